@@ -1,0 +1,114 @@
+"""The command line: parse, call the library, print, exit. Heavy imports stay inside the commands."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from alphaprof import __version__
+from alphaprof.errors import AlphaprofError
+
+app = typer.Typer(
+    help="Will speculative decoding pay: for which traffic, with which draft and how many speculative tokens, and how sure is that?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class ReportFormat(StrEnum):
+    """Renderings of a report."""
+
+    terminal = "terminal"
+    json = "json"
+
+
+class ReplayFlavour(StrEnum):
+    """Flavours of rounds."""
+
+    engine = "engine"
+    hf = "hf"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"alphaprof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def profile(
+    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    out: Annotated[Path, typer.Option(help="Directory of the run; new, or with --resume the interrupted one.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    ] = None,
+) -> None:
+    """Stream the data through target and drafts once and write the position log."""
+    from alphaprof.loader import load_profile
+    from alphaprof.progress import ConsoleProgress
+
+    options = load_profile(profile_file, overrides, limit)
+    with ConsoleProgress() as progress:
+        from alphaprof.analysis.totals import write_totals
+        from alphaprof.profiling.pipeline import profile as run_profile
+
+        run = run_profile(options, profile_file, out, resume, progress)
+        write_totals(run)
+    print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    replay: Annotated[ReplayFlavour, typer.Option(help="Rounds as engines run them, or as Hugging Face does.")] = ReplayFlavour.engine,
+) -> None:
+    """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
+    from alphaprof.log.store import Run
+    from alphaprof.report.build import build_report
+    from alphaprof.report.render import render
+
+    text = render(build_report(Run.open(run), replay.value), output.value, to_file=out is not None)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def schema() -> None:
+    """The columns of the position log: name, type, unit and meaning."""
+    from alphaprof.log.schema import position_columns
+
+    for column in position_columns(["RULE"]):
+        unit = f" [{column.unit}]" if column.unit else ""
+        print(f"{column.name:26} {column.type!s:50.50}{unit}\n    {column.doc}")
+
+
+def main() -> None:
+    """The console script: the one place that prints the errors a user can cause, as two lines on stderr."""
+    try:
+        app()
+    except AlphaprofError as error:
+        print(f"error: {_one_line(error.message)}\nhint: {_one_line(error.hint)}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _one_line(text: str) -> str:
+    """Text that may quote data: without line breaks, control or direction characters."""
+    return "".join(char if char.isprintable() else " " for char in text)

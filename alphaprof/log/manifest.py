@@ -1,0 +1,114 @@
+"""The manifest of a run: what was run, on what, and which shards are complete. JSON at the edge, dataclasses inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from alphaprof.errors import RunUnreadable
+
+FORMAT = "alphaprof-run"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One complete shard: `digest` is the SHA-256 over the token ids of its documents as they were read."""
+
+    index: int
+    documents: int
+    positions: int
+    digest: str
+    halved_batches: int = 0
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What identifies a model and what analysis needs to know about it.
+
+    `context` is in tokens (None: unlimited); `eos` lists the ids that end a text; `noise` is the difference of two
+    logits below which this dtype cannot be trusted to order them.
+    """
+
+    reference: str
+    kind: str
+    architecture: str
+    fingerprint: str
+    dtype: str
+    device: str
+    parameters: int
+    context: int | None
+    vocabulary: int
+    eos: tuple[int, ...]
+    noise: float
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of manifest.json. `status` is running until every shard is written."""
+
+    status: Literal["running", "complete"]
+    alphaprof: str
+    created: str
+    profile: str
+    config: dict[str, Any]
+    target: ModelFacts
+    drafts: dict[str, ModelFacts]
+    tokenizer: str
+    environment: dict[str, Any]
+    shards: tuple[Shard, ...] = ()
+    skipped: dict[str, int] = field(default_factory=dict)
+    truncated: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[dict[str, str], ...] = ()
+
+    @property
+    def documents(self) -> int:
+        """Documents in complete shards."""
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def positions(self) -> int:
+        """Positions in complete shards."""
+        return sum(shard.positions for shard in self.shards)
+
+    def to_json(self) -> str:
+        """The text of manifest.json."""
+        return json.dumps({"format": FORMAT, "version": VERSION} | dataclasses.asdict(self), indent=2, allow_nan=False)
+
+
+def read_manifest(run: Path) -> Manifest:
+    """The manifest of the run in a directory. Raises `RunUnreadable`."""
+    path = run / "manifest.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunUnreadable(
+            f"{run} holds no run (no manifest.json)", "give the directory that `alphaprof profile --out` wrote"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunUnreadable(f"{path} cannot be read: {error}", "profile again into a new directory") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+        raise RunUnreadable(
+            f"{path} is not version {VERSION} of an alphaprof run", "use the alphaprof that wrote it, or profile again"
+        )
+    return _parse(data, path)
+
+
+def _parse(data: dict[str, Any], path: Path) -> Manifest:
+    names = {item.name for item in dataclasses.fields(Manifest)}
+    try:
+        values = {name: value for name, value in data.items() if name in names}
+        values["target"] = _facts(values["target"])
+        values["drafts"] = {name: _facts(facts) for name, facts in values["drafts"].items()}
+        values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
+        values["warnings"] = tuple(values["warnings"])
+        return Manifest(**values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunUnreadable(f"{path} is damaged: {error}", "profile again into a new directory") from None
+
+
+def _facts(data: dict[str, Any]) -> ModelFacts:
+    return ModelFacts(**{**data, "eos": tuple(data["eos"])})

@@ -1,0 +1,205 @@
+"""The columns of a run's tables, declared once: name, type, unit, range, meaning.
+
+Arrow schemas, validation on write, the reference page and `alphaprof schema` all come from these declarations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SCHEMA_VERSION = 1
+PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
+
+CATEGORY = pa.dictionary(pa.int32(), pa.string())
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table. `low` and `high` are inclusive; None: unbounded."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    nullable: bool = False
+
+    def field(self) -> pa.Field:
+        """The Arrow field, with unit and meaning in its metadata."""
+        return pa.field(self.name, self.type, self.nullable, metadata={"unit": self.unit, "doc": self.doc})
+
+
+def _probability(name: str, doc: str, nullable: bool = False) -> Column:
+    return Column(name, pa.float32(), doc, "probability", 0, 1, nullable)
+
+
+def _nats(name: str, doc: str, nullable: bool = False) -> Column:
+    return Column(name, pa.float32(), doc, "nats", 0, None, nullable)
+
+
+def _token(name: str, doc: str, nullable: bool = False) -> Column:
+    return Column(name, pa.int32(), doc, "token id", 0, None, nullable)
+
+
+POSITION_COLUMNS = (
+    Column("domain", CATEGORY, "Domain of the document."),
+    Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
+    Column("position", pa.int32(), "0-based place in the continuation; EOS is a position.", low=0),
+    _token("token", "The token of the continuation at this position, x_t."),
+    Column("phase", CATEGORY, "Part of the continuation: answer, or thinking between configured markers.", nullable=True),
+    _token("target_top", "Most probable token of the target; the first index of the maximum."),
+    _token("draft_top", "Most probable token of the draft; the first index of the maximum.", nullable=True),
+    _probability("target_top_prob", "Target probability of target_top."),
+    _probability("target_second_prob", "Second largest target probability (equal to the largest at a tie)."),
+    _probability("target_margin", "target_top_prob - target_second_prob."),
+    _nats("target_entropy", "Entropy of the target's distribution."),
+    _probability("target_token_prob", "Target probability of the token, p(x_t)."),
+    _probability("draft_top_prob", "Draft probability of draft_top.", nullable=True),
+    _probability("draft_margin", "Draft's largest minus second largest probability.", nullable=True),
+    _nats("draft_entropy", "Entropy of the draft's distribution.", nullable=True),
+    _probability("draft_token_prob", "Draft probability of the token, q(x_t).", nullable=True),
+    _probability("target_prob_of_draft_top", "Target probability of draft_top.", nullable=True),
+    Column(
+        "target_rank_of_draft_top",
+        pa.int32(),
+        "Rank of draft_top in the target's distribution: 1 + larger + equal with a lower id.",
+        low=1,
+        nullable=True,
+    ),
+    Column(
+        "draft_rank_of_token",
+        pa.int32(),
+        "Rank of the token in the draft's distribution: 1 + larger + equal with a lower id.",
+        low=1,
+        nullable=True,
+    ),
+    _probability("overlap", "Sum over the vocabulary of min(p, q): 1 - total variation.", nullable=True),
+    _nats("kl_target_draft", "KL(p || q); infinite where q gives 0 to a token that p can emit.", nullable=True),
+    _nats("kl_draft_target", "KL(q || p).", nullable=True),
+    Column("js", pa.float32(), "Jensen-Shannon divergence of p and q.", "nats", 0, 0.6931472, nullable=True),
+    _probability("raw_target_margin", "target_margin of the plain softmax, before temperature and truncation."),
+    _nats("raw_target_entropy", "target_entropy of the plain softmax."),
+    _nats("raw_kl_target_draft", "kl_target_draft of the plain softmaxes.", nullable=True),
+    Column(
+        "proposed",
+        pa.int16(),
+        f"Tokens that a round starting here would propose at most (0: none), capped at {PROPOSED_LIMIT}.",
+        "tokens",
+        0,
+        PROPOSED_LIMIT,
+    ),
+    Column(
+        "accepted_run",
+        pa.int16(),
+        "Drafts accepted by a round that starts here, for drafts that depend on the round's start; null otherwise.",
+        "tokens",
+        0,
+        nullable=True,
+    ),
+)
+
+DOCUMENT_COLUMNS = (
+    Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
+    Column("domain", CATEGORY, "Domain of the document."),
+    Column("cluster", pa.string(), "Group of dependent documents; null: the document stands alone.", nullable=True),
+    Column("source", pa.int32(), "Index of the source in the profile's data.", low=0),
+    Column("source_row", pa.int64(), "Number of the row in its source, as it was read.", low=0),
+    Column("prompt_hash", pa.string(), "SHA-256 of the prompt's token ids (little-endian int32), in hex."),
+    Column("prompt_tokens", pa.int32(), "Length of the prompt.", "tokens", 1),
+    Column("continuation_tokens", pa.int32(), "Length of the continuation, EOS included.", "tokens", 1),
+    Column("finish", CATEGORY, "eos: ended by itself; length: cut, or a given text without EOS."),
+    Column("continuation", CATEGORY, "Kind of the continuation: greedy or given."),
+    Column("on_policy", pa.bool_(), "The target produced this continuation under the profile's settings."),
+    Column("max_new_tokens", pa.int32(), "Limit on the continuation; null: none.", "tokens", 1, nullable=True),
+)
+
+CONTINUATION_COLUMNS = (
+    *DOCUMENT_COLUMNS,
+    Column("prompt_ids", pa.list_(pa.int32()), "Token ids of the prompt."),
+    Column("continuation_ids", pa.list_(pa.int32()), "Token ids of the continuation."),
+)
+
+LATENCY_COLUMNS = (
+    Column("model", pa.string(), "target, or the name of the draft."),
+    Column("step", CATEGORY, "decode: one token; verify: several tokens at once; draft: one token of the draft."),
+    Column("tokens", pa.int32(), "New tokens per sequence in the timed step.", "tokens", 1),
+    Column("batch", pa.int32(), "Sequences in the batch.", "sequences", 1),
+    Column("context", pa.int32(), "Tokens in the KV cache before the step.", "tokens", 0),
+    Column("median_ms", pa.float64(), "Median time of the step.", "ms", 0),
+    Column("p10_ms", pa.float64(), "Tenth percentile.", "ms", 0),
+    Column("p90_ms", pa.float64(), "Ninetieth percentile.", "ms", 0),
+    Column("relative_error", pa.float64(), "Standard error of the median, as a share of it.", "ratio", 0),
+    Column("repeats", pa.int32(), "Timed repeats.", low=1),
+)
+
+
+def accept_column(rule: str) -> Column:
+    """`accept_<rule>`: the probability that the rule keeps the draft's proposal at a position."""
+    return _probability(f"accept_{rule}", f"Probability that {rule} keeps the draft's proposal; null: no proposal.", True)
+
+
+def position_columns(rules: Iterable[str]) -> tuple[Column, ...]:
+    """All columns of a position log with these rules, in order."""
+    return (*POSITION_COLUMNS, *(accept_column(rule) for rule in rules))
+
+
+def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
+    """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random."""
+    gammas = tuple(gammas)
+    count = pa.float64()
+    fixed = (
+        Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
+        Column("rule", CATEGORY, "Id of the acceptance rule."),
+        Column("positions", pa.int64(), "Positions of the document.", "positions", 1),
+        Column("proposals", pa.int64(), "Positions where the draft has a proposal: what alpha is over.", "positions", 0),
+        Column("accepted", count, "Sum of accept_<rule> over the proposals; accepted / proposals is alpha.", "positions", 0),
+        Column("mismatches", pa.int64(), "Greedy positions whose token is not target_top of the scoring pass.", low=0),
+        Column("near_ties", pa.int64(), "Positions whose two top logits differ by at most the dtype's noise.", low=0),
+        Column("tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True),
+    )
+    rounds = (Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in gammas)
+    drafted = (Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in gammas)
+    depths = tuple(
+        Column(f"{name}_depths_{g}", pa.list_(count, g), f"{doc}, with gamma {g}.", "rounds", nullable=True)
+        for g in gammas
+        for name, doc in DEPTH_COUNTS.items()
+    )
+    return (*fixed, *rounds, *drafted, *depths)
+
+
+DEPTH_COUNTS = {
+    "drafted": "Rounds that drafted at least d tokens, for each depth d = 1..gamma",
+    "tested": "Rounds whose draft at depth d was reached: all earlier drafts of the round were accepted",
+    "accepted": "Rounds whose first d drafts were all accepted",
+}
+
+
+def arrow_schema(columns: Iterable[Column], **metadata: object) -> pa.Schema:
+    """The Arrow schema of columns; `metadata` goes into it as JSON beside the schema's version."""
+    notes = {"alphaprof_schema": json.dumps(SCHEMA_VERSION)} | {key: json.dumps(value) for key, value in metadata.items()}
+    return pa.schema([column.field() for column in columns], metadata=notes)
+
+
+def violations(table: pa.Table, columns: Iterable[Column]) -> list[str]:
+    """What in `table` contradicts the declaration of its columns: nulls, NaN and values out of range."""
+    found = []
+    for column in columns:
+        values = table[column.name]
+        if not column.nullable and values.null_count:
+            found.append(f"{column.name} has {values.null_count} nulls")
+        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(values)).as_py():
+            found.append(f"{column.name} holds NaN")
+        if column.low is not None or column.high is not None:
+            extremes = pc.min_max(values).as_py()
+            low, high = extremes["min"], extremes["max"]
+            if column.low is not None and low is not None and low < column.low:
+                found.append(f"{column.name} holds {low}, below {column.low}")
+            if column.high is not None and high is not None and high > column.high * (1 + 1e-6):
+                found.append(f"{column.name} holds {high}, above {column.high}")
+    return found

@@ -1,0 +1,158 @@
+"""The run directory: shards written under a temporary name and renamed, and read back as Arrow tables."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from alphaprof.errors import DiskFull, RunUnreadable
+from alphaprof.log.manifest import Manifest, Shard, read_manifest
+from alphaprof.log.schema import (
+    CONTINUATION_COLUMNS,
+    DOCUMENT_COLUMNS,
+    LATENCY_COLUMNS,
+    Column,
+    arrow_schema,
+    position_columns,
+    totals_columns,
+    violations,
+)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends without an error.
+
+    Its name begins with a dot, so that readers of the directory never see a half-written file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise DiskFull(f"cannot write {path}: {error.strerror}", "free space or mend permissions, then --resume") from None
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_table(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
+    """Write one Parquet file atomically, after a check of the table against the declaration of its columns."""
+    if problems := violations(table, columns):
+        raise ValueError(f"{path.name} contradicts the schema: {'; '.join(problems)}")  # a bug, not the user's fault
+    floats = [column.name for column in columns if pa.types.is_float32(column.type) and not _binary(column)]
+    others = [column.name for column in columns if column.name not in floats and not pa.types.is_nested(column.type)]
+    with replacing(path) as temporary:
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=others,
+            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        )
+
+
+def _binary(column: Column) -> bool:
+    """Acceptance columns are mostly 0 and 1: a dictionary is smaller than split bytes."""
+    return column.name.startswith("accept_")
+
+
+class Run:
+    """A run directory. Reading methods see complete shards only; a missing or foreign directory raises `RunUnreadable`."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """The run in a directory."""
+        return cls(path, read_manifest(path))
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Replace manifest.json atomically."""
+        self.manifest = manifest
+        with replacing(self.path / "manifest.json") as temporary:
+            temporary.write_text(manifest.to_json() + "\n", encoding="utf-8")
+
+    def part(self, table: str, index: int, draft: str | None = None) -> Path:
+        """The path of one shard of a table (positions, totals, continuations)."""
+        folder = self.path / table if draft is None else self.path / table / f"draft={draft}"
+        return folder / f"part-{index:05d}.parquet"
+
+    def write_positions(self, table: pa.Table, index: int, draft: str) -> None:
+        """Write one shard of a draft's position log."""
+        write_table(self.part("positions", index, draft), table, position_columns(self.rules))
+
+    def write_totals(self, table: pa.Table, index: int, draft: str) -> None:
+        """Write one shard of a draft's totals."""
+        write_table(self.part("totals", index, draft), table, totals_columns(self.gammas))
+
+    def write_continuations(self, table: pa.Table, index: int) -> None:
+        """Write the documents and token ids of one shard."""
+        write_table(self.part("continuations", index), table, CONTINUATION_COLUMNS)
+
+    def write_documents(self) -> None:
+        """Collect documents.parquet from the shards."""
+        write_table(self.path / "documents.parquet", self.documents(), DOCUMENT_COLUMNS)
+
+    def write_latency(self, table: pa.Table) -> None:
+        """Write the step times."""
+        write_table(self.path / "latency.parquet", table, LATENCY_COLUMNS)
+
+    @property
+    def rules(self) -> list[str]:
+        """Ids of the rules whose acceptance the log holds."""
+        return list(self.manifest.config["rules"])
+
+    @property
+    def gammas(self) -> list[int]:
+        """The speculation lengths that the totals hold."""
+        return list(self.manifest.config["gammas"])
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Complete shards, in order."""
+        return self.manifest.shards
+
+    def positions(self, draft: str, index: int) -> pa.Table:
+        """One shard of a draft's position log."""
+        return self._read(self.part("positions", index, draft))
+
+    def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """One shard of the documents with their token ids."""
+        return self._read(self.part("continuations", index), columns)
+
+    def documents(self) -> pa.Table:
+        """All documents of complete shards: the rows of documents.parquet."""
+        names = [column.name for column in DOCUMENT_COLUMNS]
+        tables = [self.continuations(shard.index, names) for shard in self.shards]
+        schema = arrow_schema(DOCUMENT_COLUMNS)
+        return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
+
+    def totals(self, draft: str, index: int) -> pa.Table | None:
+        """One shard of a draft's totals, or None where they have not been computed."""
+        path = self.part("totals", index, draft)
+        return self._read(path) if path.exists() else None
+
+    def latency(self) -> pa.Table | None:
+        """The step times, or None where none were measured."""
+        path = self.path / "latency.parquet"
+        return self._read(path) if path.exists() else None
+
+    def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+        try:
+            return pq.ParquetFile(path).read(columns=list(columns) if columns else None)
+        except (OSError, pa.ArrowInvalid) as error:
+            reason = str(error).splitlines()[0]
+            raise RunUnreadable(f"{path} cannot be read: {reason}", "profile again into a new directory") from None

@@ -1,0 +1,90 @@
+"""The kinds of draft: an independent model, and the target without some of its layers."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from alphaprof.config import DraftOptions, LayerSkipDraft, ProfileOptions
+from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.models import Model, load_model, load_tokenizer
+from alphaprof.profiling.vocabulary import check_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Model]:
+    """All drafts of a profile, each checked against the target's vocabulary."""
+    return [_load_draft(name, draft, options, target, tokenizer) for name, draft in options.drafts.items()]
+
+
+def _load_draft(
+    name: str, draft: DraftOptions, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
+) -> Model:
+    if isinstance(draft, LayerSkipDraft):
+        return layer_skip(name, target, draft.drop_layers)
+    check_vocabulary(tokenizer, load_tokenizer(draft), name)
+    device = draft.device if draft.device != "auto" else str(target.device)
+    return load_model(name, "model", draft, draft.dtype or options.target.dtype, device)
+
+
+def layer_skip(name: str, target: Model, drop_layers: list[int]) -> Model:
+    """The target without some layers. It shares every parameter and has its own KV cache.
+
+    Raises `ModelUnloadable` where the layers do not exist or cannot be taken out.
+    """
+    network = target.network
+    config = network.config.get_text_config()
+    base = network.base_model
+    layers = getattr(base, "layers", None)
+    if config is not network.config or not isinstance(layers, nn.ModuleList) or _shares_kv(config):
+        raise ModelUnloadable(
+            f"draft {name}: layers cannot be left out of a {type(network).__name__}",
+            "use kind: model; layer_skip needs a plain decoder whose layers do not share a KV cache",
+        )
+    kept = [index for index in range(len(layers)) if index not in drop_layers]
+    if max(drop_layers) >= len(layers) or not kept:
+        raise ModelUnloadable(
+            f"draft {name}: drop_layers {drop_layers} does not fit a target with {len(layers)} layers",
+            f"name some of the layers 0 to {len(layers) - 1}, and leave at least one",
+        )
+    return Model(name, _without_layers(network, kept), "layer_skip", target.reference)
+
+
+def _shares_kv(config: Any) -> bool:
+    return bool(getattr(config, "num_kv_shared_layers", 0))
+
+
+def _without_layers(network: Any, kept: list[int]) -> Any:
+    """A network of the same class with the kept layers, built on the meta device and filled with the target's modules."""
+    layers = network.base_model.layers
+    config = copy.deepcopy(network.config)
+    for key, value in network.config.to_dict().items():
+        if isinstance(value, list) and len(value) == len(layers) and not key.endswith("_token_id"):  # e.g. layer_types
+            setattr(config, key, [value[index] for index in kept])
+    config.num_hidden_layers = len(kept)
+    with torch.device("meta"):
+        draft = type(network)(config)
+    for child, module in network.base_model.named_children():
+        if child != "layers":
+            setattr(draft.base_model, child, module)
+    draft.base_model.layers = nn.ModuleList(_renumbered(layers[old], new) for new, old in enumerate(kept))
+    for child, module in network.named_children():
+        if module is not network.base_model:  # the head
+            setattr(draft, child, module)
+    draft.generation_config = copy.deepcopy(network.generation_config)
+    return draft.eval()
+
+
+def _renumbered(module: nn.Module, index: int) -> nn.Module:
+    """A copy of a layer that shares its parameters, with every `layer_idx` set: it is the layer's place in the cache."""
+    twin = copy.copy(module)
+    twin.__dict__ = dict(module.__dict__)
+    twin._modules = {name: child and _renumbered(child, index) for name, child in module._modules.items()}
+    if hasattr(twin, "layer_idx"):
+        twin.layer_idx = index  # type: ignore[assignment]
+    return twin

@@ -1,0 +1,98 @@
+"""From hidden states to logits, a few rows at a time, so that vocabulary-sized tensors stay small.
+
+`lm_head(hidden)` would be wrong for models that cap or scale their logits. So rows go through the model's own forward,
+with the decoder replaced by a stand-in that returns what it is given. Where that does not reproduce the model (checked at
+start-up), the full forward runs one document at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from alphaprof.profiling.models import Model
+
+
+class _PassThrough(nn.Module):
+    """A decoder that returns its input embeddings as its last hidden state."""
+
+    def forward(self, inputs_embeds: torch.Tensor, **_: Any) -> BaseModelOutputWithPast:
+        """`inputs_embeds` [1, rows, hidden] unchanged."""
+        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
+
+
+class Head:
+    """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._clone = _with_decoder(model.network, _PassThrough())
+        self.chunked = _reproduces(model, self._hidden, self._from_hidden)
+
+    @torch.inference_mode()
+    def rows(self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """What `logits` needs for chosen tokens (`row`, `column` [n]) of right-padded ids [batch, length].
+
+        No mask is needed: attention is causal, so real tokens never see the padding behind them. Ids beyond the model's
+        context are not fed; a chosen token there yields the row of the last one that is.
+        """
+        fed = ids[:, : self.model.context].to(self.model.device)
+        row, column = row.to(self.model.device), column.clamp(max=fed.shape[1] - 1).to(self.model.device)
+        if self.chunked:
+            return self._hidden(fed)[row, column]
+        full = [self._full(fed[index : index + 1])[0, column[row == index]] for index in range(len(fed))]
+        return torch.cat(full)
+
+    @torch.inference_mode()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocabulary] of n rows, in the model's dtype."""
+        return self._from_hidden(rows) if self.chunked else rows
+
+    def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.model.network.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return states
+
+    def _from_hidden(self, rows: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self._clone(inputs_embeds=rows[None], use_cache=False).logits
+        return output[0]
+
+    def _full(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [batch, length, vocabulary] of the model's own forward: right for every architecture, but large."""
+        output: torch.Tensor = self.model.network(input_ids=ids, use_cache=False).logits
+        return output
+
+
+def _with_decoder(network: Any, decoder: nn.Module) -> Any:
+    """A shallow copy of the network with another decoder; the network itself is untouched."""
+    clone = copy.copy(network)
+    clone.__dict__ = dict(network.__dict__)
+    clone._modules = dict(network._modules)
+    clone._modules[network.base_model_prefix] = decoder
+    return clone
+
+
+@torch.inference_mode()
+def _reproduces(
+    model: Model, hidden: Callable[[torch.Tensor], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor]
+) -> bool:
+    """Whether hidden states and stand-in give the logits of the full forward, on two short texts of ordinary ids."""
+    if model.network.base_model_prefix not in model.network._modules:
+        return False
+    count = model.vocabulary
+    steps = torch.arange(2 * 6, device=model.device).reshape(2, 6)
+    ids = (steps * 7919 + 13) % count
+    expected: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits
+    try:
+        found = logits(hidden(ids).flatten(0, 1))
+    except (TypeError, AttributeError, RuntimeError, ValueError):
+        return False
+    if found.shape != expected.flatten(0, 1).shape:
+        return False
+    scale = expected.float().abs().max().clamp(min=1.0)
+    error = (found.float() - expected.flatten(0, 1).float()).abs().max()
+    return bool(error <= 4 * torch.finfo(model.dtype).eps * scale)

@@ -1,0 +1,62 @@
+"""Local paths and hub ids: find out within seconds that something is missing, before heavy work starts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from alphaprof.errors import AlphaprofError
+
+TIMEOUT_S = 3.0
+
+
+def require(reference: str, error: type[AlphaprofError], what: str, cached_file: str | None = None) -> None:
+    """Raise `error` unless `reference` exists locally, lies in the hub's cache, or the hub answers.
+
+    `cached_file` is a file that a complete cache of a hub repository holds (config.json for a model); None when a
+    cache does not help.
+    """
+    if is_local(reference):
+        if not Path(reference).exists():
+            raise error(f"{what} {reference} does not exist", "correct the path; relative ones start at the profile file")
+        return
+    if cached_file is not None and _cached(reference, cached_file):
+        return
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
+        raise error(
+            f"{what} {reference} is no local path, and the model hub cannot be reached",
+            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
+        )
+
+
+def is_local(reference: str) -> bool:
+    """Whether a resolved reference is a path (`config.resolve` makes existing and explicit paths absolute)."""
+    return os.path.isabs(reference)
+
+
+def _cached(reference: str, name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(reference, name), str)
+    except HFValidationError:
+        return False  # not a possible repository name: loading it will say so
+
+
+def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
+    """Whether the hub answers at all within the time, name resolution included (which a client's timeout is not)."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        from huggingface_hub import constants, get_session
+
+        try:
+            get_session().head(constants.ENDPOINT, timeout=timeout_s)
+            answered.set()
+        except Exception:  # any failure of any HTTP library means the same here: no answer
+            return
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answered.wait(timeout_s)

@@ -1,0 +1,106 @@
+"""Time decode, verification and draft steps on this machine, at batch 1 with a KV cache."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from alphaprof.config import CostOptions
+from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
+from alphaprof.profiling.corpus import Ids
+from alphaprof.profiling.models import Model
+
+WARM_UP = 3
+
+
+class Stepper:
+    """One model with a filled KV cache; `step` feeds some tokens and takes them out of the cache again."""
+
+    def __init__(self, model: Model, text: Ids) -> None:
+        from transformers import DynamicCache
+
+        self.model = model
+        self.text = torch.from_numpy(text.astype(np.int64))[None].to(model.device)
+        self.context = self.text.shape[1] - 1
+        self.cache: Any = DynamicCache(config=model.network.config)
+        model.network(input_ids=self.text[:, :-1], past_key_values=self.cache, use_cache=True)
+
+    def step(self, tokens: int) -> float:
+        """Seconds that the model takes for `tokens` new tokens, the choice of the next token included."""
+        ids = self.text[:, :tokens]
+        _synchronise(self.model.device)
+        start = time.perf_counter()
+        output = self.model.network(input_ids=ids, past_key_values=self.cache, use_cache=True)
+        output.logits[0].argmax(-1).tolist()  # reading the choice waits for the device
+        seconds = time.perf_counter() - start
+        self.cache.crop(-tokens)
+        return seconds
+
+
+@torch.inference_mode()
+def measure(
+    target: Model, drafts: Sequence[Model], text: Ids, gammas: Sequence[int], costs: CostOptions, tick: Callable[[], None]
+) -> pa.Table:
+    """The latency table: target at n = 1..gamma_max+1 tokens and one step of every draft.
+
+    Repeats are interleaved over all steps, so that a disturbance of the machine falls on all of them alike. `text` are
+    real token ids that fill the cache, repeated or cut to `costs.context` (and to what a model's context allows); `tick`
+    is called after every round of repeats.
+    """
+    jobs: list[tuple[Stepper, str, int]] = []
+    steppers = [Stepper(model, _fitted(text, model, costs.context, max(gammas) + 1)) for model in (target, *drafts)]
+    for tokens in range(1, max(gammas) + 2):
+        jobs.append((steppers[0], "decode" if tokens == 1 else "verify", tokens))
+    jobs += [(stepper, "draft", 1) for stepper in steppers[1:]]
+    times: list[list[float]] = [[] for _ in jobs]
+    for repeat in range(-WARM_UP, costs.repeats):
+        for index, (stepper, _, tokens) in enumerate(jobs):
+            seconds = stepper.step(tokens)
+            if repeat >= 0:
+                times[index].append(1e3 * seconds)
+        tick()
+    rows = [_row(job, np.array(ms)) for job, ms in zip(jobs, times, strict=True)]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS))
+
+
+def rounds_of_repeats(costs: CostOptions) -> int:
+    """How often `measure` calls `tick`."""
+    return WARM_UP + costs.repeats
+
+
+def _fitted(text: Ids, model: Model, context: int, longest_step: int) -> Ids:
+    length = context + 1
+    if model.context is not None:
+        length = max(2, min(length, model.context - longest_step))
+    return np.resize(text, length)
+
+
+def _row(job: tuple[Stepper, str, int], ms: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
+    stepper, step, tokens = job
+    p10, p25, median, p75, p90 = np.percentile(ms, [10, 25, 50, 75, 90])
+    # For normal errors the median's standard error is 1.2533 sigma / sqrt(n), and sigma is the quartile range / 1.349;
+    # quartiles keep the few repeats that another process disturbed from counting as error of the median.
+    error = 1.2533 * (p75 - p25) / 1.349 / math.sqrt(len(ms)) / median
+    return {
+        "model": stepper.model.name,
+        "step": step,
+        "tokens": tokens,
+        "batch": 1,
+        "context": stepper.context,
+        "median_ms": median,
+        "p10_ms": p10,
+        "p90_ms": p90,
+        "relative_error": error,
+        "repeats": len(ms),
+    }
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

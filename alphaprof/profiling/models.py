@@ -1,0 +1,228 @@
+"""Load target and draft models and their tokenizer (transformers), and say what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from alphaprof.config import ModelOptions
+from alphaprof.errors import ModelUnloadable
+from alphaprof.log.manifest import ModelFacts
+from alphaprof.profiling.hub import is_local, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Logit differences that batching alone was seen to make: 9e-5 in float32 and 0.125 in bfloat16 (two logits each);
+# float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
+NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
+GGUF_TRANSFORMERS = (5, 23)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded causal language model with the name that it has in the run (target, or a draft's name)."""
+
+    name: str
+    network: PreTrainedModel
+    kind: str
+    reference: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where input ids go."""
+        return self.network.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.network.dtype
+
+    @property
+    def context(self) -> int | None:
+        """The longest text in tokens; None where the architecture has no limit."""
+        limit = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of logits, padding included."""
+        head = self.network.get_output_embeddings()
+        weight = getattr(head, "weight", None)
+        return int(self.network.config.get_text_config().vocab_size if weight is None else weight.shape[0])
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a text."""
+        return _ids(self.network.generation_config.eos_token_id)
+
+    def facts(self) -> ModelFacts:
+        """What the manifest keeps of this model."""
+        return ModelFacts(
+            reference=self.reference,
+            kind=self.kind,
+            architecture=type(self.network).__name__,
+            fingerprint=fingerprint(self.network),
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=device_name(self.device),
+            parameters=sum(parameter.numel() for parameter in self.network.parameters()),
+            context=self.context,
+            vocabulary=self.vocabulary,
+            eos=self.eos,
+            noise=NOISE[self.dtype],
+        )
+
+
+def load_model(name: str, kind: str, options: ModelOptions, dtype: str, device: str | None = None) -> Model:
+    """Load one model for inference. Raises `ModelUnloadable`.
+
+    `options.model` is a resolved reference; `device` (default: what the options say) is where it goes.
+    """
+    require(options.model, ModelUnloadable, f"{name} model", cached_file="config.json")
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    where, arguments = _location(options)
+    if where != options.model:
+        from transformers import GgufConfig
+
+        arguments["quantization_config"] = GgufConfig(dequantize=True)
+    else:
+        arguments["use_safetensors"] = True
+    if options.device_map is not None:
+        arguments["device_map"] = options.device_map
+    with _quiet(), _explained(options.model):
+        network = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], **arguments)
+    if options.device_map is None:
+        network = network.to(choose_device(device or options.device))
+    eos = _ids(network.generation_config.eos_token_id)
+    # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
+    # settings would slip into greedy text.
+    network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
+    return Model(name, network.eval().requires_grad_(False), kind, options.model)
+
+
+def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to a model. Raises `ModelUnloadable`."""
+    require(options.model, ModelUnloadable, "tokenizer of", cached_file="config.json")
+    from transformers import AutoTokenizer
+
+    where, arguments = _location(options)
+    with _quiet(), _explained(options.model):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **arguments)
+    return tokenizer
+
+
+def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds a model, and the arguments that say so; a .gguf file is found through its folder."""
+    arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    if not options.model.endswith(".gguf"):
+        return options.model, arguments | {"revision": options.revision or "main"}
+    _require_gguf_support()
+    path = Path(options.model)
+    return str(path.parent), arguments | {"gguf_file": path.name}
+
+
+def _require_gguf_support() -> None:
+    installed = tuple(int(part) for part in version("transformers").split(".")[:2] if part.isdigit())
+    if installed < GGUF_TRANSFORMERS:
+        needed = ".".join(map(str, GGUF_TRANSFORMERS))
+        raise ModelUnloadable(
+            f"transformers {version('transformers')} reads the tokenizers of GGUF files wrongly (BOS and EOS)",
+            f"install transformers {needed} or later, or give the model as safetensors",
+        )
+    for package in ("gguf", "accelerate"):
+        try:
+            version(package)
+        except ImportError:
+            raise ModelUnloadable(f"a GGUF file needs the package {package}", "pip install 'alphaprof[gguf]'") from None
+
+
+class _explained:
+    """Turns the many exceptions with which transformers refuses a model into `ModelUnloadable`."""
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (OSError, ValueError, KeyError, ImportError)):
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
+            if "trust_remote_code" in str(error):
+                hint = "if you trust its code, set trust_remote_code: true for this model"
+            elif not is_local(self.reference):
+                hint = "check the id and your access rights (gated models need a token), or give a local path"
+            raise ModelUnloadable(f"cannot load {self.reference}: {reason[:300]}", hint) from error
+
+
+class _quiet:
+    """Keeps transformers' progress bars and advice off the terminal while it loads."""
+
+    def __enter__(self) -> None:
+        """Remember the settings, and silence."""
+        from transformers.utils import logging
+
+        self.verbosity = logging.get_verbosity()
+        self.bars = logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity(self.verbosity)
+        if self.bars:
+            logging.enable_progress_bar()
+
+
+def choose_device(device: str) -> torch.device:
+    """The device that an option means. Raises `ModelUnloadable` where it does not exist."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N") from None
+    return chosen
+
+
+def device_name(device: torch.device) -> str:
+    """A device in words: the GPU's name, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def fingerprint(network: torch.nn.Module) -> str:
+    """SHA-256 over every parameter's name, shape, dtype and 64 of its values, evenly spread.
+
+    It does not depend on where the model lies, costs milliseconds, and changes with any fine-tuning or quantisation.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(network.named_parameters()):
+        digest.update(json.dumps([name, list(parameter.shape), str(parameter.dtype)]).encode())
+        if parameter.device.type != "meta":
+            flat = parameter.detach().flatten()
+            digest.update(flat[:: max(1, flat.numel() // 64)][:64].double().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 over the vocabulary and the chat template."""
+    content = [sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]), tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
+
+
+def _ids(eos: int | list[int] | None) -> tuple[int, ...]:
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)

@@ -1,0 +1,296 @@
+"""profile(): the run, top to bottom. Documents in, shards of the position log out."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import os
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from alphaprof import __version__
+from alphaprof.config import ModelDraft, ProfileOptions, resolve
+from alphaprof.errors import RunExists, RunMismatch
+from alphaprof.log.manifest import Manifest, Shard
+from alphaprof.log.store import Run
+from alphaprof.profiling import corpus, latency
+from alphaprof.profiling.batching import batches, halving
+from alphaprof.profiling.continuations import (
+    Continuation,
+    continuation_table,
+    digest,
+    generate_greedy,
+    generation_batches,
+    given,
+)
+from alphaprof.profiling.corpus import Corpus, Document
+from alphaprof.profiling.drafts import load_drafts
+from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.record import by_document, position_table
+from alphaprof.profiling.scoring import Arrays, Scorer
+from alphaprof.profiling.vocabulary import token_count
+
+
+class Progress(Protocol):
+    """What the run tells whoever watches; the command line draws it on stderr."""
+
+    def say(self, message: str) -> None:
+        """A line about what happens now."""
+
+    def warn(self, code: str, message: str, remedy: str) -> None:
+        """Something that the user should know and can change."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """A new stage begins; `total` in `unit`, None where it is unknown."""
+
+    def advance(self, steps: int, positions: int = 0) -> None:
+        """Part of the stage is done."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A loaded run: models, corpus, directory."""
+
+    options: ProfileOptions
+    target: Model
+    drafts: Sequence[Model]
+    documents: Corpus
+    scorer: Scorer
+    run: Run
+
+
+def profile(options: ProfileOptions, source: Path, out: Path, resume: bool, progress: Progress) -> Run:
+    """Profile into the directory `out`, or finish the interrupted run there.
+
+    `source` is the profile file: relative paths start at its folder. Raises the errors of `errors.py`.
+    """
+    options = _resolved(options, source.parent)
+    earlier = _earlier(out, resume)
+    if earlier is not None and earlier.manifest.status == "complete":
+        _require_same_profile(earlier, options)
+        progress.say(f"{out} is complete already")
+        return earlier
+    plan = _load(options, source, out, earlier, progress)
+    if plan.run.latency() is None:
+        _measure_latency(plan, progress)
+    progress.start("profiling", corpus.expected_documents(options), "documents")
+    done = len(plan.run.shards)
+    seen = 0
+    for index, documents in enumerate(_shards(plan.documents, options.shard_documents)):
+        if index < done:
+            _require_same_data(plan.run.shards[index], documents)
+        else:
+            _write_shard(plan, index, documents, progress)
+        seen += 1
+        progress.advance(len(documents))
+    if seen < done:
+        raise RunMismatch(f"the data end before shard {seen}, which {out} holds", "put the data back, or profile anew")
+    _finish(plan)
+    return plan.run
+
+
+def _resolved(options: ProfileOptions, folder: Path) -> ProfileOptions:
+    """The options with references to models and data resolved against the profile's folder."""
+    drafts = {
+        name: draft.model_copy(update={"model": resolve(draft.model, folder)}) if isinstance(draft, ModelDraft) else draft
+        for name, draft in options.drafts.items()
+    }
+    data = [item.model_copy(update={"path": resolve(item.path, folder)}) for item in options.data]
+    target = options.target.model_copy(update={"model": resolve(options.target.model, folder)})
+    return options.model_copy(update={"target": target, "drafts": drafts, "data": data})
+
+
+def _earlier(out: Path, resume: bool) -> Run | None:
+    """The run to resume in `out`, or None for a new one. Raises `RunExists` rather than overwrite anything."""
+    if resume:
+        return Run.open(out)
+    if (out / "manifest.json").exists():
+        raise RunExists(f"{out} holds a run already", "add --resume to finish it, or choose another --out")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunExists(f"{out} exists and is not empty", "choose a new directory for --out")
+    return None
+
+
+def _load(options: ProfileOptions, source: Path, out: Path, earlier: Run | None, progress: Progress) -> Plan:
+    """Load models and open the run directory; everything that can fail early fails here."""
+    progress.say(f"loading {options.target.model}")
+    tokenizer = load_tokenizer(options.target)
+    target = load_model("target", "model", options.target, options.target.dtype)
+    drafts = load_drafts(options, target, tokenizer)
+    documents = Corpus(options, tokenizer, target.context, target.vocabulary)
+    next(iter(documents), None)  # a missing file or column is found before any work
+    scorer = Scorer(target, drafts, token_count(tokenizer))
+    manifest = Manifest(
+        status="running",
+        alphaprof=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        profile=str(source),
+        config=options.model_dump(mode="json"),
+        target=target.facts(),
+        drafts={draft.name: draft.facts() for draft in drafts},
+        tokenizer=tokenizer_fingerprint(tokenizer),
+        environment=_environment(),
+    )
+    run = Run(out, manifest)
+    if earlier is not None:
+        _require_same_profile(earlier, options)
+        _require_same_models(earlier.manifest, manifest)
+        run = earlier
+        progress.say(f"resuming after {len(run.shards)} complete shards")
+    else:
+        warnings = _early_warnings(options, scorer, tokenizer.chat_template is not None)
+        for warning in warnings:
+            progress.warn(**warning)
+        run.write_manifest(dataclasses.replace(manifest, warnings=tuple(warnings)))
+    return Plan(options, target, drafts, documents, scorer, run)
+
+
+def _environment() -> dict[str, object]:
+    packages = ("torch", "transformers", "datasets", "numpy", "pyarrow")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "packages": {name: version(name) for name in packages},
+    }
+
+
+def _early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> list[dict[str, str]]:
+    found = []
+    raw = [source.path for source in options.data if source.prompt is not None and not source.chat]
+    if raw and has_template:
+        found.append(
+            {
+                "code": "raw_prompts",
+                "message": f"the target has a chat template, and {Path(raw[0]).name} is profiled without it",
+                "remedy": "set chat: true or use messages if the traffic goes through the template",
+            }
+        )
+    for source in options.data:
+        if corpus.read_whole(source):
+            found.append(
+                {
+                    "code": "json_array",
+                    "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
+                    "remedy": "store large data as .jsonl, one object a line",
+                }
+            )
+    for head in (scorer.target, *scorer.drafts):
+        if not head.chunked:
+            found.append(
+                {
+                    "code": "full_logits",
+                    "message": f"{head.model.name}: logits need the full forward of a whole document at once",
+                    "remedy": "expect more memory per document; lower max_new_tokens if it runs out",
+                }
+            )
+    return found
+
+
+def _measure_latency(plan: Plan, progress: Progress) -> None:
+    """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
+    costs = plan.options.costs
+    progress.start("timing steps", latency.rounds_of_repeats(costs), "rounds")
+    prompts = [document.prompt for document in itertools.islice(plan.documents, 8)]
+    text = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).numpy()
+    plan.run.write_latency(
+        latency.measure(plan.target, plan.drafts, text, plan.options.gammas, costs, lambda: progress.advance(1))
+    )
+
+
+def _shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
+    stream = iter(documents)
+    while shard := list(itertools.islice(stream, size)):
+        yield shard
+
+
+def _write_shard(plan: Plan, index: int, documents: Sequence[Document], progress: Progress) -> None:
+    """Generate, score and write one shard; the manifest names it last, so a shard that it names is whole."""
+    continuations, halved = _continuations(plan, documents)
+    scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
+    for indices in batches([item.tokens for item in continuations], plan.options.batch_tokens):
+        batch = [continuations[place] for place in indices]
+        results, times = halving(lambda items: [_scored(plan.scorer, items)], batch, _name)
+        halved += times
+        for result in results:
+            for draft, found in result.items():
+                scored[draft].update(found)
+        progress.advance(0, positions=sum(len(item.ids) for item in batch))
+    for draft, arrays in scored.items():
+        plan.run.write_positions(position_table(continuations, arrays, plan.options.rules, draft), index, draft)
+    plan.run.write_continuations(continuation_table(continuations), index)
+    positions = sum(len(item.ids) for item in continuations)
+    shard = Shard(index, len(documents), positions, digest(documents), halved)
+    _update(plan, shards=(*plan.run.shards, shard))
+
+
+def _scored(scorer: Scorer, batch: Sequence[Continuation]) -> dict[str, dict[int, Arrays]]:
+    return {draft: by_document(batch, arrays) for draft, arrays in scorer.score(batch).items()}
+
+
+def _continuations(plan: Plan, documents: Sequence[Document]) -> tuple[list[Continuation], int]:
+    """The continuations of a shard in document order, and how many generation batches were halved."""
+    found = [given(document, plan.target.eos) for document in documents if document.given is not None]
+    halved = 0
+    for batch in generation_batches(documents, plan.options.batch_tokens):
+        generated, times = halving(lambda items: generate_greedy(plan.target, items), batch, _name)
+        found += generated
+        halved += times
+    return sorted(found, key=lambda item: item.document.document), halved
+
+
+def _name(item: Document | Continuation) -> str:
+    document = item.document if isinstance(item, Continuation) else item
+    return f"document {document.document} ({document.domain}, {len(document.prompt)} prompt tokens)"
+
+
+def _finish(plan: Plan) -> None:
+    """Collect documents.parquet and mark the run complete."""
+    plan.run.write_documents()
+    _update(plan, status="complete")
+
+
+def _update(plan: Plan, **changes: Any) -> None:
+    """Replace the manifest by one with changes and with what the corpus has left out so far."""
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, skipped=skipped, truncated=truncated, **changes))
+
+
+def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:
+    before, now = earlier.manifest.config, options.model_dump(mode="json")
+    changed = [key for key in now if before.get(key) != now[key]]
+    if changed:
+        raise RunMismatch(
+            f"{earlier.path} was made with another profile ({', '.join(changed)} changed)",
+            "resume with the profile and options of the first call, or choose another --out",
+        )
+
+
+def _require_same_models(before: Manifest, now: Manifest) -> None:
+    pairs = {"target": (before.target, now.target)}
+    pairs |= {name: (before.drafts[name], facts) for name, facts in now.drafts.items()}
+    for name, (old, new) in pairs.items():
+        if (old.fingerprint, old.dtype, old.device) != (new.fingerprint, new.dtype, new.device):
+            raise RunMismatch(
+                f"{name} is not the model that the interrupted run used (weights, dtype or device differ)",
+                "put the same model back, or profile into a new directory",
+            )
+    if before.tokenizer != now.tokenizer:
+        raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
+
+
+def _require_same_data(shard: Shard, documents: Sequence[Document]) -> None:
+    if digest(documents) != shard.digest:
+        raise RunMismatch(
+            f"the data have changed since shard {shard.index} was written", "put them back, or profile into a new directory"
+        )
+
+

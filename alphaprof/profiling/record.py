@@ -1,0 +1,59 @@
+"""From the arrays of scoring to rows of the position log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.analysis.rules import RULES
+from alphaprof.log.schema import arrow_schema, position_columns
+from alphaprof.profiling.continuations import Continuation
+from alphaprof.profiling.scoring import Arrays
+
+
+def by_document(batch: Sequence[Continuation], arrays: Arrays) -> dict[int, Arrays]:
+    """The arrays of a batch cut into those of its documents, by document number."""
+    stops = np.cumsum([len(item.ids) for item in batch])
+    pieces = {name: np.split(values, stops[:-1]) for name, values in arrays.items()}
+    return {item.document.document: {name: pieces[name][index] for name in arrays} for index, item in enumerate(batch)}
+
+
+def position_table(
+    continuations: Sequence[Continuation], scored: dict[int, Arrays], rules: Sequence[str], draft: str
+) -> pa.Table:
+    """Rows of one draft's position log for documents in order; `scored` holds their arrays by document number."""
+    lengths = [len(item.ids) for item in continuations]
+    parts = [scored[item.document.document] for item in continuations]
+    data: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    data["document"] = np.repeat([item.document.document for item in continuations], lengths)
+    data["position"] = np.concatenate([np.arange(length) for length in lengths])
+    data["raw_target_margin"] = data["target_margin"]  # greedy text is measured on the plain softmax
+    data["raw_target_entropy"] = data["target_entropy"]
+    data["raw_kl_target_draft"] = data["kl_target_draft"]
+    data["greedy"] = np.repeat([item.greedy for item in continuations], lengths)
+    for rule in rules:
+        data[f"accept_{rule}"] = RULES[rule].accept(data)
+    columns = position_columns(rules)
+    schema = arrow_schema(columns, draft=draft, rules=list(rules))
+    without_proposal = data["proposed"] == 0
+    arrays = []
+    for column in columns:
+        if column.name == "domain":
+            arrays.append(_domains(continuations, lengths))
+        elif column.name not in data:
+            arrays.append(pa.nulls(sum(lengths), column.type))
+        else:
+            mask = without_proposal if column.nullable else None
+            arrays.append(pa.array(data[column.name], mask=mask).cast(column.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _domains(continuations: Sequence[Continuation], lengths: Sequence[int]) -> pa.Array:
+    names = list(dict.fromkeys(item.document.domain for item in continuations))
+    codes = np.repeat([names.index(item.document.domain) for item in continuations], lengths)
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names, pa.string()))
+
+

@@ -1,0 +1,138 @@
+"""Per-position statistics of next-token distributions. Vocabulary-sized tensors are born and die in here.
+
+All arithmetic is float32 with our own exponentials and sums: the CPU's fast float32 softmax is off by up to 1.5e-5.
+For a chunk of n rows over V ids, at most six float32 tensors [n, V] are alive for the target and each draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+Columns = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Softmax of a chunk of logits, kept as its parts: probabilities are `weights / total`.
+
+    `shifted` [n, V]: logits minus their row's maximum; `weights` = exp(shifted); `total` [n]: row sums of `weights`;
+    `top` [n]: first index of the maximum; `second` [n]: the second largest weight; `entropy` [n] in nats.
+    """
+
+    shifted: torch.Tensor
+    weights: torch.Tensor
+    total: torch.Tensor
+    top: torch.Tensor
+    second: torch.Tensor
+    entropy: torch.Tensor
+
+    @property
+    def top_prob(self) -> torch.Tensor:
+        """The largest probability: the top weight is exactly 1."""
+        return 1.0 / self.total
+
+    @property
+    def second_prob(self) -> torch.Tensor:
+        """The second largest probability."""
+        return self.second / self.total
+
+    @property
+    def margin(self) -> torch.Tensor:
+        """Largest minus second largest probability."""
+        return (1.0 - self.second) / self.total
+
+    def prob_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """Probabilities [n] of one id a row; 0 for ids beyond the vocabulary."""
+        width = self.weights.shape[1]
+        chosen = self.weights.gather(1, ids.clamp(max=width - 1)[:, None])[:, 0] / self.total
+        return torch.where(ids < width, chosen, 0.0)
+
+    def rank_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ranks [n] of one id a row: 1 + number of larger + number of equal with a lower id."""
+        width = self.shifted.shape[1]
+        value = self.shifted.gather(1, ids.clamp(max=width - 1)[:, None])
+        index = torch.arange(width, device=ids.device)
+        before = (self.shifted == value) & (index < ids[:, None])
+        rank = 1 + ((self.shifted > value) | before).sum(1)
+        return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: behind everything with a lower id
+
+
+def distribution(logits: torch.Tensor) -> Distribution:
+    """The softmax of logits [n, V] of any float dtype, in float32. Entropy is H = log(total) - <weights, shifted>/total.
+
+    The entropy is NaN exactly where a logit of the row is NaN or infinite: callers test that instead of every logit.
+    """
+    shifted = logits.float()
+    shifted = shifted - shifted.amax(1, keepdim=True)
+    weights = shifted.exp()
+    total = weights.sum(1)
+    top = shifted.argmax(1)
+    without_top = weights.scatter(1, top[:, None], -1.0)
+    second = without_top.amax(1) if weights.shape[1] > 1 else torch.zeros_like(total)
+    entropy = total.log() - torch.linalg.vecdot(weights, shifted) / total
+    return Distribution(shifted, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
+
+
+def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
+    """Columns that depend on the target alone, each [n]."""
+    return {
+        "target_top": target.top,
+        "target_top_prob": target.top_prob,
+        "target_second_prob": target.second_prob,
+        "target_margin": target.margin,
+        "target_entropy": target.entropy,
+        "target_token_prob": target.prob_of(token),
+    }
+
+
+def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor) -> Columns:
+    """Columns of a draft beside the target, each [n]. The distributions may differ in width (see `_aligned`)."""
+    return {
+        "draft_top": draft.top,
+        "draft_top_prob": draft.top_prob,
+        "draft_margin": draft.margin,
+        "draft_entropy": draft.entropy,
+        "draft_token_prob": draft.prob_of(token),
+        "target_prob_of_draft_top": target.prob_of(draft.top),
+        "target_rank_of_draft_top": target.rank_of(draft.top),
+        "draft_rank_of_token": draft.rank_of(token),
+        **divergences(target, draft),
+    }
+
+
+def divergences(target: Distribution, draft: Distribution) -> Columns:
+    """Overlap, KL in both directions and Jensen-Shannon of p (target) and q (draft), each [n].
+
+    KL(p || q) = log(total_q) - <w_p, z_q> / total_p - H(p); ids that only one side has count as probability 0 on the
+    other, which makes that KL infinite if they carry weight. Rounding below 0 is cut off.
+    """
+    p, q = _aligned(target.weights, draft.weights)
+    shared = min(target.weights.shape[1], draft.weights.shape[1])
+    p = p / target.total[:, None]
+    q = q / draft.total[:, None]
+    kl_pq = _kl(target, draft, shared)
+    kl_qp = _kl(draft, target, shared)
+    mixture = (p + q) / 2
+    js = torch.special.entr(mixture).sum(1) - (target.entropy + draft.entropy) / 2
+    return {
+        "overlap": torch.minimum(p, q).sum(1).clamp_(max=1.0),
+        "kl_target_draft": kl_pq.clamp_(min=0.0),
+        "kl_draft_target": kl_qp.clamp_(min=0.0),
+        "js": js.clamp_(min=0.0, max=0.6931472),
+    }
+
+
+def _kl(first: Distribution, second: Distribution, shared: int) -> torch.Tensor:
+    cross = torch.linalg.vecdot(first.weights[:, :shared], second.shifted[:, :shared]) / first.total
+    kl = second.total.log() - cross - first.entropy
+    outside = first.weights[:, shared:].sum(1) > 0
+    return torch.where(outside, torch.inf, kl)
+
+
+def _aligned(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two matrices padded with zero columns to the same width."""
+    width = max(first.shape[1], second.shape[1])
+    padded = [torch.nn.functional.pad(matrix, (0, width - matrix.shape[1])) for matrix in (first, second)]
+    return padded[0], padded[1]

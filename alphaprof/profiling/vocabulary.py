@@ -1,0 +1,44 @@
+"""Do target and draft mean the same by a token id? Checked before any work, because a mismatch makes every number wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from alphaprof.errors import VocabularyMismatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string.
+
+    Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
+    imply equal encodings, which is why the target's tokenizer encodes the text for both.
+    """
+    strings = [{index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft)]
+    shared = sorted(strings[0].keys() & strings[1].keys())
+    odd = [index for index in shared if strings[0][index] != strings[1][index]]
+    if not odd and shared:
+        return
+    examples = "; ".join(f"id {index}: {strings[0][index]!r} / {strings[1][index]!r}" for index in odd[:3])
+    raise VocabularyMismatch(
+        f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} shared ids differ (target / draft {examples})",
+        "choose a draft with the target's tokenizer: speculative decoding compares token ids",
+    )
+
+
+def scored_width(widths: Sequence[int], tokens: int) -> int:
+    """How many ids carry probability when the models of a run have `widths` logits and the tokenizer `tokens` ids.
+
+    Rows beyond the tokenizer that only some models have are padding of their embedding matrices: no text contains them,
+    and leaving them in would make KL(p || q) infinite at every position. They are cut from all models. Where ids beyond
+    the narrowest model are real tokens, all are kept, and the narrower model gives them probability 0.
+    """
+    return min(widths) if tokens <= min(widths) else max(widths)
+
+
+def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that stands for a token."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1

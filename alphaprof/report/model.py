@@ -1,0 +1,134 @@
+"""The `Report` value: everything that any rendering shows. Renderers compute nothing.
+
+Unknown is None. Every number says what it is: see the field comments, and `docs/report.md` for the definitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A point estimate with a two-sided interval at the report's confidence; `high` may be infinite."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class GammaResult:
+    """One speculation length: rounds, and what they say about tokens and time.
+
+    `marginal[d-1]`: share of rounds whose first d drafts were all accepted; `conditional[d-1]`: share accepted of the
+    drafts at depth d that were reached.
+    """
+
+    gamma: int
+    rounds: float
+    tokens_per_round: Interval | None  # tokens emitted per round, over all rounds: what time depends on
+    acceptance_length: float | None  # 1 + accepted / rounds that had a proposal: what engines' metrics show
+    accepted_per_drafted: float | None  # the acceptance rate of engines: depends on gamma, is not alpha
+    break_even_length: float | None  # tokens per round at which the draft starts to pay: gamma c + v
+    draft_cost: float | None  # c = T_draft / T(1)
+    verify_cost: float | None  # v = T(gamma + 1) / T(1)
+    speedup: Interval | None
+    marginal: tuple[float | None, ...]
+    conditional: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One domain, draft and rule."""
+
+    domain: str
+    draft: str
+    rule: str
+    lossy: bool
+    estimator: str
+    continuation: str
+    on_policy: bool
+    documents: int
+    positions: int
+    alpha: Interval | None  # acceptance pooled over positions with a proposal
+    coverage: float  # share of positions with a proposal
+    mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
+    near_ties: float  # share of positions whose two top logits lie within the dtype's noise
+    gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text)
+    best_gamma: int | None
+    verdict: str
+    reason: str
+    documents_needed: int | None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The verdict on the whole traffic: one draft, one rule, one gamma."""
+
+    verdict: str
+    reason: str
+    draft: str | None
+    rule: str
+    gamma: int | None
+    speedup: Interval | None  # two-sided, over all documents
+    tested: Interval | None  # value and one-sided bounds that the verdict rests on
+    documents: int
+    documents_needed: int | None
+    min_speedup: float
+    weights: dict[str, float]
+    weights_observed: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Where step times come from, and what they were."""
+
+    source: str
+    engine: str
+    device: str
+    dtype: str
+    concurrency: int
+    context: int
+    threads: int | None
+    target_ms: dict[int, float]  # by number of tokens
+    draft_ms: dict[str, float]  # by draft
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What was run."""
+
+    path: str
+    complete: bool
+    documents: int
+    positions: int
+    target: str
+    drafts: tuple[str, ...]
+    dtype: str
+    created: str
+    skipped: dict[str, int]
+    truncated: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ReportWarning:
+    """Something to know: cause and remedy."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer. `replay` says which flavour of rounds the numbers follow (engine or hf)."""
+
+    alphaprof: str
+    confidence: float
+    replay: str
+    run: RunFacts
+    cost: Cost | None
+    traffic: Traffic
+    results: tuple[Result, ...]
+    warnings: tuple[ReportWarning, ...]

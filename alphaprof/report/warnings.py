@@ -1,0 +1,82 @@
+"""The closed list of warnings: what to know about a report, why, and what to do. Each is a function of facts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from alphaprof.log.manifest import Manifest
+from alphaprof.report.model import Report, ReportWarning
+
+TIES_WORTH_SAYING = 0.01
+
+
+def report_warnings(report: Report, manifest: Manifest) -> Report:
+    """The report with its warnings: those of the profiling run, and those that its numbers call for."""
+    noted = [ReportWarning(**warning) for warning in manifest.warnings]
+    found = [*noted, *_partial(report), *_left_out(manifest), *_halved(manifest), *_numerics(report), *_cost(report)]
+    return dataclasses.replace(report, warnings=tuple(found))
+
+
+def _partial(report: Report) -> Iterator[ReportWarning]:
+    if not report.run.complete:
+        yield ReportWarning(
+            "partial",
+            f"the run was interrupted: this report covers its first {report.run.documents} documents",
+            "finish it with alphaprof profile --resume",
+        )
+
+
+def _left_out(manifest: Manifest) -> Iterator[ReportWarning]:
+    for reason, count in manifest.skipped.items():
+        yield ReportWarning("skipped", f"{count} documents left out: {reason}", "see too_long and max_new_tokens in the profile")
+    for reason, count in manifest.truncated.items():
+        yield ReportWarning("truncated", f"{count} {reason}", "their acceptance may differ from that of the whole text")
+
+
+def _halved(manifest: Manifest) -> Iterator[ReportWarning]:
+    halved = sum(shard.halved_batches for shard in manifest.shards)
+    if halved:
+        yield ReportWarning(
+            "halved_batches",
+            f"memory ran out and {halved} batches were halved; values may differ by up to 1e-3 from an undisturbed run",
+            "lower batch_tokens",
+        )
+
+
+def _numerics(report: Report) -> Iterator[ReportWarning]:
+    """What numerical noise costs: it caps what any draft can reach."""
+    on_policy = [result for result in report.results if result.mismatches is not None]
+    if not on_policy:
+        return
+    positions = sum(result.positions for result in on_policy)
+    mismatches = sum((result.mismatches or 0) * result.positions for result in on_policy) / positions
+    ties = sum(result.near_ties * result.positions for result in on_policy) / positions
+    if mismatches > ties and mismatches > TIES_WORTH_SAYING:
+        yield ReportWarning(
+            "not_greedy",
+            f"{mismatches:.1%} of tokens are not the target's own top token, more than near-ties ({ties:.1%}) explain",
+            "check that given continuations were produced greedily by this target, or drop on_policy",
+        )
+    elif ties > TIES_WORTH_SAYING:
+        yield ReportWarning(
+            "near_ties",
+            f"{ties:.1%} of positions are near-ties in {report.run.dtype} and {mismatches:.2%} of greedy tokens change "
+            "with the batch shape: no draft can be sure of them",
+            "expected in 16-bit dtypes; profile in the dtype that is served",
+        )
+
+
+def _cost(report: Report) -> Iterator[ReportWarning]:
+    if report.cost is None:
+        yield ReportWarning("no_step_times", "no step times were measured", "profile again with costs in the profile")
+        return
+    decode = report.cost.target_ms[1]
+    faster = [tokens for tokens, ms in report.cost.target_ms.items() if ms < 0.97 * decode]
+    if faster:
+        yield ReportWarning(
+            "slow_baseline",
+            f"verifying {faster[0]} tokens took less time than decoding one (v < 1): the baseline is slow here, "
+            "the draft is not good",
+            "repeat on an idle machine or with more costs.repeats, and compare with the engine that will serve",
+        )
