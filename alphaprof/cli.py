@@ -59,14 +59,16 @@ def profile(
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
     from alphaprof.loader import load_profile
+    from alphaprof.profiling.hub import check_references
     from alphaprof.progress import ConsoleProgress
 
     options = load_profile(profile_file, overrides, limit)
+    check_references(options)
     with ConsoleProgress() as progress:
         from alphaprof.analysis.totals import write_totals
         from alphaprof.profiling.pipeline import profile as run_profile
 
-        run = run_profile(options, profile_file, out, resume, progress)
+        run = run_profile(options, out, resume, progress)
         write_totals(run)
     print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
 

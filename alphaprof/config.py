@@ -206,6 +206,19 @@ class ProfileOptions(Options):
         """The continuation that holds for one source: its own, or the profile's."""
         return self.data[source].continuation or self.continuation
 
+    def resolved(self, folder: Path) -> ProfileOptions:
+        """The same options with local paths made absolute; relative ones start at `folder`, that of the profile file."""
+        drafts = {
+            name: draft.model_copy(update={"model": resolve(draft.model, folder)}) if isinstance(draft, ModelDraft) else draft
+            for name, draft in self.drafts.items()
+        }
+        data = [source.model_copy(update={"path": resolve(source.path, folder)}) for source in self.data]
+        target = self.target.model_copy(update={"model": resolve(self.target.model, folder)})
+        return self.model_copy(update={"target": target, "drafts": drafts, "data": data})
+
+
+LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}
+
 
 def resolve(reference: str, folder: Path) -> str:
     """A model or dataset reference, with a local path made absolute (from `folder`) and a hub id left as it is."""
@@ -213,6 +226,3 @@ def resolve(reference: str, folder: Path) -> str:
     local = folder / path
     explicit = reference.startswith((".", "/", "~")) or path.suffix in LOCAL_SUFFIXES
     return str(local.resolve()) if explicit or local.exists() else reference
-
-
-LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}

@@ -26,7 +26,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
-    """The validated profile in `path`, with `KEY=VALUE` overrides applied and a limit put on every source.
+    """The validated profile in `path`, with `KEY=VALUE` overrides applied, a limit put on every source and paths resolved.
 
     Raises `ProfileInvalid` for a file that is missing or malformed, and for keys or values that do not exist.
     """
@@ -37,7 +37,7 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
         for source in tree.get("data") or []:
             if isinstance(source, dict):
                 source["limit"] = min(limit, source.get("limit") or limit)
-    return validate(tree, str(path))
+    return validate(tree, str(path)).resolved(path.parent)
 
 
 def read_tree(path: Path) -> dict[str, Any]:

@@ -39,7 +39,9 @@ def decide(found: Speedup | None, min_speedup: float, confidence: float, held_ou
     `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
     """
     if found is None or not math.isfinite(found.relative_error):
-        reason = "fewer than two documents to test on: an interval needs at least two"
+        reason = "an interval needs at least two documents of every domain"
+        if held_out:
+            reason += " on the held-out half: profile four or more, or fix decision.draft and decision.gamma"
         return Decision("UNDECIDED", reason, found, 0.0, math.inf, None)
     low, high = found.bounds(1 - confidence)
     on = f"on {found.documents} {'held-out ' if held_out else ''}documents"

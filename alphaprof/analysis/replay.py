@@ -13,7 +13,8 @@ own token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -64,46 +65,61 @@ def run_lengths(agrees: np.ndarray[Any, Any], start: Ints, stop: Ints) -> Ints:
     return np.asarray(np.minimum(next_miss, end) - np.arange(total), dtype=np.int64)
 
 
-def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
-    """All rounds of all documents for one gamma, walked side by side."""
-    documents = len(trace.start)
+@dataclass(frozen=True)
+class Step:
+    """One round of each document that is not finished: its index, where the round starts, and what it drafted, accepted
+    and emitted; all [unfinished documents]."""
+
+    document: Ints
+    at: Ints
+    drafted: Ints
+    accepted: Ints
+    emitted: Ints
+
+
+def walk(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Iterator[Step]:
+    """The rounds of all documents for one gamma, side by side: the n-th step holds the n-th round of each."""
     run = run_lengths(trace.agrees, trace.start, trace.stop)
     next_end = _next_draft_end(trace) if flavour == "hf" else None
-    depth = np.arange(1, gamma + 1)
     place = trace.start + (1 if flavour == "engine" else 0)
-    counts = {name: np.zeros((documents, gamma)) for name in ("drafted", "tested", "accepted")}
-    rounds = np.zeros(documents)
-    tokens = np.maximum(trace.stop - place, 0).astype(float)
     active = np.flatnonzero(place < trace.stop)
     while len(active):
         at, stop = place[active], trace.stop[active]
         drafted = np.minimum(gamma, trace.proposed[at])
         if next_end is not None:
             left = trace.limit[active] - (at - trace.start[active])
-            drafted = np.minimum(np.minimum(drafted, left - 1), next_end[at] - at + 1)
+            ends = np.where(next_end[at] - at <= run[at], next_end[at] - at + 1, gamma)
+            drafted = np.minimum(np.minimum(drafted, left - 1), ends)
         matched = np.minimum(run[at], drafted)
         emitted = np.minimum(matched + 1, stop - at)
-        accepted = emitted - 1 if flavour == "hf" else matched
-        rounds[active] += 1
-        counts["drafted"][active] += depth <= drafted[:, None]
-        counts["tested"][active] += (depth <= drafted[:, None]) & (depth <= accepted[:, None] + 1)
-        counts["accepted"][active] += depth <= accepted[:, None]
+        yield Step(active, at, drafted, emitted - 1 if flavour == "hf" else matched, emitted)
         place[active] = at + emitted
         active = active[place[active] < stop]
-    return Rounds(rounds, tokens, **counts)
+
+
+def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
+    """All rounds of all documents for one gamma, counted per document."""
+    documents = len(trace.start)
+    depth = np.arange(1, gamma + 1)
+    rounds, tokens = np.zeros(documents), np.zeros(documents)
+    drafted, tested, accepted = (np.zeros((documents, gamma)) for _ in range(3))
+    for step in walk(trace, gamma, flavour):
+        rounds[step.document] += 1
+        tokens[step.document] += step.emitted
+        drafted[step.document] += depth <= step.drafted[:, None]
+        tested[step.document] += depth <= np.minimum(step.drafted, step.accepted + 1)[:, None]
+        accepted[step.document] += depth <= step.accepted[:, None]
+    return Rounds(rounds, tokens, drafted, tested, accepted)
 
 
 def _next_draft_end(trace: Trace) -> Ints:
-    """For each position the first one from it on, on the emitted text, where the draft proposes EOS.
+    """For each position the first one from it on where the draft proposes EOS; [positions].
 
-    Beyond its first wrong proposal a draft is on a path of its own that the log does not hold: whether it ended there is
-    unknown, and `drafted` of such a round may be too large. Rounds and accepted tokens do not depend on it.
+    It counts up to the draft's first wrong proposal. Beyond that the draft is on a path of its own that the log does not
+    hold: whether it ended there is unknown, and `drafted` of such a round may be too large. Rounds and accepted tokens do
+    not depend on it.
     """
     total = len(trace.agrees)
     far = np.where(trace.draft_ends, np.arange(total), 2 * total + 256)
     return np.asarray(np.minimum.accumulate(far[::-1])[::-1], dtype=np.int64)
 
-
-def stack(parts: list[Rounds]) -> Rounds:
-    """Rounds of consecutive groups of documents as one."""
-    return Rounds(**{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Rounds)})

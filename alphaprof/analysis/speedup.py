@@ -51,6 +51,11 @@ class StepTimes:
         return gamma * self.c() + self.v(gamma)
 
 
+def free_draft(gamma: int) -> StepTimes:
+    """Times in which drafting and verification of several tokens cost nothing extra: the speedup is tokens per round."""
+    return StepTimes({n: StepTime(1.0, 0.0) for n in range(1, gamma + 2)}, StepTime(0.0, 0.0))
+
+
 @dataclass(frozen=True)
 class RoundCounts:
     """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
@@ -103,12 +108,6 @@ def relative_time(counts: RoundCounts, times: StepTimes) -> Ratio:
     cost = np.array([m * times.c() + times.target[m + 1].ms / times.decode.ms for m in range(gamma + 1)])
     spent, base = by_cluster(counts.cluster, counts.exactly() @ cost, counts.tokens)
     return bounded_ratio(spent, base, float(cost[gamma]) / (gamma + 1), float(cost.max()))
-
-
-def round_share(counts: RoundCounts) -> Ratio:
-    """Rounds per emitted token, over documents or clusters: the reciprocal of tokens per round."""
-    rounds, tokens = by_cluster(counts.cluster, counts.rounds, counts.tokens)
-    return bounded_ratio(rounds, tokens, 1 / (counts.drafted.shape[1] + 1), 1.0)
 
 
 def time_shares(counts: RoundCounts, times: StepTimes) -> tuple[Array, float]:

@@ -53,7 +53,6 @@ class Manifest:
     status: Literal["running", "complete"]
     alphaprof: str
     created: str
-    profile: str
     config: dict[str, Any]
     target: ModelFacts
     drafts: dict[str, ModelFacts]

@@ -6,7 +6,8 @@ import os
 import threading
 from pathlib import Path
 
-from alphaprof.errors import AlphaprofError
+from alphaprof.config import ModelDraft, ProfileOptions
+from alphaprof.errors import AlphaprofError, DataUnreadable, ModelUnloadable
 
 TIMEOUT_S = 3.0
 
@@ -28,6 +29,21 @@ def require(reference: str, error: type[AlphaprofError], what: str, cached_file:
             f"{what} {reference} is no local path, and the model hub cannot be reached",
             "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
         )
+
+
+def check_references(options: ProfileOptions) -> None:
+    """Raise the error of the first model or dataset of a profile that cannot be had. Imports nothing heavy."""
+    require_model(options.target.model, "target")
+    for name, draft in options.drafts.items():
+        if isinstance(draft, ModelDraft):
+            require_model(draft.model, f"draft {name}")
+    for source in options.data:
+        require(source.path, DataUnreadable, "dataset")
+
+
+def require_model(reference: str, name: str) -> None:
+    """Raise `ModelUnloadable` unless a model can be had."""
+    require(reference, ModelUnloadable, f"model of {name}:", cached_file="config.json")
 
 
 def is_local(reference: str) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +17,7 @@ import torch
 from alphaprof.config import ModelOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.profiling.hub import is_local, require
+from alphaprof.profiling.hub import is_local, require_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,7 +88,7 @@ def load_model(name: str, kind: str, options: ModelOptions, dtype: str, device: 
 
     `options.model` is a resolved reference; `device` (default: what the options say) is where it goes.
     """
-    require(options.model, ModelUnloadable, f"{name} model", cached_file="config.json")
+    require_model(options.model, name)
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     where, arguments = _location(options)
@@ -110,7 +113,7 @@ def load_model(name: str, kind: str, options: ModelOptions, dtype: str, device: 
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to a model. Raises `ModelUnloadable`."""
-    require(options.model, ModelUnloadable, "tokenizer of", cached_file="config.json")
+    require_model(options.model, "the tokenizer")
     from transformers import AutoTokenizer
 
     where, arguments = _location(options)
@@ -144,44 +147,34 @@ def _require_gguf_support() -> None:
             raise ModelUnloadable(f"a GGUF file needs the package {package}", "pip install 'alphaprof[gguf]'") from None
 
 
-class _explained:
+@contextlib.contextmanager
+def _explained(reference: str) -> Iterator[None]:
     """Turns the many exceptions with which transformers refuses a model into `ModelUnloadable`."""
-
-    def __init__(self, reference: str) -> None:
-        self.reference = reference
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (OSError, ValueError, KeyError, ImportError)):
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
-            if "trust_remote_code" in str(error):
-                hint = "if you trust its code, set trust_remote_code: true for this model"
-            elif not is_local(self.reference):
-                hint = "check the id and your access rights (gated models need a token), or give a local path"
-            raise ModelUnloadable(f"cannot load {self.reference}: {reason[:300]}", hint) from error
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
+        if "trust_remote_code" in str(error):
+            hint = "if you trust its code, set trust_remote_code: true for this model"
+        elif not is_local(reference):
+            hint = "check the id and your access rights (gated models need a token), or give a local path"
+        raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error
 
 
-class _quiet:
-    """Keeps transformers' progress bars and advice off the terminal while it loads."""
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers' progress bars and advice off the terminal while it loads; what goes wrong is raised anyway."""
+    from transformers.utils import logging
 
-    def __enter__(self) -> None:
-        """Remember the settings, and silence."""
-        from transformers.utils import logging
-
-        self.verbosity = logging.get_verbosity()
-        self.bars = logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self.verbosity)
-        if self.bars:
-            logging.enable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        # The bar of the GGUF reader has no switch of its own.
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def choose_device(device: str) -> torch.device:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from alphaprof import __version__
-from alphaprof.config import ModelDraft, ProfileOptions, resolve
+from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunExists, RunMismatch
 from alphaprof.log.manifest import Manifest, Shard
 from alphaprof.log.store import Run
@@ -66,18 +66,14 @@ class Plan:
     run: Run
 
 
-def profile(options: ProfileOptions, source: Path, out: Path, resume: bool, progress: Progress) -> Run:
-    """Profile into the directory `out`, or finish the interrupted run there.
-
-    `source` is the profile file: relative paths start at its folder. Raises the errors of `errors.py`.
-    """
-    options = _resolved(options, source.parent)
+def profile(options: ProfileOptions, out: Path, resume: bool, progress: Progress) -> Run:
+    """Profile into the directory `out`, or finish the interrupted run there. Raises the errors of `errors.py`."""
     earlier = _earlier(out, resume)
     if earlier is not None and earlier.manifest.status == "complete":
         _require_same_profile(earlier, options)
         progress.say(f"{out} is complete already")
         return earlier
-    plan = _load(options, source, out, earlier, progress)
+    plan = _load(options, out, earlier, progress)
     if plan.run.latency() is None:
         _measure_latency(plan, progress)
     progress.start("profiling", corpus.expected_documents(options), "documents")
@@ -96,17 +92,6 @@ def profile(options: ProfileOptions, source: Path, out: Path, resume: bool, prog
     return plan.run
 
 
-def _resolved(options: ProfileOptions, folder: Path) -> ProfileOptions:
-    """The options with references to models and data resolved against the profile's folder."""
-    drafts = {
-        name: draft.model_copy(update={"model": resolve(draft.model, folder)}) if isinstance(draft, ModelDraft) else draft
-        for name, draft in options.drafts.items()
-    }
-    data = [item.model_copy(update={"path": resolve(item.path, folder)}) for item in options.data]
-    target = options.target.model_copy(update={"model": resolve(options.target.model, folder)})
-    return options.model_copy(update={"target": target, "drafts": drafts, "data": data})
-
-
 def _earlier(out: Path, resume: bool) -> Run | None:
     """The run to resume in `out`, or None for a new one. Raises `RunExists` rather than overwrite anything."""
     if resume:
@@ -118,7 +103,7 @@ def _earlier(out: Path, resume: bool) -> Run | None:
     return None
 
 
-def _load(options: ProfileOptions, source: Path, out: Path, earlier: Run | None, progress: Progress) -> Plan:
+def _load(options: ProfileOptions, out: Path, earlier: Run | None, progress: Progress) -> Plan:
     """Load models and open the run directory; everything that can fail early fails here."""
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
@@ -131,7 +116,6 @@ def _load(options: ProfileOptions, source: Path, out: Path, earlier: Run | None,
         status="running",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        profile=str(source),
         config=options.model_dump(mode="json"),
         target=target.facts(),
         drafts={draft.name: draft.facts() for draft in drafts},

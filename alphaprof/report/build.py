@@ -12,9 +12,9 @@ import numpy as np
 
 from alphaprof import __version__
 from alphaprof.analysis.decision import Decision, decide, held_out
-from alphaprof.analysis.estimate import by_cluster, log_interval, ratio, share_interval
+from alphaprof.analysis.estimate import by_cluster, ratio, share_interval
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTime, StepTimes, round_share, speedup
+from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTime, StepTimes, free_draft, speedup
 from alphaprof.analysis.totals import read_totals
 from alphaprof.log.store import Run
 from alphaprof.report.model import Cost, GammaResult, Interval, Report, Result, RunFacts, Traffic
@@ -167,13 +167,11 @@ def _gamma(pool: Pool, gamma: int, times: StepTimes | None, confidence: float) -
     rounds = float(counts.rounds.sum())
     drafted, accepted = pool[f"drafted_depths_{gamma}"].sum(0), pool[f"accepted_depths_{gamma}"].sum(0)
     tested = pool[f"tested_depths_{gamma}"].sum(0)
-    faster = None
-    if times is not None and rounds:
-        faster = speedup([counts], [1.0], times)
+    faster = speedup([counts], [1.0], times) if times is not None else None
     return GammaResult(
         gamma=gamma,
         rounds=rounds,
-        tokens_per_round=_tokens_per_round(counts, confidence),
+        tokens_per_round=_tokens(speedup([counts], [1.0], free_draft(gamma)), gamma, confidence),
         acceptance_length=1 + float(accepted.sum()) / drafted[0] if drafted[0] else None,
         accepted_per_drafted=float(accepted.sum()) / drafted.sum() if drafted.sum() else None,
         break_even_length=times.break_even(gamma) if times else None,
@@ -185,12 +183,10 @@ def _gamma(pool: Pool, gamma: int, times: StepTimes | None, confidence: float) -
     )
 
 
-def _tokens_per_round(counts: RoundCounts, confidence: float) -> Interval | None:
-    if not counts.rounds.sum():
-        return None
-    share = round_share(counts)
-    low, high = log_interval(1 / share.value, share.stderr / share.value, share.documents - 1, (1 - confidence) / 2)
-    return Interval(1 / share.value, low, high)
+def _tokens(found: Speedup | None, gamma: int, confidence: float) -> Interval | None:
+    """Tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
+    whole = _interval(found, confidence)
+    return None if whole is None else Interval(whole.value, max(1.0, whole.low), min(gamma + 1.0, whole.high))
 
 
 def _interval(found: Speedup | None, confidence: float) -> Interval | None:
@@ -258,12 +254,15 @@ def _traffic(
     else:
         best, decision = _decide(candidates, times, weights, question, gammas)
     whole = _speedup(candidates, best, times, weights, None) if best else None
+    free = _speedup(candidates, best, {best[0]: free_draft(best[1])}, weights, None) if best else None
     return Traffic(
         verdict=decision.verdict,
         reason=decision.reason,
         draft=best[0] if best else None,
         rule=question.rule,
         gamma=best[1] if best else None,
+        tokens_per_round=_tokens(free, best[1], question.confidence) if best else None,
+        break_even_length=times[best[0]].break_even(best[1]) if best else None,
         speedup=_interval(whole, question.confidence),
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
         documents=decision.speedup.documents if decision.speedup else 0,

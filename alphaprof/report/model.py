@@ -71,6 +71,8 @@ class Traffic:
     draft: str | None
     rule: str
     gamma: int | None
+    tokens_per_round: Interval | None  # over all documents; needs no step times
+    break_even_length: float | None
     speedup: Interval | None  # two-sided, over all documents
     tested: Interval | None  # value and one-sided bounds that the verdict rests on
     documents: int

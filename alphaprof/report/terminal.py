@@ -44,12 +44,16 @@ def _header(report: Report, console: Console) -> None:
 
 
 def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
+    """The engine-free answer, then the verdict, which needs step times."""
+    if traffic.draft is not None and traffic.gamma is not None:
+        emits = fmt.interval(traffic.tokens_per_round)
+        setting = f"draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"
+        console.print(plain(f"On any engine, {setting}: a round emits {emits} tokens, and pays where gamma c + v is less."))
+        here = fmt.number(traffic.break_even_length)
+        console.print(f"With the step times measured here gamma c + v is {here}.\n", highlight=False)
     lines = Text()
     lines.append(traffic.verdict, COLOURS[traffic.verdict])
-    lines.append("  for the whole traffic")
-    if traffic.draft is not None:
-        lines.append_text(plain(f": draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"))
-    lines.append("\n")
+    lines.append(f"  for the whole traffic, at least {traffic.min_speedup:g}x wanted\n")
     lines.append_text(plain(traffic.reason))
     shares = ", ".join(f"{domain} {weight:.0%}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
@@ -78,9 +82,12 @@ def _domains(draft: str, results: Iterable[Result], report: Report, console: Con
             _verdict(result),
         )
     console.print(table)
+    undecided: dict[str, list[str]] = {}
     for result in results:
         if result.verdict == "UNDECIDED":
-            console.print(Padding(plain(f"{result.domain}: {result.reason}"), (0, 0, 0, 2)))
+            undecided.setdefault(result.reason, []).append(result.domain)
+    for reason, domains in undecided.items():
+        console.print(Padding(plain(f"{', '.join(domains)}: {reason}"), (0, 0, 0, 2)))
     console.print()
 
 
