@@ -13,7 +13,7 @@ from alphaprof import __version__
 from alphaprof.errors import AlphaprofError
 
 app = typer.Typer(
-    help="Will speculative decoding pay: for which traffic, with which draft and how many speculative tokens, and how sure is that?",
+    help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is that?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -78,7 +78,9 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
-    replay: Annotated[ReplayFlavour, typer.Option(help="Rounds as engines run them, or as Hugging Face does.")] = ReplayFlavour.engine,
+    replay: Annotated[
+        ReplayFlavour, typer.Option(help="Rounds as engines run them, or as Hugging Face does.")
+    ] = ReplayFlavour.engine,
 ) -> None:
     """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
     from alphaprof.log.store import Run

@@ -209,7 +209,9 @@ class ProfileOptions(Options):
     def resolved(self, folder: Path) -> ProfileOptions:
         """The same options with local paths made absolute; relative ones start at `folder`, that of the profile file."""
         drafts = {
-            name: draft.model_copy(update={"model": resolve(draft.model, folder)}) if isinstance(draft, ModelDraft) else draft
+            name: draft.model_copy(update={"model": resolve(draft.model, folder)})
+            if isinstance(draft, ModelDraft)
+            else draft
             for name, draft in self.drafts.items()
         }
         data = [source.model_copy(update={"path": resolve(source.path, folder)}) for source in self.data]

@@ -48,7 +48,7 @@ def read_tree(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ProfileInvalid(f"cannot read the profile {path}: {reason}", "give the path of a YAML profile file") from None
     try:
-        tree = yaml.load(text, Loader=UniqueKeyLoader)  # a SafeLoader
+        tree = UniqueKeyLoader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,12 +82,13 @@ def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> i
     return low
 
 
-def held_out(clusters: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def held_out(clusters: Iterable[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which documents are held out to test what the others chose; [documents].
 
     Clusters in the order of their hash fall alternately on the two halves: every second one is held out, whatever order
     the data had, and a cluster is never divided.
     """
+    clusters = list(clusters)
     ordered = sorted(set(clusters), key=lambda cluster: hashlib.sha256(cluster.encode()).digest())
     kept_back = set(ordered[1::2])
     return np.array([cluster in kept_back for cluster in clusters], dtype=bool)

@@ -79,7 +79,8 @@ def quantile(probability: float, freedom: float) -> float:
 
 def share_interval(estimate: Ratio, confidence: float) -> Estimate:
     """Interval of a share in [0, 1]: linear t, cut to [0, 1]. Where all documents agree on 0 or on 1 there is no spread to
-    estimate from; the interval is then exact for the share of documents that would differ (Clopper-Pearson at 0 or D)."""
+    estimate from; the interval is then exact for the share of documents that would differ (Clopper-Pearson at 0 or D).
+    """
     tail = (1 - confidence) / 2
     if estimate.documents < 2:
         return Estimate(estimate.value, 0.0, 1.0, estimate.documents)

@@ -68,7 +68,8 @@ def run_lengths(agrees: np.ndarray[Any, Any], start: Ints, stop: Ints) -> Ints:
 @dataclass(frozen=True)
 class Step:
     """One round of each document that is not finished: its index, where the round starts, and what it drafted, accepted
-    and emitted; all [unfinished documents]."""
+    and emitted; all [unfinished documents].
+    """
 
     document: Ints
     at: Ints
@@ -122,4 +123,3 @@ def _next_draft_end(trace: Trace) -> Ints:
     total = len(trace.agrees)
     far = np.where(trace.draft_ends, np.arange(total), 2 * total + 256)
     return np.asarray(np.minimum.accumulate(far[::-1])[::-1], dtype=np.int64)
-

@@ -59,7 +59,8 @@ def free_draft(gamma: int) -> StepTimes:
 @dataclass(frozen=True)
 class RoundCounts:
     """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
-    drafted at least d tokens), `cluster` [documents]."""
+    drafted at least d tokens), `cluster` [documents].
+    """
 
     tokens: Array
     rounds: Array
@@ -69,7 +70,7 @@ class RoundCounts:
     def exactly(self) -> Array:
         """Rounds that drafted exactly m = 0..gamma tokens, [documents, gamma + 1]."""
         at_least = np.column_stack([self.rounds, self.drafted])
-        return at_least - np.column_stack([self.drafted, np.zeros(len(self.rounds))])
+        return np.asarray(at_least - np.column_stack([self.drafted, np.zeros(len(self.rounds))]))
 
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""

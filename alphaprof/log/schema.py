@@ -161,7 +161,9 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         Column("accepted", count, "Sum of accept_<rule> over the proposals; accepted / proposals is alpha.", "positions", 0),
         Column("mismatches", pa.int64(), "Greedy positions whose token is not target_top of the scoring pass.", low=0),
         Column("near_ties", pa.int64(), "Positions whose two top logits differ by at most the dtype's noise.", low=0),
-        Column("tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True),
+        Column(
+            "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True
+        ),
     )
     rounds = (Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in gammas)
     drafted = (Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in gammas)

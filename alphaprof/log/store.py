@@ -40,7 +40,9 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise DiskFull(f"cannot write {path}: {error.strerror}", "free space or mend permissions, then --resume") from None
+            raise DiskFull(
+                f"cannot write {path}: {error.strerror}", "free space or mend permissions, then --resume"
+            ) from None
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -26,7 +26,9 @@ def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         start += size
 
 
-def halving(run: Callable[[list[Item]], list[Result]], items: list[Item], describe: Callable[[Item], str]) -> tuple[list[Result], int]:
+def halving(
+    run: Callable[[list[Item]], list[Result]], items: list[Item], describe: Callable[[Item], str]
+) -> tuple[list[Result], int]:
     """`run(items)`, in halves when memory runs out, and how many times a batch was halved.
 
     Raises `OutOfMemory` when a single item does not fit.
@@ -41,7 +43,8 @@ def halving(run: Callable[[list[Item]], list[Result]], items: list[Item], descri
         torch.cuda.empty_cache()
     if len(items) == 1:
         raise OutOfMemory(
-            f"out of memory on {describe(items[0])} alone", "lower max_new_tokens, use a smaller dtype, or --set a device_map"
+            f"out of memory on {describe(items[0])} alone",
+            "lower max_new_tokens, use a smaller dtype, or --set a device_map",
         )
     middle = len(items) // 2
     first, halved_first = halving(run, items[:middle], describe)

@@ -38,7 +38,9 @@ class Continuation:
 
 def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[list[Document]]:
     """Documents whose continuation the target generates, in batches of one limit and similar prompt length."""
-    limits = sorted({document.max_new_tokens for document in documents if document.given is None and document.max_new_tokens})
+    limits = sorted(
+        {document.max_new_tokens for document in documents if document.given is None and document.max_new_tokens}
+    )
     for limit in limits:
         group = [document for document in documents if document.given is None and document.max_new_tokens == limit]
         for indices in batches([len(document.prompt) + limit for document in group], budget):

@@ -85,7 +85,8 @@ class Corpus:
         if taken == 0:
             left_out = "; ".join(f"{count} {reason}" for reason, count in self.skipped.items())
             raise DataEmpty(
-                f"{source.path} yields no document from {row_number} rows" + (f" (left out: {left_out})" if left_out else ""),
+                f"{source.path} yields no document from {row_number} rows"
+                + (f" (left out: {left_out})" if left_out else ""),
                 "check its rows and split, and too_long and max_new_tokens against the target's context",
             )
 
@@ -225,13 +226,16 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
 def _chat(messages: list[Any], source: SourceOptions, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
     if not tokenizer.chat_template:
         raise ProfileInvalid(
-            f"{source.path}: the target's tokenizer has no chat template", "use prompt without chat: true, or an instruct model"
+            f"{source.path}: the target's tokenizer has no chat template",
+            "use prompt without chat: true, or an instruct model",
         )
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **source.chat_options)
     except Exception as error:  # templates are programs of their own and raise jinja's errors
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataUnreadable(f"{where}: the chat template refuses it: {reason[:200]}", "check roles and chat_options") from error
+        raise DataUnreadable(
+            f"{where}: the chat template refuses it: {reason[:200]}", "check roles and chat_options"
+        ) from error
     # The template writes BOS itself where the model wants one.
     return np.asarray(tokenizer(str(text), add_special_tokens=False)["input_ids"], dtype=np.int32)
 
@@ -257,7 +261,9 @@ def render(template: str, row: Row, where: str) -> str:
         parts.append(literal)
         if name is not None:
             if not name or specification or conversion:
-                raise ProfileInvalid(f"prompt template {template!r} has the field {{{name}}}", "write {column}, or {{ for a brace")
+                raise ProfileInvalid(
+                    f"prompt template {template!r} has the field {{{name}}}", "write {column}, or {{ for a brace"
+                )
             parts.append(str(_value(row, name, where)))
     return "".join(parts)
 

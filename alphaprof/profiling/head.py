@@ -23,7 +23,7 @@ class _PassThrough(nn.Module):
 
     def forward(self, inputs_embeds: torch.Tensor, **_: Any) -> BaseModelOutputWithPast:
         """`inputs_embeds` [1, rows, hidden] unchanged."""
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
+        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
 class Head:

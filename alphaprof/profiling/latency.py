@@ -53,10 +53,9 @@ def measure(
     real token ids that fill the cache, repeated or cut to `costs.context` (and to what a model's context allows); `tick`
     is called after every round of repeats.
     """
-    jobs: list[tuple[Stepper, str, int]] = []
     steppers = [Stepper(model, _fitted(text, model, costs.context, max(gammas) + 1)) for model in (target, *drafts)]
-    for tokens in range(1, max(gammas) + 2):
-        jobs.append((steppers[0], "decode" if tokens == 1 else "verify", tokens))
+    lengths = range(1, max(gammas) + 2)
+    jobs = [(steppers[0], "decode" if tokens == 1 else "verify", tokens) for tokens in lengths]
     jobs += [(stepper, "draft", 1) for stepper in steppers[1:]]
     times: list[list[float]] = [[] for _ in jobs]
     for repeat in range(-WARM_UP, costs.repeats):

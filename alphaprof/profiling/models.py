@@ -41,12 +41,14 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where input ids go."""
-        return self.network.device
+        device: torch.device = self.network.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
-        return self.network.dtype
+        dtype: torch.dtype = self.network.dtype
+        return dtype
 
     @property
     def context(self) -> int | None:

@@ -129,10 +129,10 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, progress: Pro
         run = earlier
         progress.say(f"resuming after {len(run.shards)} complete shards")
     else:
-        warnings = _early_warnings(options, scorer, tokenizer.chat_template is not None)
+        warnings = tuple(_early_warnings(options, scorer, tokenizer.chat_template is not None))
         for warning in warnings:
             progress.warn(**warning)
-        run.write_manifest(dataclasses.replace(manifest, warnings=tuple(warnings)))
+        run.write_manifest(dataclasses.replace(manifest, warnings=warnings))
     return Plan(options, target, drafts, documents, scorer, run)
 
 
@@ -147,36 +147,29 @@ def _environment() -> dict[str, object]:
     }
 
 
-def _early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> list[dict[str, str]]:
-    found = []
-    raw = [source.path for source in options.data if source.prompt is not None and not source.chat]
+def _early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
+    """What is known to be odd before any work, as code, message and remedy."""
+    raw = [Path(source.path).name for source in options.data if source.prompt is not None and not source.chat]
     if raw and has_template:
-        found.append(
-            {
-                "code": "raw_prompts",
-                "message": f"the target has a chat template, and {Path(raw[0]).name} is profiled without it",
-                "remedy": "set chat: true or use messages if the traffic goes through the template",
-            }
-        )
+        yield {
+            "code": "raw_prompts",
+            "message": f"the target has a chat template, and {', '.join(raw)} is profiled without it",
+            "remedy": "set chat: true or use messages if the traffic goes through the template",
+        }
     for source in options.data:
         if corpus.read_whole(source):
-            found.append(
-                {
-                    "code": "json_array",
-                    "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
-                    "remedy": "store large data as .jsonl, one object a line",
-                }
-            )
+            yield {
+                "code": "json_array",
+                "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
+                "remedy": "store large data as .jsonl, one object a line",
+            }
     for head in (scorer.target, *scorer.drafts):
         if not head.chunked:
-            found.append(
-                {
-                    "code": "full_logits",
-                    "message": f"{head.model.name}: logits need the full forward of a whole document at once",
-                    "remedy": "expect more memory per document; lower max_new_tokens if it runs out",
-                }
-            )
-    return found
+            yield {
+                "code": "full_logits",
+                "message": f"{head.model.name}: logits need the full forward of a whole document at once",
+                "remedy": "expect more memory per document; lower max_new_tokens if it runs out",
+            }
 
 
 def _measure_latency(plan: Plan, progress: Progress) -> None:
@@ -276,5 +269,3 @@ def _require_same_data(shard: Shard, documents: Sequence[Document]) -> None:
         raise RunMismatch(
             f"the data have changed since shard {shard.index} was written", "put them back, or profile into a new directory"
         )
-
-

@@ -55,5 +55,3 @@ def _domains(continuations: Sequence[Continuation], lengths: Sequence[int]) -> p
     names = list(dict.fromkeys(item.document.domain for item in continuations))
     codes = np.repeat([names.index(item.document.domain) for item in continuations], lengths)
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names, pa.string()))
-
-

@@ -14,7 +14,7 @@ from alphaprof import __version__
 from alphaprof.analysis.decision import Decision, decide, held_out
 from alphaprof.analysis.estimate import by_cluster, ratio, share_interval
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTime, StepTimes, free_draft, speedup
+from alphaprof.analysis.speedup import Speedup, StepTime, StepTimes, free_draft, speedup
 from alphaprof.analysis.totals import read_totals
 from alphaprof.log.store import Run
 from alphaprof.report.model import Cost, GammaResult, Interval, Report, Result, RunFacts, Traffic
@@ -58,9 +58,7 @@ def build_report(run: Run, flavour: Flavour = "engine") -> Report:
         totals = read_totals(run, draft, flavour)
         for rule in run.rules:
             found = list(pools(totals, documents, rule, run.gammas))
-            results += [
-                _result(domain, draft, rule, pool, times.get(draft), question, run.gammas) for domain, pool in found
-            ]
+            results += [_result(domain, draft, rule, pool, times.get(draft), question, run.gammas) for domain, pool in found]
             if rule == question.rule:
                 by_draft[draft] = {domain: pool for domain, pool in found if pool.on_policy}
     traffic = _traffic(by_draft, times, question, run.gammas)
@@ -135,7 +133,7 @@ def _result(
         share = ratio(*by_cluster(pool.cluster, pool["accepted"], pool["proposals"]))
         alpha = Interval(*_fields(share_interval(share, question.confidence)))
     gamma_results = tuple(_gamma(pool, gamma, times, question.confidence) for gamma in gammas) if pool.on_policy else ()
-    best, decision = _decide({draft: {domain: pool}}, times and {draft: times}, {domain: 1.0}, question, gammas)
+    best, decision = _decide({draft: {domain: pool}}, {draft: times} if times else None, {domain: 1.0}, question, gammas)
     return Result(
         domain=domain,
         draft=draft,
@@ -194,10 +192,15 @@ def _interval(found: Speedup | None, confidence: float) -> Interval | None:
 
 
 def _decide(
-    candidates: Pools, times: Mapping[str, StepTimes] | None, weights: Mapping[str, float], question: Question, gammas: Sequence[int]
+    candidates: Pools,
+    times: Mapping[str, StepTimes] | None,
+    weights: Mapping[str, float],
+    question: Question,
+    gammas: Sequence[int],
 ) -> tuple[Pair | None, Decision]:
     """The chosen draft and gamma, and the verdict on them. What is `auto` is chosen on one half of the documents of every
-    domain and tested on the other, so that the winner is not judged by the luck that made it win."""
+    domain and tested on the other, so that the winner is not judged by the luck that made it win.
+    """
     if not times:
         return None, _no_decision("no step times were measured, so acceptance cannot be turned into speedup")
     if not candidates or any(not pool.on_policy for domains in candidates.values() for pool in domains.values()):
@@ -238,9 +241,7 @@ def _speedup(
     return speedup(counts, list(weights.values()), times[draft])
 
 
-def _traffic(
-    candidates: Pools, times: Mapping[str, StepTimes], question: Question, gammas: Sequence[int]
-) -> Traffic:
+def _traffic(candidates: Pools, times: Mapping[str, StepTimes], question: Question, gammas: Sequence[int]) -> Traffic:
     """The verdict on all domains together, weighted by their shares of output tokens."""
     if question.draft != "auto":
         candidates = {question.draft: candidates[question.draft]}
@@ -249,7 +250,9 @@ def _traffic(
     weights = question.weights or {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
     missing = sorted(set(weights) ^ set(tokens))
     if missing or not tokens:
-        what = f"weights and data do not have the same domains ({', '.join(missing)})" if missing else "no on-policy document"
+        what = (
+            f"weights and data do not have the same domains ({', '.join(missing)})" if missing else "no on-policy document"
+        )
         best, decision = None, _no_decision(what)
     else:
         best, decision = _decide(candidates, times, weights, question, gammas)

@@ -125,7 +125,9 @@ def _lengths(draft: str, results: Iterable[Result], console: Console) -> None:
 
 def _times(cost: Cost, console: Console) -> None:
     threads = f", {cost.threads} threads" if cost.threads else ""
-    title = f"step times: {cost.source} with {cost.engine} on {cost.device}{threads}, {cost.dtype}, batch {cost.concurrency}, "
+    title = (
+        f"step times: {cost.source} with {cost.engine} on {cost.device}{threads}, {cost.dtype}, batch {cost.concurrency}, "
+    )
     title += f"context {cost.context}"
     decode = cost.target_ms[1]
     verify = "  ".join(f"T({tokens}) {fmt.number(ms, 1)}" for tokens, ms in cost.target_ms.items())
@@ -138,7 +140,7 @@ def _times(cost: Cost, console: Console) -> None:
 
 def _definitions(report: Report, console: Console) -> None:
     lines = (
-        f"alpha: acceptance pooled over positions with a proposal; brackets: {report.confidence:.0%} intervals over documents.",
+        f"alpha: acceptance over all positions with a proposal. Brackets: {report.confidence:.0%} intervals over documents.",
         "tokens/round: tokens emitted per verification, the target's own included. gamma: drafted tokens per round.",
         "break-even: tokens/round at which the draft starts to pay, gamma c + v; c = T_draft/T(1), v = T(gamma+1)/T(1).",
         "speedup: decode time without the draft / with it, prefill excluded. Verdicts test one half of the documents at the",

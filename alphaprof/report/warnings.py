@@ -29,7 +29,9 @@ def _partial(report: Report) -> Iterator[ReportWarning]:
 
 def _left_out(manifest: Manifest) -> Iterator[ReportWarning]:
     for reason, count in manifest.skipped.items():
-        yield ReportWarning("skipped", f"{count} documents left out: {reason}", "see too_long and max_new_tokens in the profile")
+        yield ReportWarning(
+            "skipped", f"{count} documents left out: {reason}", "see too_long and max_new_tokens in the profile"
+        )
     for reason, count in manifest.truncated.items():
         yield ReportWarning("truncated", f"{count} {reason}", "their acceptance may differ from that of the whole text")
 
