@@ -197,12 +197,14 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def fingerprint(network: torch.nn.Module) -> str:
-    """SHA-256 over every parameter's name, shape, dtype and 64 of its values, evenly spread.
+def fingerprint(network: PreTrainedModel) -> str:
+    """SHA-256 over the configuration and over every parameter's name, shape, dtype and 64 of its values, evenly spread.
 
     It does not depend on where the model lies, costs milliseconds, and changes with any fine-tuning or quantisation.
     """
-    digest = hashlib.sha256()
+    volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
+    settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, parameter in sorted(network.named_parameters()):
         digest.update(json.dumps([name, list(parameter.shape), str(parameter.dtype)]).encode())
         if parameter.device.type != "meta":

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Make .venv with alphaprof and the tested versions of everything that it needs. Does nothing when that is done already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "error: $python is older than Python 3.11" >&2
+  echo "hint: set PYTHON to a newer one, e.g. PYTHON=python3.12 $0" >&2
+  exit 1
+fi
+
+wanted=$(cat pyproject.toml constraints.txt | sha256sum)
+if [ "$(cat .venv/.installed 2>/dev/null)" = "$wanted" ]; then
+  echo "== .venv is up to date"
+  exit 0
+fi
+echo "== making .venv with $("$python" --version) and installing alphaprof (a few minutes, about 2 GB on disk with a CPU build of torch)"
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gguf,dev]'
+echo "$wanted" > .venv/.installed

@@ -1,0 +1,77 @@
+"""Guards and tiny models that all tests share."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads cost more than they give
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test opens a connection."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a test tried to open a network connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(autouse=True)
+def _no_models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test loads a model only if it says so, by the marker `models` or `demo_model`."""
+    if request.node.get_closest_marker("models") or request.node.get_closest_marker("demo_model"):
+        return
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a unit test tried to load a model: mark it with @pytest.mark.models")
+
+    import sys
+
+    if "transformers" in sys.modules:
+        from transformers import AutoModelForCausalLM
+
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny random models: `target` (4 layers), `draft` (the target with noise), `other` (another vocabulary),
+    `wide` (the target's vocabulary with padding rows), `short` (a draft with a context of 24 tokens)."""
+    from tests.tiny import save_models
+
+    folder = tmp_path_factory.mktemp("models")
+    save_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo's GGUF file. Where the environment promises it (test.sh does), its absence is a failure, not a skip."""
+    promised = os.environ.get("ALPHAPROF_DEMO_MODEL")
+    path = ROOT / (promised or "models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    if not path.exists():
+        if promised or os.environ.get("CI"):
+            pytest.fail(f"{path} is missing; scripts/fetch_demo_models.py fetches it")
+        pytest.skip("the demo model has not been fetched")
+    return path
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch on one thread, for tests that compare float32 results exactly."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

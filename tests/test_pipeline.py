@@ -1,0 +1,368 @@
+"""Whole runs on tiny models: what they write, what interrupts them, and that resuming changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from alphaprof.analysis.totals import read_totals, write_totals
+from alphaprof.errors import DataEmpty, ModelUnloadable, OutOfMemory, RunExists, RunMismatch, VocabularyMismatch
+from alphaprof.loader import load_profile
+from alphaprof.log import store
+from alphaprof.log.schema import position_columns
+from alphaprof.log.store import Run
+from alphaprof.profiling import pipeline
+
+pytestmark = pytest.mark.models
+NEW_TOKENS = 24
+
+
+class Silent:
+    """A progress that remembers warnings only."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def say(self, message: str) -> None: ...
+
+    def warn(self, code: str, message: str, remedy: str) -> None:
+        self.warnings.append(code)
+
+    def start(self, label: str, total: int | None, unit: str) -> None: ...
+
+    def advance(self, steps: int, positions: int = 0) -> None: ...
+
+
+def write_data(folder: Path) -> None:
+    """Two domains of different lengths, and logged responses as text and as ids."""
+    words = "the quick brown fox jumps over a lazy dog and then some more of it".split()
+    generator = np.random.default_rng(0)
+    for domain, count in (("long", 9), ("short", 6)):
+        rows = []
+        for index in range(count):
+            size = int(generator.integers(2, 12)) if domain == "long" else 1
+            text = f"{index} " + " ".join(generator.choice(words, size))
+            ids = generator.integers(0, 250, 5 + index).tolist()
+            rows.append({"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2})
+        (folder / f"{domain}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
+    """A profile over the tiny models; changes replace top-level keys."""
+    write_data(folder)
+    tree = {
+        "target": {"model": str(tiny / "target"), "dtype": "float32"},
+        "drafts": {
+            "close": {"kind": "model", "model": str(tiny / "draft")},
+            "skip": {"kind": "layer_skip", "drop_layers": [2]},
+            "wide": {"kind": "model", "model": str(tiny / "wide")},
+            "brief": {"kind": "model", "model": str(tiny / "short")},
+        },
+        "data": [
+            {"domain": "long", "path": "long.jsonl", "prompt": "{text}", "chat": True},
+            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation"},
+        ],
+        "continuation": {"kind": "greedy", "max_new_tokens": NEW_TOKENS},
+        "gammas": [1, 2, 4],
+        "costs": {"context": 16, "repeats": 3},
+        "batch_tokens": 160,
+        "shard_documents": 4,
+    }
+    path = folder / "profile.yaml"
+    path.write_text(yaml.safe_dump(tree | changes))
+    return path
+
+
+def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) -> Run:
+    run = pipeline.profile(load_profile(path, list(overrides)), out, resume, Silent())
+    write_totals(run)
+    return run
+
+
+def tables(out: Path) -> dict[str, Any]:
+    """Every table of a run but the latency, by its path."""
+    paths = sorted(path for path in out.rglob("*.parquet") if path.name != "latency.parquet")
+    return {str(path.relative_to(out)): pq.ParquetFile(path).read() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
+    """An unbroken run."""
+    folder = tmp_path_factory.mktemp("finished")
+    return run_profile(profile_file(folder, tiny), folder / "run")
+
+
+def test_the_log_holds_every_position_of_every_document_once_for_every_draft(finished: Run) -> None:
+    log = pd.read_parquet(finished.path / "positions")
+    documents = pd.read_parquet(finished.path / "documents.parquet")
+    assert sorted(log["draft"].unique()) == ["brief", "close", "skip", "wide"]
+    assert len(documents) == 15 == finished.manifest.documents
+    assert documents["document"].tolist() == list(range(15))
+    assert finished.manifest.positions == documents["continuation_tokens"].sum() == len(log) / 4
+    for _, rows in log.groupby("draft", observed=True):
+        assert rows["document"].is_monotonic_increasing
+        for number, document in rows.groupby("document"):
+            assert document["position"].tolist() == list(range(documents["continuation_tokens"][number]))
+    expected = [column.name for column in position_columns(["strict"])]
+    assert [name for name in log.columns if name != "draft"] == expected
+
+
+def test_continuations_hold_the_ids_that_the_log_was_measured_on(finished: Run) -> None:
+    log = pd.read_parquet(finished.path / "positions", filters=[("draft", "==", "close")])
+    for shard in finished.shards:
+        for row in finished.continuations(shard.index).to_pylist():
+            token = log.loc[log["document"] == row["document"], "token"]
+            assert token.tolist() == row["continuation_ids"]
+            assert (row["finish"] == "eos") == (row["continuation_ids"][-1] == 256)
+            assert len(row["prompt_ids"]) == row["prompt_tokens"]
+
+
+def test_target_columns_are_the_same_for_every_draft(finished: Run) -> None:
+    log = pd.read_parquet(finished.path / "positions")
+    shared = ["token", "target_top", "target_top_prob", "target_entropy", "raw_target_margin"]
+    parts = [rows[shared].reset_index(drop=True) for _, rows in log.groupby("draft", observed=True)]
+    assert all(part.equals(parts[0]) for part in parts)
+
+
+def test_a_draft_with_padding_rows_scores_like_the_same_draft_without(finished: Run) -> None:
+    log = pd.read_parquet(finished.path / "positions")
+    close, wide = (log[log["draft"] == name].reset_index(drop=True) for name in ("close", "wide"))
+    assert np.isfinite(wide["kl_target_draft"]).all()
+    for name in ("overlap", "kl_target_draft", "draft_entropy"):
+        assert np.allclose(close[name], wide[name], atol=1e-5)
+    assert (close["draft_top"] == wide["draft_top"]).all()
+
+
+def test_totals_are_the_sums_of_the_log(finished: Run) -> None:
+    log = pd.read_parquet(finished.path / "positions")
+    for draft in finished.manifest.drafts:
+        totals = read_totals(finished, draft).to_pandas()
+        rows = log[log["draft"] == draft]
+        by_document = rows.groupby("document")
+        assert totals["accepted"].tolist() == by_document["accept_strict"].sum().tolist()
+        assert totals["proposals"].tolist() == by_document["proposed"].agg(lambda values: (values > 0).sum()).tolist()
+        assert totals["positions"].tolist() == by_document.size().tolist()
+
+
+def test_a_draft_at_the_end_of_its_context_covers_part_of_the_positions(finished: Run) -> None:
+    totals = read_totals(finished, "brief").to_pandas()
+    assert 0 < totals["proposals"].sum() < totals["positions"].sum()
+    assert totals["rounds_4"].sum() > read_totals(finished, "close").to_pandas()["rounds_4"].sum()
+
+
+def test_the_manifest_names_what_was_run(finished: Run) -> None:
+    manifest = finished.manifest
+    assert manifest.status == "complete"
+    assert manifest.target.dtype == "float32"
+    assert manifest.target.eos == (256,)
+    assert manifest.drafts["brief"].context == 24
+    assert manifest.drafts["wide"].vocabulary == 320
+    assert len({facts.fingerprint for facts in manifest.drafts.values()}) == 4
+    assert "packages" in manifest.environment
+
+
+def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
+    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
+    expected = tables(finished.path)
+    original = store.write_table
+
+    class Killed(BaseException):
+        pass
+
+    def dying(*arguments: Any) -> None:
+        if budget[0] == 0:
+            raise Killed
+        budget[0] -= 1
+        original(*arguments)
+
+    monkeypatch.setattr(store, "write_table", dying)
+    attempts = 0
+    budget = [2]  # tables that an attempt may write: at times a shard's first, last or only some
+    while True:
+        try:
+            run_profile(path, out, resume=attempts > 0)
+            break
+        except Killed:
+            attempts += 1
+            budget[0] = 3 + attempts % 4
+    assert attempts > 4
+    found = tables(out)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not found[name].equals(expected[name])] == []
+
+
+def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(finished: Run, tiny: Path, tmp_path: Path) -> None:
+    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
+    killed_with = []
+    for marker in ("positions/draft=skip/part-00000.parquet", "continuations/part-00001.parquet"):
+        with start(path, out, resume=bool(killed_with)) as process:
+            deadline = time.monotonic() + 120
+            while not (out / marker).exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+        killed_with.append(json.loads((out / "manifest.json").read_text())["status"])
+    assert killed_with == ["running", "running"]
+    with start(path, out, resume=True) as last:
+        _, errors = last.communicate(timeout=240)
+    assert last.returncode == 0, errors
+    expected, found = tables(finished.path), tables(out)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not found[name].equals(expected[name])] == []
+
+
+def start(path: Path, out: Path, resume: bool) -> subprocess.Popen[str]:
+    """`alphaprof profile` as a process of its own."""
+    command = [sys.executable, "-m", "alphaprof", "profile", str(path), "--out", str(out), *(["--resume"] if resume else [])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_complete_run_is_left_alone(finished: Run, tiny: Path, tmp_path: Path) -> None:
+    before = (finished.path / "manifest.json").stat().st_mtime_ns
+    run_profile(finished.path.parent / "profile.yaml", finished.path, resume=True)
+    assert (finished.path / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_an_output_directory_with_anything_in_it_is_refused(finished: Run, tiny: Path, tmp_path: Path) -> None:
+    path = profile_file(tmp_path, tiny)
+    with pytest.raises(RunExists, match="holds a run already"):
+        run_profile(path, finished.path)
+    with pytest.raises(RunExists, match="not empty"):
+        run_profile(path, tmp_path)
+
+
+def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends after its second shard."""
+    with monkeypatch.context() as patch:
+        original = pipeline._write_shard
+
+        def limited(plan: Any, index: int, *rest: Any) -> None:
+            if index == 2:
+                raise KeyboardInterrupt
+            original(plan, index, *rest)
+
+        patch.setattr(pipeline, "_write_shard", limited)
+        with pytest.raises(KeyboardInterrupt):
+            run_profile(path, out)
+
+
+def test_changed_profile_data_or_model_is_noticed_on_resume(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
+    interrupted(path, out, monkeypatch)
+    with pytest.raises(RunMismatch, match=r"another profile \(gammas changed\)"):
+        run_profile(path, out, True, "gammas=[1]")
+    data = tmp_path / "long.jsonl"
+    whole = data.read_text()
+    data.write_text(whole.replace("0 ", "7 ", 1))
+    with pytest.raises(RunMismatch, match="data have changed since shard 0"):
+        run_profile(path, out, True)
+    data.write_text("".join(whole.splitlines(keepends=True)[:1]))
+    (tmp_path / "short.jsonl").write_text((tmp_path / "short.jsonl").read_text().splitlines()[0] + "\n")
+    with pytest.raises(RunMismatch):
+        run_profile(path, out, True)
+
+
+def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> None:
+    data = [
+        {"domain": "ids", "path": "long.jsonl", "prompt": "{text}", "continuation": {"kind": "given", "column": "ids", "on_policy": True}},
+        {"domain": "text", "path": "short.jsonl", "prompt": "{text}", "continuation": {"kind": "given", "column": "response"}},
+    ]
+    run = run_profile(profile_file(tmp_path, tiny, data=data), tmp_path / "run")
+    log = pd.read_parquet(tmp_path / "run" / "positions", filters=[("draft", "==", "close")])
+    totals = read_totals(run, "close").to_pandas()
+    documents = run.documents().to_pandas()
+    rows = [json.loads(line) for line in (tmp_path / "long.jsonl").read_text().splitlines()]
+    for number, source_row in documents.loc[documents["domain"] == "ids", "source_row"].items():
+        assert log.loc[log["document"] == number, "token"].tolist() == rows[source_row]["ids"]
+    given_ids, given_text = documents["domain"] == "ids", documents["domain"] == "text"
+    assert (documents.loc[given_ids, "finish"] == "eos").all()
+    assert totals.loc[given_ids, "rounds_1"].notna().all()
+    assert totals.loc[given_text, "rounds_1"].isna().all()  # another policy's text: no rounds
+    text = log[log["domain"] == "text"]
+    assert (text["accept_strict"] == (text["draft_top"] == text["target_top"])).all()
+    ids = log[log["domain"] == "ids"]
+    assert (ids["accept_strict"] == (ids["draft_top"] == ids["token"])).all()
+
+
+def test_running_out_of_memory_halves_batches_and_says_so(
+    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = pipeline.generate_greedy
+
+    def small(target: Any, documents: Any) -> Any:
+        if len(documents) > 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        return original(target, documents)
+
+    monkeypatch.setattr(pipeline, "generate_greedy", small)
+    run = run_profile(profile_file(tmp_path, tiny), tmp_path / "run")
+    assert sum(shard.halved_batches for shard in run.shards) > 0
+    expected, found = tables(finished.path), tables(run.path)
+    for name in expected:
+        if name.startswith("continuations"):
+            assert found[name].equals(expected[name])
+    monkeypatch.setattr(pipeline, "generate_greedy", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(OutOfMemory, match=r"out of memory on document \d+"):
+        run_profile(profile_file(tmp_path, tiny), tmp_path / "other")
+
+
+def test_documents_beyond_the_context_are_counted_and_none_left_is_an_error(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "mixed.jsonl").write_text(json.dumps({"text": "a" * 600}) + "\n" + json.dumps({"text": "b"}) + "\n")
+    source = {"domain": "d", "path": "mixed.jsonl", "prompt": "{text}"}
+    run = run_profile(profile_file(tmp_path, tiny, data=[source]), tmp_path / "skip")
+    assert run.manifest.documents == 1
+    assert run.manifest.skipped == {"longer than the target's context of 512 tokens": 1}
+    run = run_profile(profile_file(tmp_path, tiny, data=[source | {"too_long": "truncate"}]), tmp_path / "cut")
+    assert run.documents()["prompt_tokens"].to_pylist() == [512 - NEW_TOKENS, 1]
+    assert run.manifest.truncated == {"prompts cut to the target's context": 1}
+    with pytest.raises(DataEmpty, match="yields no document from 1 rows"):
+        (tmp_path / "mixed.jsonl").write_text(json.dumps({"text": "a" * 600}) + "\n")
+        run_profile(tmp_path / "profile.yaml", tmp_path / "none", False, "data.0.too_long=skip")
+
+
+def test_a_draft_with_another_vocabulary_is_refused_before_any_work(tiny: Path, tmp_path: Path) -> None:
+    drafts = {"odd": {"kind": "model", "model": str(tiny / "other")}}
+    with pytest.raises(VocabularyMismatch, match="draft odd has another vocabulary"):
+        run_profile(profile_file(tmp_path, tiny, drafts=drafts), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_is_no_model_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelUnloadable, match="cannot load"):
+        run_profile(profile_file(tmp_path, tiny), tmp_path / "run", False, f"target.model={tmp_path}")
+
+
+def test_raw_prompts_of_a_chat_model_and_json_arrays_are_warned_about(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "array.json").write_text(json.dumps([{"text": "a"}, {"text": "b"}]))
+    source = {"domain": "d", "path": "array.json", "prompt": "{text}"}
+    progress = Silent()
+    path = profile_file(tmp_path, tiny, data=[source])
+    run = pipeline.profile(load_profile(path), tmp_path / "run", False, progress)
+    assert progress.warnings == ["raw_prompts", "json_array"]
+    assert [warning["code"] for warning in run.manifest.warnings] == progress.warnings
+
+
+def test_step_times_cover_every_length_and_draft(finished: Run) -> None:
+    rows = finished.latency().to_pandas()
+    target = rows[rows["model"] == "target"]
+    assert target["tokens"].tolist() == [1, 2, 3, 4, 5]
+    assert sorted(rows.loc[rows["step"] == "draft", "model"]) == ["brief", "close", "skip", "wide"]
+    assert (rows["median_ms"] > 0).all()
+    assert (rows["p10_ms"] <= rows["median_ms"]).all()
+    assert rows.loc[rows["model"] == "target", "context"].tolist() == [16] * 5

@@ -1,0 +1,252 @@
+"""The scoring pass: every column is that of the right token, row, model and position, whatever the batch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaprof.config import ModelDraft
+from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
+from alphaprof.profiling.continuations import Continuation
+from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.drafts import layer_skip
+from alphaprof.profiling.head import Head
+from alphaprof.profiling.models import Model, fingerprint
+from alphaprof.profiling.record import by_document, position_table
+from alphaprof.profiling.scoring import Layout, Scorer
+from alphaprof.profiling.vocabulary import check_vocabulary, scored_width, token_count
+from tests import reference
+from tests.tiny import llama, noisy, tokenizer
+
+pytestmark = pytest.mark.models
+TOKENS = 260
+
+
+def model(name: str, network: Any) -> Model:
+    return Model(name, network, "model", name)
+
+
+def continuation(number: int, prompt: int, length: int, domain: str = "a") -> Continuation:
+    """A document of random tokens."""
+    ids = np.random.default_rng(number).integers(0, 250, prompt + length).astype(np.int32)
+    document = Document(number, domain, None, 0, number, ids[:prompt], None, False, length, "greedy", True)
+    return Continuation(document, ids[prompt:], "length")
+
+
+BATCH = [continuation(0, 5, 7), continuation(1, 1, 12), continuation(2, 30, 3), continuation(3, 2, 1)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Model:
+    return model("target", llama())
+
+
+@pytest.fixture(scope="module")
+def draft(target: Model) -> Model:
+    return model("draft", noisy(target.network, 0.05))
+
+
+def logits_alone(network: Any, item: Continuation) -> np.ndarray:
+    """Logits [positions, vocabulary] of a document, by the plain forward of the document alone."""
+    ids = torch.from_numpy(np.concatenate([item.document.prompt, item.ids]).astype(np.int64))
+    with torch.inference_mode():
+        logits = network(input_ids=ids[None], attention_mask=torch.ones(1, len(ids), dtype=torch.long)).logits[0]
+    return logits[len(item.document.prompt) - 1 : -1].double().numpy()
+
+
+def assert_equal(found: dict[str, np.ndarray], target: Model, draft: Model, item: Continuation, **tolerance: float) -> None:
+    """The columns of one document against the reference."""
+    ours, theirs = logits_alone(target.network, item), logits_alone(draft.network, item)
+    for place, token in enumerate(item.ids):
+        expected = reference.columns(ours[place], theirs[place], int(token))
+        got = {name: float(found[name][place]) for name in expected}
+        assert got == pytest.approx(expected, abs=2e-5, rel=2e-5), f"document {item.document.document} position {place}"
+        assert int(found["token"][place]) == token
+
+
+@pytest.mark.parametrize("head_rows", [1, 5, 128])
+def test_columns_of_a_padded_batch_equal_each_document_alone(target: Model, draft: Model, head_rows: int) -> None:
+    scorer = Scorer(target, [draft], TOKENS)
+    scorer.head_rows, scorer.statistics_rows = head_rows, 3
+    assert scorer.target.chunked
+    assert scorer.drafts[0].chunked
+    found = by_document(BATCH, scorer.score(BATCH)["draft"])
+    for item in BATCH:
+        assert_equal(found[item.document.document], target, draft, item)
+
+
+def test_a_shift_by_one_position_would_be_noticed(target: Model, draft: Model) -> None:
+    found = by_document(BATCH, Scorer(target, [draft], TOKENS).score(BATCH)["draft"])
+    shifted = {name: np.roll(values, 1) for name, values in found[1].items()} | {"token": found[1]["token"]}
+    with pytest.raises(AssertionError):
+        assert_equal(shifted, target, draft, BATCH[1])
+
+
+def test_swapping_target_and_draft_would_be_noticed(target: Model, draft: Model) -> None:
+    swapped = Scorer(model("target", draft.network), [model("draft", target.network)], TOKENS)
+    found = by_document(BATCH, swapped.score(BATCH)["draft"])
+    with pytest.raises(AssertionError):
+        assert_equal(found[1], target, draft, BATCH[1])
+
+
+def test_where_the_stand_in_fails_the_full_forward_gives_the_same(target: Model, draft: Model) -> None:
+    scorer, full = Scorer(target, [draft], TOKENS), Scorer(target, [draft], TOKENS)
+    full.target.chunked = full.drafts[0].chunked = False
+    expected, found = scorer.score(BATCH)["draft"], full.score(BATCH)["draft"]
+    for name, values in expected.items():
+        assert np.allclose(values, found[name], atol=2e-5), name
+
+
+def test_a_model_that_scales_its_logits_is_reproduced_or_found_out(target: Model) -> None:
+    class Capped(type(target.network)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().forward(*args, **kwargs)
+            output.logits = 3 * torch.tanh(output.logits / 3)
+            return output
+
+    network = Capped(target.network.config)
+    network.load_state_dict(target.network.state_dict())
+    head = Head(model("target", network.eval()))
+    assert head.chunked
+    item = BATCH[0]
+    layout = Layout.of([item])
+    found = head.logits(head.rows(layout.ids, layout.row, layout.column))
+    assert np.allclose(found.numpy(), logits_alone(network, item), atol=1e-5)
+
+
+def test_a_head_that_looks_at_other_tokens_is_not_run_in_chunks(target: Model) -> None:
+    class Mixing(type(target.network)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().forward(*args, **kwargs)
+            output.logits = output.logits + output.logits.cumsum(1)
+            return output
+
+    network = Mixing(target.network.config)
+    network.load_state_dict(target.network.state_dict())
+    assert not Head(model("target", network.eval())).chunked
+
+
+def test_a_draft_that_is_the_target_agrees_everywhere(target: Model) -> None:
+    found = Scorer(target, [model("draft", target.network)], TOKENS).score(BATCH)["draft"]
+    assert np.array_equal(found["draft_top"], found["target_top"])
+    assert np.all(found["overlap"] > 1 - 1e-5)
+    assert np.all(found["target_rank_of_draft_top"] == 1)
+
+
+def test_beyond_its_context_a_draft_proposes_nothing_and_no_row_is_missing(target: Model) -> None:
+    short = model("short", noisy(target.network, 0.05))
+    short.network.config.max_position_embeddings = 24
+    item = continuation(9, 20, 10)
+    scored = by_document([item], Scorer(target, [short], TOKENS).score([item])["short"])
+    # Position t is predicted from 20 + t tokens: the draft can until t = 4, and a round there drafts one token.
+    assert scored[9]["proposed"].tolist() == [5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
+    table = position_table([item], scored, ["strict"], "short").to_pandas()
+    assert len(table) == 10
+    draft_side = ["draft_top", "overlap", "kl_target_draft", "accept_strict", "draft_rank_of_token", "raw_kl_target_draft"]
+    assert table.loc[5:, draft_side].isna().all().all()
+    assert table.loc[:4, draft_side].notna().all().all()
+    assert table[["target_top", "target_entropy", "token"]].notna().all().all()
+
+
+class Poisoned(torch.nn.Module):
+    """A head whose logits above a limit become NaN."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        super().__init__()
+        self.head, self.limit = head, np.inf
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.head(hidden)
+        return torch.where(logits > self.limit, torch.nan, logits)
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_bad_logits_stop_the_run_and_name_document_position_and_model(target: Model, draft: Model, name: str) -> None:
+    models = {"target": target, "draft": draft}
+    network = copy.deepcopy(models[name].network)
+    network.lm_head = Poisoned(network.lm_head)
+    models[name] = model(name, network)
+    scorer = Scorer(models["target"], [models["draft"]], TOKENS)
+    largest = logits_alone(network, BATCH[1]).max(1)
+    worst = int(largest.argmax())
+    network.lm_head.limit = largest[worst] - 1e-3
+    with pytest.raises(LogitsNotFinite, match=rf"logits of {name} .* document 1, position {worst}$"):
+        scorer.score([continuation(0, 5, 1), BATCH[1]])
+
+
+def test_padding_rows_of_one_model_are_cut_from_both(target: Model) -> None:
+    wide = llama(vocabulary=320)
+    state = wide.state_dict()
+    for key, value in target.network.state_dict().items():
+        state[key][: value.shape[0]] = value
+    wide.load_state_dict(state)
+    found = Scorer(target, [model("wide", wide)], TOKENS).score(BATCH)["wide"]
+    assert np.all(np.isfinite(found["kl_target_draft"]))
+    assert np.all(found["overlap"] > 1 - 1e-5)
+    assert np.array_equal(found["draft_top"], found["target_top"])
+
+
+@pytest.mark.parametrize(("widths", "tokens", "expected"), [([152064, 151936], 151669, 151936), ([32001, 32000], 32001, 32001), ([9, 9], 5, 9)])
+def test_scored_width(widths: list[int], tokens: int, expected: int) -> None:
+    assert scored_width(widths, tokens) == expected
+
+
+def test_equal_vocabularies_pass_and_another_one_is_named_token_by_token() -> None:
+    check_vocabulary(tokenizer(), tokenizer(), "draft")
+    assert token_count(tokenizer()) == TOKENS
+    with pytest.raises(VocabularyMismatch, match=r"256 of 260 shared ids differ \(target / draft id 0: '!' / '&'"):
+        check_vocabulary(tokenizer(), tokenizer(shift=5), "draft")
+
+
+def test_tokens_that_only_one_side_has_are_no_mismatch() -> None:
+    larger = tokenizer()
+    larger.add_tokens(["<tool>"])
+    check_vocabulary(larger, tokenizer(), "draft")
+    check_vocabulary(tokenizer(), larger, "draft")
+
+
+def test_layer_skip_equals_a_model_built_from_the_kept_layers_and_shares_its_weights(target: Model) -> None:
+    skip = layer_skip("skip", target, [1, 2])
+    separate = llama(layers=2)
+    kept = {0: 0, 3: 1}
+    state = {}
+    for key, value in target.network.state_dict().items():
+        parts = key.split(".")
+        if parts[1] == "layers":
+            if int(parts[2]) not in kept:
+                continue
+            parts[2] = str(kept[int(parts[2])])
+        state[".".join(parts)] = value
+    separate.load_state_dict(state)
+    ids = torch.randint(0, 250, (2, 20))
+    with torch.inference_mode():
+        assert torch.equal(skip.network(input_ids=ids).logits, separate(input_ids=ids).logits)
+        mask = torch.ones_like(ids)
+        generated = [net.generate(input_ids=ids, attention_mask=mask, max_new_tokens=8, do_sample=False) for net in (skip.network, separate)]
+    assert torch.equal(*generated)  # with a KV cache: layer indices are those of the cache
+    theirs = {parameter.data_ptr() for parameter in target.network.parameters()}
+    assert {parameter.data_ptr() for parameter in skip.network.parameters()} <= theirs
+    assert target.network.config.num_hidden_layers == 4
+    assert [layer.self_attn.layer_idx for layer in target.network.model.layers] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dropped", [[4], [0, 1, 2, 3]])
+def test_layers_that_do_not_exist_or_all_of_them_cannot_be_dropped(target: Model, dropped: list[int]) -> None:
+    with pytest.raises(ModelUnloadable, match="does not fit a target with 4 layers"):
+        layer_skip("skip", target, dropped)
+
+
+def test_a_fingerprint_changes_with_any_weight_and_not_with_the_copy() -> None:
+    first, second = llama(), llama()
+    assert fingerprint(first) == fingerprint(second)
+    with torch.no_grad():
+        second.lm_head.weight[0, 0] += 1e-3
+    assert fingerprint(first) != fingerprint(second)
+
+
+def test_options_of_a_draft_default_to_the_dtype_of_the_target() -> None:
+    assert ModelDraft(kind="model", model="x").dtype is None
