@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from alphaprof import __version__
-from alphaprof.errors import AlphaprofError
+from alphaprof.errors import AlphaprofError, ExtraMissing
 
 app = typer.Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is that?",
@@ -53,6 +54,9 @@ def profile(
     out: Annotated[Path, typer.Option(help="Directory of the run; new, or with --resume the interrupted one.")],
     resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
+    reuse: Annotated[
+        Path | None, typer.Option("--reuse-continuations", metavar="RUN", help="Measure on the text of a complete run.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
     ] = None,
@@ -63,12 +67,13 @@ def profile(
     from alphaprof.progress import ConsoleProgress
 
     options = load_profile(profile_file, overrides, limit)
+    _require_packages("torch", "transformers", "datasets")
     check_references(options)
     with ConsoleProgress() as progress:
         from alphaprof.analysis.totals import write_totals
         from alphaprof.profiling.pipeline import profile as run_profile
 
-        run = run_profile(options, out, resume, progress)
+        run = run_profile(options, out, progress, resume, reuse)
         write_totals(run)
     print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
 
@@ -102,6 +107,12 @@ def schema() -> None:
     for column in position_columns(["RULE"]):
         unit = f" [{column.unit}]" if column.unit else ""
         print(f"{column.name:26} {column.type!s:50.50}{unit}\n    {column.doc}")
+
+
+def _require_packages(*names: str) -> None:
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise ExtraMissing(f"profiling needs {', '.join(missing)}", "pip install 'alphaprof[profile]'")
 
 
 def main() -> None:

@@ -5,7 +5,9 @@ The command line, the manifest and the reference derive from these classes. Prec
 
 from __future__ import annotations
 
+import os
 import re
+import string
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +18,7 @@ from alphaprof.analysis.rules import RULES, rule_id
 Dtype = Literal["float32", "bfloat16", "float16"]
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 GAMMA_LIMIT = 64
+Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 
 
 class Options(BaseModel):
@@ -27,7 +30,9 @@ class Options(BaseModel):
 class ModelOptions(Options):
     """How to load a model: a hub id, a local directory, or a .gguf file."""
 
-    model: str = Field(description="hub id, local directory or .gguf file; relative paths start at the profile file")
+    model: str = Field(
+        min_length=1, description="hub id, local directory or .gguf file; relative paths start at the profile file"
+    )
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     device: str = Field("auto", description="auto (CUDA where there is one, else CPU), cpu, cuda, cuda:1")
@@ -51,7 +56,7 @@ class LayerSkipDraft(Options):
     """The target without some of its layers: shared weights, its own KV cache."""
 
     kind: Literal["layer_skip"]
-    drop_layers: list[int] = Field(min_length=1, description="0-based indices of the target's layers that are left out")
+    drop_layers: list[Whole] = Field(min_length=1, description="0-based indices of the target's layers that are left out")
 
     @field_validator("drop_layers")
     @classmethod
@@ -68,7 +73,7 @@ class GreedyContinuation(Options):
     """The target's own greedy continuation."""
 
     kind: Literal["greedy"] = "greedy"
-    max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
+    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
 
 
 class GivenContinuation(Options):
@@ -77,7 +82,7 @@ class GivenContinuation(Options):
     kind: Literal["given"]
     column: str = Field(description="column with the response, as text or as a list of token ids")
     on_policy: bool = Field(False, description="states that this target produced the responses, greedily")
-    max_new_tokens: int | None = Field(None, ge=1, description="cut longer responses (counted); default: no limit")
+    max_new_tokens: Whole | None = Field(None, ge=1, description="cut longer responses (counted); default: no limit")
 
 
 ContinuationOptions = Annotated[GreedyContinuation | GivenContinuation, Field(discriminator="kind")]
@@ -93,7 +98,9 @@ class SourceOptions(Options):
     """One dataset: where it lies, how a row becomes a prompt, and which domain it belongs to."""
 
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
-    path: str = Field(description="hub id, or local .jsonl, .json, .csv, .parquet or .txt; relative to the profile")
+    path: str = Field(
+        min_length=1, description="hub id, or local .jsonl, .json, .csv, .parquet or .txt; relative to the profile"
+    )
     name: str | None = Field(None, description="configuration of a hub dataset")
     split: str = Field("train", description="split of a hub dataset")
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
@@ -105,12 +112,19 @@ class SourceOptions(Options):
     chat_options: dict[str, Any] = Field({}, description="variables of the chat template, e.g. {enable_thinking: false}")
     continuation: ContinuationOptions | None = Field(None, description="default: the profile's continuation")
     cluster: str | None = Field(None, description="column that groups dependent documents, e.g. a conversation id")
-    limit: int | None = Field(None, ge=1, description="most documents taken from this source")
-    shuffle_seed: int | None = Field(None, description="shuffle rows with this seed before the limit applies")
-    shuffle_buffer: int = Field(10_000, ge=1, description="rows held while shuffling a stream")
+    limit: Whole | None = Field(None, ge=1, description="most documents taken from this source")
+    shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
+    shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
     too_long: Literal["skip", "truncate"] = Field(
         "skip", description="documents beyond the target's context: leave out, or drop the beginning of the prompt"
     )
+
+    @field_validator("prompt")
+    @classmethod
+    def _template(cls, prompt: str | None) -> str | None:
+        if prompt is not None:
+            template_parts(prompt)
+        return prompt
 
     @model_validator(mode="after")
     def _one_prompt(self) -> SourceOptions:
@@ -128,8 +142,8 @@ class CostOptions(Options):
     """Where step times come from."""
 
     source: Literal["measured"] = "measured"
-    context: int = Field(256, ge=8, description="tokens in the KV cache while a step is timed")
-    repeats: int = Field(20, ge=3, description="timed repeats of every step; the median counts")
+    context: Whole = Field(256, ge=8, description="tokens in the KV cache while a step is timed")
+    repeats: Whole = Field(20, ge=3, description="timed repeats of every step; the median counts")
 
 
 class DecisionOptions(Options):
@@ -137,7 +151,7 @@ class DecisionOptions(Options):
 
     rule: str = Field("strict", description="the one acceptance rule that the verdict concerns")
     draft: str = Field("auto", description="name of a draft; auto chooses on half of the documents")
-    gamma: int | Literal["auto"] = Field("auto", description="drafted tokens per round; auto chooses likewise")
+    gamma: Whole | Literal["auto"] = Field("auto", description="drafted tokens per round; auto chooses likewise")
     min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="of intervals (two-sided) and verdicts (one-sided)")
     weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: observed")
@@ -145,7 +159,7 @@ class DecisionOptions(Options):
     @field_validator("weights")
     @classmethod
     def _shares(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
-        if weights is not None and (min(weights.values(), default=0) < 0 or abs(sum(weights.values()) - 1) > 1e-6):
+        if weights is not None and not (min(weights.values(), default=0) >= 0 and abs(sum(weights.values()) - 1) <= 1e-6):
             raise ValueError(f"must be shares that add up to 1 (they add up to {sum(weights.values()):g})")
         return weights
 
@@ -158,11 +172,11 @@ class ProfileOptions(Options):
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()
     rules: list[str] = Field(["strict"], min_length=1)
-    gammas: list[int] = Field([1, 2, 3, 4, 5, 6, 7, 8], min_length=1)
+    gammas: list[Whole] = Field([1, 2, 3, 4, 5, 6, 7, 8], min_length=1)
     costs: CostOptions = CostOptions()
     decision: DecisionOptions = DecisionOptions()
-    batch_tokens: int = Field(8192, ge=1, description="padded tokens in one batch, at most (a document alone may exceed)")
-    shard_documents: int = Field(64, ge=1, description="documents a shard: what an interruption can cost")
+    batch_tokens: Whole = Field(8192, ge=1, description="padded tokens in one batch, at most (a document alone may exceed)")
+    shard_documents: Whole = Field(64, ge=1, description="documents a shard: what an interruption can cost")
 
     @field_validator("drafts")
     @classmethod
@@ -171,6 +185,11 @@ class ProfileOptions(Options):
             if not DRAFT_NAME.fullmatch(name) or name in ("auto", "target"):
                 raise ValueError(f"draft name {name!r} must be lower case, start with a letter, and not be auto or target")
         return drafts
+
+    @field_validator("continuation", mode="before")
+    @classmethod
+    def _greedy_by_default(cls, continuation: Any) -> Any:
+        return {"kind": "greedy"} | continuation if isinstance(continuation, dict) else continuation
 
     @field_validator("rules")
     @classmethod
@@ -224,7 +243,26 @@ LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}
 
 def resolve(reference: str, folder: Path) -> str:
     """A model or dataset reference, with a local path made absolute (from `folder`) and a hub id left as it is."""
-    path = Path(reference).expanduser()
+    path = Path(os.path.expanduser(reference))
     local = folder / path
     explicit = reference.startswith((".", "/", "~")) or path.suffix in LOCAL_SUFFIXES
-    return str(local.resolve()) if explicit or local.exists() else reference
+    if not explicit and not os.path.exists(local):
+        return reference
+    # The last name stays as it is: the hub's cache links model.gguf to a file whose name is a hash, without a suffix.
+    return str(local.parent.resolve() / local.name)
+
+
+def template_parts(template: str) -> list[tuple[str, str | None]]:
+    """A prompt template as pairs of literal text and the column that follows it (None at the end).
+
+    Raises `ValueError` for a template that is malformed or asks for more than a column.
+    """
+    advice = "write {column} for a column and {{ or }} for a brace"
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{template!r}: {error}; {advice}") from None
+    for _, name, specification, conversion in parsed:
+        if name is not None and (not name or specification or conversion):
+            raise ValueError(f"{template!r} has a field that is more or less than a column's name; {advice}")
+    return [(literal, name) for literal, name, _, _ in parsed]

@@ -24,6 +24,12 @@ class ProfileInvalid(AlphaprofError):
     exit_code = 2
 
 
+class ExtraMissing(AlphaprofError):
+    """A command needs packages that the plain installation leaves out."""
+
+    exit_code = 2
+
+
 class DataUnreadable(AlphaprofError):
     """A data source is missing, malformed or unreachable."""
 

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import ProfileInvalid
+
+UNKNOWN_KEY = "extra_forbidden"
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
     """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Like the base class, after a check for duplicates."""
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} occurs twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Like the base class, with a check for duplicates, before merge keys (`<<`) add theirs."""
+        node = super().compose_mapping_node(anchor)
+        seen = []
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"the key {key.value!r} occurs twice", key.start_mark)
+            seen.append(key.value)
+        return node
 
 
 def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
@@ -33,11 +42,11 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
     tree = read_tree(path)
     for override in overrides or []:
         apply_override(tree, override)
+    options = validate(tree, str(path)).resolved(path.parent)
     if limit is not None:
-        for source in tree.get("data") or []:
-            if isinstance(source, dict):
-                source["limit"] = min(limit, source.get("limit") or limit)
-    return validate(tree, str(path)).resolved(path.parent)
+        data = [source.model_copy(update={"limit": min(limit, source.limit or limit)}) for source in options.data]
+        options = options.model_copy(update={"data": data})
+    return options
 
 
 def read_tree(path: Path) -> dict[str, Any]:
@@ -49,10 +58,10 @@ def read_tree(path: Path) -> dict[str, Any]:
         raise ProfileInvalid(f"cannot read the profile {path}: {reason}", "give the path of a YAML profile file") from None
     try:
         tree = UniqueKeyLoader(text).get_single_data()
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2024-99-99 looks like a date and is none
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
+        problem = getattr(error, "problem", None) or f"not YAML ({str(error).splitlines()[0]})"
         raise ProfileInvalid(f"{path}{where}: {problem}", "mend the YAML there; quote text that holds ': ' or '{'") from None
     if not isinstance(tree, dict):
         raise ProfileInvalid(f"{path} holds no profile", "start from a file in profiles/: it needs target, drafts and data")
@@ -66,38 +75,37 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ProfileInvalid(f"--set {override!r} is not KEY=VALUE", "write for example --set target.dtype=float32")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = UniqueKeyLoader(text).get_single_data()
+    except (yaml.YAMLError, ValueError):
         raise ProfileInvalid(f"--set {path}: {text!r} is not a YAML value", "quote it for YAML and for the shell") from None
     node: Any = tree
     for depth, key in enumerate(keys):
         place = ".".join(keys[: depth + 1])
-        last = depth == len(keys) - 1
-        if isinstance(node, list):
-            index: Any = _element(node, key, place)
-        elif isinstance(node, dict):
-            index = key
-        else:
+        if not isinstance(node, (dict, list)):
             raise ProfileInvalid(f"--set {path}: {place} lies below a plain value", "name an option of the profile")
-        if last:
+        index: Any = _element(node, key, place) if isinstance(node, list) else key
+        if depth == len(keys) - 1:
             node[index] = value
-        elif isinstance(node, dict):
-            node = node.setdefault(index, {})
-        else:
-            node = node[index]
+            return
+        inner = node[index] if isinstance(node, list) else node.get(index)
+        node[index] = {} if inner is None else copy.copy(inner)  # a copy: YAML anchors let two places share a group
+        node = node[index]
 
 
 def _element(items: list[Any], key: str, place: str) -> int:
     """The index of a list element that is named by its index or, for a source, by its domain."""
-    if key.isdigit() and int(key) < len(items):
-        return int(key)
+    indices = [str(index) for index in range(len(items))]
+    if key in indices:
+        return indices.index(key)
     domains = [item.get("domain") if isinstance(item, dict) else None for item in items]
     if domains.count(key) == 1:
         return domains.index(key)
     known = ", ".join(dict.fromkeys(str(domain) for domain in domains if isinstance(domain, str)))
     raise ProfileInvalid(
         f"--set {place}: no single element {key!r} in a list of {len(items)}",
-        f"use an index from 0 to {len(items) - 1}" + (f" or a domain that one source has ({known})" if known else ""),
+        f"use an index from 0 to {len(items) - 1}" + (f" or a domain that one source has ({known})" if known else "")
+        if items
+        else "the list is empty: set it whole",
     )
 
 
@@ -106,49 +114,83 @@ def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
     try:
         return ProfileOptions.model_validate(tree)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        place = ".".join(str(part) for part in first["loc"]) or "profile"
-        if first["type"] == "extra_forbidden":
-            raise ProfileInvalid(f"{origin}: unknown key {place}{more}", _suggestion(first["loc"])) from None
-        problem = first["msg"].removeprefix("Value error, ")
-        raise ProfileInvalid(f"{origin}: {place}: {problem}{more}", _advice(first)) from None
+        raise _invalid(error, origin) from None
 
 
-def _advice(error: Any) -> str:
+def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
+    """The failure that names the first problem; an unknown key comes first, since it often explains the others."""
+    problems: dict[str, ErrorDetails] = {}
+    for problem in sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != UNKNOWN_KEY):
+        problems.setdefault(".".join(_keys(problem["loc"])) or "profile", problem)
+    # Pydantic reports every branch of a union; a problem deeper inside shows that an outer branch was not meant.
+    places = [place for place in problems if not any(other.startswith(f"{place}.") for other in problems)]
+    place, more = places[0], f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+    first = problems[place]
+    if first["type"] == UNKNOWN_KEY:
+        return ProfileInvalid(f"{origin}: unknown key {place}{more}", _suggestion(first["loc"]))
+    return ProfileInvalid(f"{origin}: {place}: {first['msg'].removeprefix('Value error, ')}{more}", _advice(first))
+
+
+def _advice(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return "add this key; the files in profiles/ show a complete profile"
-    if isinstance(error["input"], bool) and error["type"] == "string_type":
+    if error["type"] == "union_tag_not_found":
+        kinds = [tag for choice in _choices(_annotation(error["loc"])) for tag in _tags(choice)[1:]]
+        return f"add kind: {' or '.join(kinds)}"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "it is a group of options: write {key: value, ...}, or one key: value a line, indented"
+    if error["type"] == "string_type" and isinstance(error["input"], bool):
         return "YAML reads on, off, yes and no as true and false: quote the word"
+    if error["type"] == "string_type" and isinstance(error["input"], (int, float, datetime.date)):
+        return "YAML reads it as a number or a date: quote it"
     return "correct the value in the profile, or override it with --set KEY=VALUE"
 
 
 def _suggestion(location: tuple[str | int, ...]) -> str:
     """A hint for an unknown key: the nearest option of the group that it stands in."""
-    key, groups = str(location[-1]), _groups_at(location)
-    names = sorted({name for group in groups for name in group.model_fields})
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(names)}"
+    group = _choices(_annotation(location[:-1]))[0]
+    near = difflib.get_close_matches(str(location[-1]), group.model_fields, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(group.model_fields))}"
 
 
-def _groups_at(location: tuple[str | int, ...]) -> set[type[BaseModel]]:
-    """The option groups that pydantic's error location may mean; it mixes keys, indices and tags of unions."""
-    groups: set[type[BaseModel]] = {ProfileOptions}
-    for part in location[:-1]:
-        fields = [group.model_fields[str(part)] for group in groups if str(part) in group.model_fields]
-        inner = {group for field in fields for group in _groups_in(field.annotation)}
-        tagged = {group for group in groups if part in _tags(group)}
-        groups = inner or tagged or groups
-    return groups
+def _keys(location: tuple[str | int, ...]) -> list[str]:
+    """The keys of the file along pydantic's error location, which holds the tags of unions as well."""
+    return [str(part) for part, is_key, _ in _walk(location) if is_key]
 
 
-def _groups_in(annotation: Any) -> set[type[BaseModel]]:
-    """All option groups inside an annotation, through lists, dicts, unions and Annotated."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {annotation}
-    return {group for argument in get_args(annotation) for group in _groups_in(argument)}
+def _annotation(location: tuple[str | int, ...]) -> Any:
+    """The type that the options declare at pydantic's error location."""
+    steps = list(_walk(location))
+    return steps[-1][2] if steps else ProfileOptions
 
 
-def _tags(group: type[BaseModel]) -> tuple[Any, ...]:
-    kind = group.model_fields.get("kind")
-    return (group.__name__, *(get_args(kind.annotation) if kind else ()))
+def _walk(location: tuple[str | int, ...]) -> Iterator[tuple[str | int, bool, Any]]:
+    """Each part of an error location, whether it is a key of the file, and the declared type that it leads to."""
+    here: Any = ProfileOptions
+    for part in location:
+        choices = _choices(here)
+        inner = get_args(choices[0])
+        is_key = len(choices) == 1 and (bool(inner) or hasattr(choices[0], "model_fields"))
+        if len(choices) > 1:
+            here = next((choice for choice in choices if part in _tags(choice)), None)
+        elif hasattr(choices[0], "model_fields"):
+            field = choices[0].model_fields.get(part)
+            here = field.annotation if field else None
+        else:
+            here = inner[-1] if inner else None
+        yield part, is_key, here
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """What an annotation allows besides None, without Annotated: more than one type where it is a union."""
+    if get_origin(annotation) is Annotated:
+        return _choices(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [choice for part in get_args(annotation) if part is not NoneType for choice in _choices(part)]
+    return [annotation]
+
+
+def _tags(choice: Any) -> tuple[str, ...]:
+    """How pydantic may name one choice of a union: by its class, or by its kind."""
+    kind = getattr(choice, "model_fields", {}).get("kind")
+    return (getattr(choice, "__name__", ""), *(get_args(kind.annotation) if kind else ()))

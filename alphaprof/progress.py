@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 
 LOG_EVERY_S = 15.0
 
@@ -20,7 +20,7 @@ class ConsoleProgress:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[done]}"),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=self.console,
@@ -28,7 +28,8 @@ class ConsoleProgress:
         )
         self._task: TaskID | None = None
         self._label = self._unit = ""
-        self._done = self._positions = 0
+        self._done = 0.0
+        self._positions = 0
         self._total: int | None = None
         self._begun = self._logged = 0.0
 
@@ -53,26 +54,29 @@ class ConsoleProgress:
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._label, self._unit, self._total = label, unit, total
-        self._done = self._positions = 0
+        self._done, self._positions = 0.0, 0
         self._begun = self._logged = time.monotonic()
-        self._task = self._bar.add_task(label, total=total, rate="")
+        self._task = self._bar.add_task(label, total=total, rate="", done="")
         if not self.console.is_terminal:
             self.say(f"{label}: {total if total is not None else 'all'} {unit}")
 
-    def advance(self, steps: int, positions: int = 0) -> None:
+    def advance(self, steps: float, positions: int = 0) -> None:
         """Part of the stage is done."""
         self._done += steps
         self._positions += positions
         if self._task is not None:
-            self._bar.update(self._task, advance=steps, rate=self._rate())
+            self._bar.update(self._task, advance=steps, rate=self._rate(), done=self._count())
         if not self.console.is_terminal and time.monotonic() - self._logged >= LOG_EVERY_S:
             self._logged = time.monotonic()
-            of = f" of {self._total}" if self._total is not None else ""
-            self.say(f"{self._label}: {self._done}{of} {self._unit}, {self._rate()}{self._left()}")
+            self.say(f"{self._label}: {self._count()}{self._rate()}{self._left()}")
+
+    def _count(self) -> str:
+        of = f" of {self._total}" if self._total is not None else ""
+        return f"{self._done:.0f}{of} {self._unit}"
 
     def _rate(self) -> str:
         elapsed = max(time.monotonic() - self._begun, 1e-9)
-        return f"{self._positions / elapsed:.0f} positions/s" if self._positions else ""
+        return f", {self._positions / elapsed:.0f} positions/s" if self._positions else ""
 
     def _left(self) -> str:
         if not self._done or self._total is None:

@@ -51,7 +51,7 @@ def run_pair(pair: dict, models: Path, work: Path) -> Run:
     path = work / "profile.yaml"
     path.write_text(yaml.safe_dump(tree))
     with ConsoleProgress() as progress:
-        return profile(load_profile(path), work / "run", resume=False, progress=progress)
+        return profile(load_profile(path), work / "run", progress)
 
 
 def differences(pair: dict, run: Run) -> Counter[str]:

@@ -42,7 +42,7 @@ class Silent:
 
     def start(self, label: str, total: int | None, unit: str) -> None: ...
 
-    def advance(self, steps: int, positions: int = 0) -> None: ...
+    def advance(self, steps: float, positions: int = 0) -> None: ...
 
 
 def write_data(folder: Path) -> None:
@@ -86,7 +86,7 @@ def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
 
 
 def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) -> Run:
-    run = pipeline.profile(load_profile(path, list(overrides)), out, resume, Silent())
+    run = pipeline.profile(load_profile(path, list(overrides)), out, Silent(), resume)
     write_totals(run)
     return run
 
@@ -222,6 +222,7 @@ def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(finished: Run, t
     expected, found = tables(finished.path), tables(out)
     assert found.keys() == expected.keys()
     assert [name for name in expected if not found[name].equals(expected[name])] == []
+    assert list(out.rglob("*.tmp")) == []
 
 
 def start(path: Path, out: Path, resume: bool) -> subprocess.Popen[str]:
@@ -229,6 +230,28 @@ def start(path: Path, out: Path, resume: bool) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "alphaprof", "profile", str(path), "--out", str(out), *(["--resume"] if resume else [])]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_another_draft_is_measured_on_the_same_text_without_generating(
+    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "generate_greedy", None)
+    options = load_profile(finished.path.parent / "profile.yaml").model_copy(update={"batch_tokens": 90, "shard_documents": 7})
+    drafts = {name: draft for name, draft in options.drafts.items() if name == "skip"}
+    options = options.model_copy(update={"drafts": drafts})
+    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=finished.path)
+    assert run.documents().to_pylist() == finished.documents().to_pylist()
+    before, now = (
+        pd.read_parquet(path / "positions", filters=[("draft", "==", "skip")]).reset_index(drop=True)
+        for path in (finished.path, run.path)
+    )
+    pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
+    with pytest.raises(RunMismatch, match=r"another profile \(continuation differ\)"):
+        shorter = options.model_copy(update={"continuation": options.continuation.model_copy(update={"max_new_tokens": 3})})
+        pipeline.profile(shorter, tmp_path / "other", Silent(), reuse=finished.path)
+    with pytest.raises(RunMismatch, match="another target"):
+        other = options.model_copy(update={"target": options.target.model_copy(update={"model": str(tiny / "draft")})})
+        pipeline.profile(other, tmp_path / "third", Silent(), reuse=finished.path)
 
 
 def test_a_complete_run_is_left_alone(finished: Run, tiny: Path, tmp_path: Path) -> None:
@@ -353,7 +376,7 @@ def test_raw_prompts_of_a_chat_model_and_json_arrays_are_warned_about(tiny: Path
     source = {"domain": "d", "path": "array.json", "prompt": "{text}"}
     progress = Silent()
     path = profile_file(tmp_path, tiny, data=[source])
-    run = pipeline.profile(load_profile(path), tmp_path / "run", False, progress)
+    run = pipeline.profile(load_profile(path), tmp_path / "run", progress)
     assert progress.warnings == ["raw_prompts", "json_array"]
     assert [warning["code"] for warning in run.manifest.warnings] == progress.warnings
 

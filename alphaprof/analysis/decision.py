@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 from alphaprof.analysis.estimate import quantile
 from alphaprof.analysis.speedup import Speedup
 
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MANY = 1_000_000
 
@@ -21,8 +22,8 @@ MANY = 1_000_000
 class Decision:
     """A verdict with the speedup and one-sided bounds that it rests on.
 
-    `documents_needed`: about how many documents in all would settle it; None where it is settled or where documents alone
-    cannot settle it.
+    `documents_needed`: about how many independent documents in all would settle it if the speedup holds; None where it is
+    settled or where documents alone cannot settle it.
     """
 
     verdict: VerdictName
@@ -39,26 +40,37 @@ def decide(found: Speedup | None, min_speedup: float, confidence: float, held_ou
     `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
     """
     if found is None or not math.isfinite(found.relative_error):
-        reason = "an interval needs at least two documents of every domain"
+        reason = "an interval needs at least two independent documents of every domain, longer than one token"
         if held_out:
             reason += " on the held-out half: profile four or more, or fix decision.draft and decision.gamma"
         return Decision("UNDECIDED", reason, found, 0.0, math.inf, None)
     low, high = found.bounds(1 - confidence)
-    on = f"on {found.documents} {'held-out ' if held_out else ''}documents"
+    on = f"speedup {found.value:.2f}x on {found.documents} independent {'held-out ' if held_out else ''}documents"
     level = f"{100 * confidence:g} %"
+    lower, upper = _beside(low, min_speedup), _beside(high, min_speedup)
     if low >= min_speedup:
-        reason = f"speedup {found.value:.2f}x {on}, and its {level} lower bound {low:.3f} reaches {min_speedup:g}"
-        return Decision("GO", reason, found, low, high, None)
+        return Decision("GO", f"{on}, and its {level} lower bound {lower} reaches {min_speedup:g}", found, low, high, None)
     if high < min_speedup:
-        reason = f"speedup {found.value:.2f}x {on}, and its {level} upper bound {high:.3f} is below {min_speedup:g}"
+        reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
         return Decision("NO-GO", reason, found, low, high, None)
     needed = documents_needed(found, min_speedup, confidence)
-    bounds = f"speedup {found.value:.2f}x {on}, {level} bounds {low:.3f} and {high:.3f} enclose {min_speedup:g}"
-    if needed is None:
-        remedy = "more documents alone would not settle it: it is too close to the threshold for these step times"
-        return Decision("UNDECIDED", f"{bounds}; {remedy}", found, low, high, None)
-    total = 2 * needed if held_out else needed
-    return Decision("UNDECIDED", f"{bounds}; about {total} documents would settle it", found, low, high, total)
+    total = 2 * needed if held_out and needed is not None else needed
+    reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(total, found)}"
+    return Decision("UNDECIDED", reason, found, low, high, total)
+
+
+def _beside(bound: float, threshold: float) -> str:
+    """A bound with three digits, or as many as it takes to stand on its side of the threshold: 1.0996 is not 1.100."""
+    texts = (f"{bound:.{digits}f}" for digits in range(3, 17))
+    return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
+
+
+def _remedy(total: int | None, found: Speedup) -> str:
+    if total is not None:
+        return f"about {total} independent documents in all would settle it, if this speedup holds"
+    if found.timing_error > 0:
+        return "more documents alone would not settle it: it is too close to the threshold for these step times"
+    return "it is too close to the threshold for any number of documents to settle it"
 
 
 def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> int | None:
@@ -82,13 +94,18 @@ def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> i
     return low
 
 
-def held_out(clusters: Iterable[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which documents are held out to test what the others chose; [documents].
+def held_out(clusters: Mapping[str, Sequence[str]]) -> dict[str, Mask]:
+    """Which documents of each domain are held out to test what the others chose; [documents] each.
 
-    Clusters in the order of their hash fall alternately on the two halves: every second one is held out, whatever order
-    the data had, and a cluster is never divided.
+    Clusters in the order of their hash fall alternately on the two halves, domain by domain: every second one is held out,
+    whatever order the data had. A cluster is never divided, not even where it lies in several domains.
     """
-    clusters = list(clusters)
-    ordered = sorted(set(clusters), key=lambda cluster: hashlib.sha256(cluster.encode()).digest())
+    homes: dict[str, list[str]] = {}
+    for domain in sorted(clusters):
+        for cluster in set(clusters[domain]):
+            homes.setdefault(cluster, []).append(domain)
+    ordered = sorted(homes, key=lambda cluster: (homes[cluster], hashlib.sha256(cluster.encode()).digest()))
     kept_back = set(ordered[1::2])
-    return np.array([cluster in kept_back for cluster in clusters], dtype=bool)
+    return {
+        domain: np.array([cluster in kept_back for cluster in members], dtype=bool) for domain, members in clusters.items()
+    }

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 Array = np.ndarray[Any, Any]
+NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,23 @@ def ratio(totals: Array, counts: Array) -> Ratio:
     counts carry no information and are left out. Raises `ValueError` when nothing is left.
     """
     kept = counts > 0
-    totals, counts = totals[kept].astype(float), counts[kept].astype(float)
-    documents = len(counts)
+    documents = int(kept.sum())
     if documents == 0:
         raise ValueError("no document has a count")
-    value = totals.sum() / counts.sum()
-    if documents == 1:
-        return Ratio(float(value), math.inf, 1)
-    residuals = totals - value * counts
-    stderr = math.sqrt(documents / (documents - 1) * float((residuals**2).sum())) / float(counts.sum())
-    return Ratio(float(value), stderr, documents)
+    value = float(totals[kept].sum()) / float(counts[kept].sum())
+    stderr = math.sqrt(float((influences(totals, counts) ** 2).sum())) if documents > 1 else math.inf
+    return Ratio(value, stderr, documents)
+
+
+def influences(totals: Array, counts: Array) -> Array:
+    """What each document contributes to the error of `ratio`, [documents]: the squares add up to SE^2, the values to 0.
+
+    0 for documents without counts. Needs two documents with counts.
+    """
+    kept = counts > 0
+    documents, size = int(kept.sum()), counts[kept].sum()
+    residuals = totals - totals[kept].sum() / size * counts
+    return np.where(kept, math.sqrt(documents / (documents - 1)) * residuals / size, 0.0)
 
 
 def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Ratio:
@@ -61,7 +69,7 @@ def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Rati
     that of one document in all of them lying at the far end of what is possible.
     """
     found = ratio(totals, counts)
-    if found.documents > 1 and found.stderr <= 1e-12 * found.value:
+    if found.documents > 1 and found.stderr <= NO_SPREAD * found.value:
         return Ratio(found.value, (high - low) / found.documents, found.documents)
     return found
 
@@ -78,16 +86,16 @@ def quantile(probability: float, freedom: float) -> float:
 
 
 def share_interval(estimate: Ratio, confidence: float) -> Estimate:
-    """Interval of a share in [0, 1]: linear t, cut to [0, 1]. Where all documents agree on 0 or on 1 there is no spread to
-    estimate from; the interval is then exact for the share of documents that would differ (Clopper-Pearson at 0 or D).
+    """Interval of a share in [0, 1]: linear t, cut to [0, 1]. Where all documents agree there is no spread to estimate from;
+    the interval is then what documents that differ could make of it, at the most of them that the sample allows
+    (Clopper-Pearson at D of D).
     """
     tail = (1 - confidence) / 2
     if estimate.documents < 2:
         return Estimate(estimate.value, 0.0, 1.0, estimate.documents)
-    if estimate.stderr == 0 and estimate.value in (0.0, 1.0):
-        agreed = tail ** (1 / estimate.documents)
-        low, high = (agreed, 1.0) if estimate.value == 1.0 else (0.0, 1 - agreed)
-        return Estimate(estimate.value, low, high, estimate.documents)
+    if estimate.stderr <= NO_SPREAD * estimate.value:
+        agree = tail ** (1 / estimate.documents)
+        return Estimate(estimate.value, estimate.value * agree, 1 - (1 - estimate.value) * agree, estimate.documents)
     half = quantile(1 - tail, estimate.documents - 1) * estimate.stderr
     return Estimate(estimate.value, max(0.0, estimate.value - half), min(1.0, estimate.value + half), estimate.documents)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.estimate import Ratio, bounded_ratio, by_cluster, log_interval
+from alphaprof.analysis.estimate import Ratio, bounded_ratio, by_cluster, influences, log_interval
 
 Array = np.ndarray[Any, Any]
 
@@ -81,7 +81,7 @@ class RoundCounts:
 class Speedup:
     """Speedup with the relative standard errors that document sampling and step times give it.
 
-    `freedom` are the degrees of freedom of the sampling error; `documents` the number of independent documents.
+    `freedom` are the degrees of freedom of the sampling error; `documents` the number of independent documents (clusters).
     """
 
     value: float
@@ -100,15 +100,26 @@ class Speedup:
         return log_interval(self.value, self.relative_error, self.freedom, tail)
 
 
+def round_costs(times: StepTimes, gamma: int) -> Array:
+    """Cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1)."""
+    return np.array([m * times.c() + times.target[m + 1].ms / times.decode.ms for m in range(gamma + 1)])
+
+
+def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:
+    """Decode time with the draft and without, in units of a decode step; [clusters], in the order of their names."""
+    cost = round_costs(times, counts.drafted.shape[1])
+    spent, base = by_cluster(counts.cluster, counts.exactly() @ cost, counts.tokens)
+    return spent, base
+
+
 def relative_time(counts: RoundCounts, times: StepTimes) -> Ratio:
     """Decode time with the draft divided by decode time without, over documents or clusters.
 
-    It lies between that of every draft accepted and that of the dearest round for every single token.
+    It lies between that of the best round with every draft accepted and that of the dearest round for every single token.
     """
-    gamma = counts.drafted.shape[1]
-    cost = np.array([m * times.c() + times.target[m + 1].ms / times.decode.ms for m in range(gamma + 1)])
-    spent, base = by_cluster(counts.cluster, counts.exactly() @ cost, counts.tokens)
-    return bounded_ratio(spent, base, float(cost[gamma]) / (gamma + 1), float(cost.max()))
+    cost = round_costs(times, counts.drafted.shape[1])
+    best = float((cost / np.arange(1, len(cost) + 1)).min())
+    return bounded_ratio(*spent_and_base(counts, times), best, float(cost.max()))
 
 
 def time_shares(counts: RoundCounts, times: StepTimes) -> tuple[Array, float]:
@@ -124,9 +135,12 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     """Speedup of traffic whose output tokens fall on domains with `weights`; None where a domain has no tokens.
 
     1 / sum(w_d r_d) with r_d the relative time of a domain: shares of tokens weigh times, not speedups. Sampling errors
-    of domains add up as independent ones, with Welch-Satterthwaite degrees of freedom.
+    of domains add up as independent ones, except for clusters that lie in several of them; Welch-Satterthwaite degrees of
+    freedom. A domain of weight 0 does not matter.
     """
-    if any(counts.tokens.sum() == 0 for counts in domains):
+    domains = [counts for counts, weight in zip(domains, weights, strict=True) if weight > 0]
+    weights = [weight for weight in weights if weight > 0]
+    if not domains or any(counts.tokens.sum() == 0 for counts in domains):
         return None
     ratios = [relative_time(counts, times) for counts in domains]
     parts = [weight * found.value for weight, found in zip(weights, ratios, strict=True)]
@@ -135,13 +149,31 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     shares = [time_shares(counts, times) for counts in domains]
     verify = sum(part / time * share[0] for part, share in zip(parts, shares, strict=True))
     draft = sum(part / time * share[1] for part, share in zip(parts, shares, strict=True))
+    documents = len(np.unique(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains])))
     return Speedup(
         value=1 / time,
-        sampling_error=math.sqrt(sum(variances)) / time,
+        sampling_error=math.sqrt(sum(variances) + _covariance(domains, weights, times)) / time,
         timing_error=_timing_error(np.asarray(verify), draft, times),
-        freedom=_freedom(variances, [found.documents - 1 for found in ratios]),
-        documents=sum(found.documents for found in ratios),
+        freedom=min(_freedom(variances, [found.documents - 1 for found in ratios]), documents - 1),
+        documents=documents,
     )
+
+
+def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> float:
+    """What clusters with documents in several domains add to the variance of the weighted time; 0 without such clusters.
+
+    Never negative: that errors cancel is too much to conclude from a few clusters.
+    """
+    errors, clusters = [], []
+    for counts, weight in zip(domains, weights, strict=True):
+        spent, base = spent_and_base(counts, times)
+        if (base > 0).sum() < 2:
+            return 0.0  # the variance is infinite as it is
+        errors.append(weight * influences(spent, base))
+        clusters.append(np.unique(counts.cluster))
+    each = np.concatenate(errors)
+    (joint,) = by_cluster(np.concatenate(clusters), each)
+    return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
 def _timing_error(verify: Array, draft: float, times: StepTimes) -> float:

@@ -87,6 +87,11 @@ class Run:
         with replacing(self.path / "manifest.json") as temporary:
             temporary.write_text(manifest.to_json() + "\n", encoding="utf-8")
 
+    def remove_leftovers(self) -> None:
+        """Remove half-written files of a process that was killed. Only for a run that nobody is writing."""
+        for leftover in self.path.rglob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+
     def part(self, table: str, index: int, draft: str | None = None) -> Path:
         """The path of one shard of a table (positions, totals, continuations)."""
         folder = self.path / table if draft is None else self.path / table / f"draft={draft}"

@@ -33,6 +33,7 @@ from alphaprof.profiling.continuations import (
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import load_drafts
 from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.scoring import Arrays, Scorer
 from alphaprof.profiling.vocabulary import token_count
@@ -50,8 +51,8 @@ class Progress(Protocol):
     def start(self, label: str, total: int | None, unit: str) -> None:
         """A new stage begins; `total` in `unit`, None where it is unknown."""
 
-    def advance(self, steps: int, positions: int = 0) -> None:
-        """Part of the stage is done."""
+    def advance(self, steps: float, positions: int = 0) -> None:
+        """Part of the stage is done; generating and scoring a document are half a step each."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,24 @@ class Plan:
     options: ProfileOptions
     target: Model
     drafts: Sequence[Model]
-    documents: Corpus
+    documents: Corpus | Reused
     scorer: Scorer
     run: Run
 
 
-def profile(options: ProfileOptions, out: Path, resume: bool, progress: Progress) -> Run:
-    """Profile into the directory `out`, or finish the interrupted run there. Raises the errors of `errors.py`."""
+def profile(
+    options: ProfileOptions, out: Path, progress: Progress, resume: bool = False, reuse: Path | None = None
+) -> Run:
+    """Profile into the directory `out`, or finish the interrupted run there. Raises the errors of `errors.py`.
+
+    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts.
+    """
     earlier = _earlier(out, resume)
     if earlier is not None and earlier.manifest.status == "complete":
         _require_same_profile(earlier, options)
         progress.say(f"{out} is complete already")
         return earlier
-    plan = _load(options, out, earlier, progress)
+    plan = _load(options, out, earlier, reuse, progress)
     if plan.run.latency() is None:
         _measure_latency(plan, progress)
     progress.start("profiling", corpus.expected_documents(options), "documents")
@@ -82,10 +88,10 @@ def profile(options: ProfileOptions, out: Path, resume: bool, progress: Progress
     for index, documents in enumerate(_shards(plan.documents, options.shard_documents)):
         if index < done:
             _require_same_data(plan.run.shards[index], documents)
+            progress.advance(len(documents))
         else:
             _write_shard(plan, index, documents, progress)
         seen += 1
-        progress.advance(len(documents))
     if seen < done:
         raise RunMismatch(f"the data end before shard {seen}, which {out} holds", "put the data back, or profile anew")
     _finish(plan)
@@ -95,7 +101,9 @@ def profile(options: ProfileOptions, out: Path, resume: bool, progress: Progress
 def _earlier(out: Path, resume: bool) -> Run | None:
     """The run to resume in `out`, or None for a new one. Raises `RunExists` rather than overwrite anything."""
     if resume:
-        return Run.open(out)
+        run = Run.open(out)
+        run.remove_leftovers()
+        return run
     if (out / "manifest.json").exists():
         raise RunExists(f"{out} holds a run already", "add --resume to finish it, or choose another --out")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -103,13 +111,13 @@ def _earlier(out: Path, resume: bool) -> Run | None:
     return None
 
 
-def _load(options: ProfileOptions, out: Path, earlier: Run | None, progress: Progress) -> Plan:
+def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path | None, progress: Progress) -> Plan:
     """Load models and open the run directory; everything that can fail early fails here."""
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", "model", options.target, options.target.dtype)
     drafts = load_drafts(options, target, tokenizer)
-    documents = Corpus(options, tokenizer, target.context, target.vocabulary)
+    documents = Reused.open(reuse, options) if reuse else Corpus(options, tokenizer, target.context, target.vocabulary)
     next(iter(documents), None)  # a missing file or column is found before any work
     scorer = Scorer(target, drafts, token_count(tokenizer))
     manifest = Manifest(
@@ -122,6 +130,8 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, progress: Pro
         tokenizer=tokenizer_fingerprint(tokenizer),
         environment=_environment(),
     )
+    if isinstance(documents, Reused):
+        documents.require_same_target(manifest)
     run = Run(out, manifest)
     if earlier is not None:
         _require_same_profile(earlier, options)
@@ -191,7 +201,7 @@ def _shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]
 
 def _write_shard(plan: Plan, index: int, documents: Sequence[Document], progress: Progress) -> None:
     """Generate, score and write one shard; the manifest names it last, so a shard that it names is whole."""
-    continuations, halved = _continuations(plan, documents)
+    continuations, halved = _continuations(plan, documents, progress)
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
     for indices in batches([item.tokens for item in continuations], plan.options.batch_tokens):
         batch = [continuations[place] for place in indices]
@@ -200,7 +210,7 @@ def _write_shard(plan: Plan, index: int, documents: Sequence[Document], progress
         for result in results:
             for draft, found in result.items():
                 scored[draft].update(found)
-        progress.advance(0, positions=sum(len(item.ids) for item in batch))
+        progress.advance(0.5 * len(batch), positions=sum(len(item.ids) for item in batch))
     for draft, arrays in scored.items():
         plan.run.write_positions(position_table(continuations, arrays, plan.options.rules, draft), index, draft)
     plan.run.write_continuations(continuation_table(continuations), index)
@@ -213,14 +223,16 @@ def _scored(scorer: Scorer, batch: Sequence[Continuation]) -> dict[str, dict[int
     return {draft: by_document(batch, arrays) for draft, arrays in scorer.score(batch).items()}
 
 
-def _continuations(plan: Plan, documents: Sequence[Document]) -> tuple[list[Continuation], int]:
+def _continuations(plan: Plan, documents: Sequence[Document], progress: Progress) -> tuple[list[Continuation], int]:
     """The continuations of a shard in document order, and how many generation batches were halved."""
     found = [given(document, plan.target.eos) for document in documents if document.given is not None]
+    progress.advance(0.5 * len(found))
     halved = 0
     for batch in generation_batches(documents, plan.options.batch_tokens):
         generated, times = halving(lambda items: generate_greedy(plan.target, items), batch, _name)
         found += generated
         halved += times
+        progress.advance(0.5 * len(batch))
     return sorted(found, key=lambda item: item.document.document), halved
 
 

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Write the reference pages from their one declaration: docs/columns.md (the log) and docs/profile.md (the profile file).
+
+    python scripts/make_reference.py            (a test holds that the pages are up to date)
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from alphaprof import config
+from alphaprof.log import schema
+
+DOCS = Path(__file__).parent.parent / "docs"
+TABLES = (
+    ("Position log: `positions/draft=NAME/`", "One row a position.", schema.position_columns(["RULE"])),
+    ("Documents: `documents.parquet`", "One row a document.", schema.DOCUMENT_COLUMNS),
+    ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),
+    ("Totals: `totals/draft=NAME/`", "One row a document and rule: what reports read.", schema.totals_columns([4])),
+    ("Step times: `latency.parquet`", "One row a kind of step.", schema.LATENCY_COLUMNS),
+)
+GROUPS = (
+    (config.ProfileOptions, "Top level"),
+    (config.TargetOptions, "`target`"),
+    (config.ModelDraft, "`drafts.NAME` with `kind: model`"),
+    (config.LayerSkipDraft, "`drafts.NAME` with `kind: layer_skip`"),
+    (config.SourceOptions, "`data`: a list of sources"),
+    (config.GreedyContinuation, "`continuation` with `kind: greedy`"),
+    (config.GivenContinuation, "`continuation` with `kind: given`"),
+    (config.CostOptions, "`costs`"),
+    (config.DecisionOptions, "`decision`"),
+)
+
+
+def columns_page() -> str:
+    """The page about the tables of a run."""
+    parts = [
+        "# Columns\n",
+        "Written by `scripts/make_reference.py` from `alphaprof/log/schema.py`. The Parquet files carry unit and meaning in",
+        "their field metadata. Where columns name gamma (here 4), there is one for every gamma of the profile.\n",
+    ]
+    for title, about, columns in TABLES:
+        parts += [f"## {title}\n", about + "\n", "| column | type | unit | range | meaning |", "|---|---|---|---|---|"]
+        parts += [column_row(column) for column in columns]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def column_row(column: schema.Column) -> str:
+    """One column as a row of a Markdown table."""
+    low, high = column.low, column.high
+    bounds = "" if low is None and high is None else f"{'' if low is None else f'{low:g}'}–{'' if high is None else f'{high:g}'}"
+    doc = column.doc + (" May be null." if column.nullable else "")
+    kind = str(column.type).replace("dictionary<values=string, indices=int32, ordered=0>", "dictionary<string>")
+    return f"| `{column.name}` | {kind} | {column.unit} | {bounds} | {doc.replace('|', chr(92) + '|')} |"
+
+
+def profile_page() -> str:
+    """The page about the profile file."""
+    parts = [
+        "# Profile file\n",
+        "Written by `scripts/make_reference.py` from `alphaprof/config.py`. A profile is a YAML file; unknown keys are errors.",
+        "Any value can be overridden: `--set target.dtype=float32`, `--set data.code.limit=20` (a source by its domain),",
+        "`--set data.0.limit=20` (or by its index). Relative paths start at the profile file.\n",
+    ]
+    for group, title in GROUPS:
+        parts += [f"## {title}\n", (group.__doc__ or "") + "\n", "| key | type | default | meaning |", "|---|---|---|---|"]
+        parts += [option_row(name, field) for name, field in group.model_fields.items()]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def option_row(name: str, field: Any) -> str:
+    """One option as a row of a Markdown table."""
+    if field.is_required():
+        default = "required"
+    elif isinstance(field.default, config.Options):
+        default = "see below"
+    else:
+        default = f"`{field.default}`"
+    return f"| `{name}` | {type_name(field.annotation)} | {default} | {field.description or 'see below'} |"
+
+
+def type_name(annotation: Any) -> str:
+    """A type in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return ", ".join(str(value) for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_name(item) for item in arguments if item is not type(None)))
+    if origin is typing.Annotated:
+        return type_name(arguments[0])
+    if origin in (list, dict):
+        return f"{'list' if origin is list else 'mapping'} of {type_name(arguments[-1])}"
+    if isinstance(annotation, type) and issubclass(annotation, config.Options):
+        return "group"
+    return {"str": "text", "int": "integer", "float": "number", "bool": "true, false", "Any": "any"}.get(
+        getattr(annotation, "__name__", str(annotation)), str(annotation)
+    )
+
+
+def pages() -> Iterable[tuple[Path, str]]:
+    """All pages with their paths."""
+    return ((DOCS / "columns.md", columns_page()), (DOCS / "profile.md", profile_page()))
+
+
+if __name__ == "__main__":
+    for path, text in pages():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")

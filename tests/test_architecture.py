@@ -1,0 +1,97 @@
+"""The structure that the project promises: who may import what, how long things may get, and that nothing heavy loads early."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted((ROOT / "alphaprof").rglob("*.py"))
+
+# One home per library: the only modules that may import it (a folder stands for all of its modules).
+HOMES = {
+    "torch": ("profiling",),
+    "transformers": ("profiling/models.py", "profiling/drafts.py", "profiling/head.py", "profiling/latency.py")
+    + ("profiling/vocabulary.py", "profiling/corpus.py"),  # the last two for the type of a tokenizer
+    "datasets": ("profiling/corpus.py",),
+    "huggingface_hub": ("profiling/hub.py",),
+    "typer": ("cli.py",),
+    "rich": ("report/terminal.py", "report/render.py", "progress.py"),
+    "yaml": ("loader.py",),
+    "pydantic": ("config.py", "loader.py"),
+    "scipy": ("analysis",),
+}
+# Imports point one way: a folder may use those named here (and the modules at the top, but for cli).
+LAYERS = {
+    "log": {"log"},
+    "analysis": {"analysis", "log"},
+    "report": {"report", "analysis", "log"},
+    "profiling": {"profiling", "analysis", "log"},
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT / "alphaprof").as_posix()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=place)
+def test_every_library_has_one_home(path: Path) -> None:
+    strays = [
+        name
+        for name in imports(path)
+        if (homes := HOMES.get(name.split(".")[0])) and not any(place(path).startswith(home) for home in homes)
+    ]
+    assert strays == []
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name in LAYERS], ids=place)
+def test_imports_point_one_way(path: Path) -> None:
+    folders = {name.split(".")[1] for name in imports(path) if name.startswith("alphaprof.") and name.count(".") >= 2}
+    tops = {name for name in imports(path) if name in ("alphaprof.cli", "alphaprof.progress")}
+    assert folders <= LAYERS[path.parent.name]
+    assert tops == set()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=place)
+def test_nothing_grows_beyond_what_can_be_read_at_once(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 300
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            limit = 50 if isinstance(node, ast.FunctionDef) else 150
+            assert (node.end_lineno or 0) - node.lineno + 1 <= limit, node.name
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["profile", "--help"], ["report", "--help"], ["schema"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from alphaprof.cli import app\n"
+        f"try: app({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'pandas', 'huggingface_hub'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_tests_and_product_do_not_know_the_workplace() -> None:
+    words = [left + right for left, right in (("../sha", "red"), ("/wo", "rk/"), ("pypi", ".org"))]
+    files = [path for folder in ("alphaprof", "tests", "scripts", "profiles", "docs") for path in (ROOT / folder).rglob("*")]
+    texts = {path: path.read_text() for path in [*files, ROOT / "README.md"] if path.suffix in (".py", ".md", ".sh", ".yaml", ".jsonl")}
+    assert {str(path) for path, text in texts.items() if any(word in text for word in words)} == set()
