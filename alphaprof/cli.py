@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
-from alphaprof.errors import AlphaprofError, ExtraMissing
+from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing
 
 app = typer.Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is that?",
@@ -96,7 +96,7 @@ def report(
     if out is None:
         sys.stdout.write(text)
     else:
-        out.write_text(text, encoding="utf-8")
+        _write(out, text)
 
 
 @app.command()
@@ -107,6 +107,13 @@ def schema() -> None:
     for column in position_columns(["RULE"]):
         unit = f" [{column.unit}]" if column.unit else ""
         print(f"{column.name:26} {column.type!s:50.50}{unit}\n    {column.doc}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DiskFull(f"cannot write {path}: {error.strerror}", "choose another --out, in an existing directory") from None
 
 
 def _require_packages(*names: str) -> None:

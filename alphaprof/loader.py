@@ -18,6 +18,8 @@ from alphaprof.config import ProfileOptions
 from alphaprof.errors import ProfileInvalid
 
 UNKNOWN_KEY = "extra_forbidden"
+# What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as.
+BAD_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -58,7 +60,7 @@ def read_tree(path: Path) -> dict[str, Any]:
         raise ProfileInvalid(f"cannot read the profile {path}: {reason}", "give the path of a YAML profile file") from None
     try:
         tree = UniqueKeyLoader(text).get_single_data()
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2024-99-99 looks like a date and is none
+    except BAD_YAML as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or f"not YAML ({str(error).splitlines()[0]})"
@@ -76,7 +78,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise ProfileInvalid(f"--set {override!r} is not KEY=VALUE", "write for example --set target.dtype=float32")
     try:
         value = UniqueKeyLoader(text).get_single_data()
-    except (yaml.YAMLError, ValueError):
+    except BAD_YAML:
         raise ProfileInvalid(f"--set {path}: {text!r} is not a YAML value", "quote it for YAML and for the shell") from None
     node: Any = tree
     for depth, key in enumerate(keys):

@@ -32,21 +32,22 @@ def rounds(one: Trace, gamma: int, flavour: Any = "engine") -> list[tuple[int, i
     return [(int(step.drafted[0]), int(step.accepted[0])) for step in walk(one, gamma, flavour)]
 
 
-def simulate(agrees: list[int], proposed: list[int], gamma: int) -> list[tuple[int, int, int]]:
-    """Engine rounds as (drafted, accepted, emitted), token by token: the plain loop that an engine runs."""
+def simulate(agrees: list[int], proposed: list[int], gamma: int) -> list[tuple[int, int, int, int]]:
+    """Engine rounds as (drafted, accepted, emitted, tested), token by token: the plain loop that an engine runs."""
     found = []
     place = 1
     while place < len(agrees):
         drafted = min(gamma, proposed[place])
-        accepted = emitted = 0
+        accepted = emitted = tested = 0
         while place < len(agrees):
             good = accepted < drafted and agrees[place]
+            tested += accepted < drafted
             place += 1
             emitted += 1
             accepted += good
             if not good:
                 break
-        found.append((drafted, accepted, emitted))
+        found.append((drafted, accepted, emitted, tested))
     return found
 
 
@@ -105,12 +106,11 @@ def test_documents_side_by_side_equal_the_plain_loop(given_documents: list[list[
     for index, document in enumerate(given_documents):
         expected = simulate([agrees for agrees, _ in document], [proposed for _, proposed in document], gamma)
         assert counted.rounds[index] == len(expected)
-        assert counted.tokens[index] == sum(emitted for _, _, emitted in expected) == len(document) - 1
+        assert counted.tokens[index] == sum(emitted for _, _, emitted, _ in expected) == len(document) - 1
         for depth in range(1, gamma + 1):
-            assert counted.drafted[index, depth - 1] == sum(drafted >= depth for drafted, _, _ in expected)
-            assert counted.accepted[index, depth - 1] == sum(accepted >= depth for _, accepted, _ in expected)
-            reached = sum(drafted >= depth and accepted >= depth - 1 for drafted, accepted, _ in expected)
-            assert counted.tested[index, depth - 1] == reached
+            assert counted.drafted[index, depth - 1] == sum(drafted >= depth for drafted, _, _, _ in expected)
+            assert counted.accepted[index, depth - 1] == sum(accepted >= depth for _, accepted, _, _ in expected)
+            assert counted.tested[index, depth - 1] == sum(tested >= depth for _, _, _, tested in expected)
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=60))

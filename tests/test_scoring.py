@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from alphaprof.config import ModelDraft
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
@@ -52,10 +53,10 @@ def draft(target: Model) -> Model:
 
 def logits_alone(network: Any, item: Continuation) -> np.ndarray:
     """Logits [positions, vocabulary] of a document, by the plain forward of the document alone."""
-    ids = torch.from_numpy(np.concatenate([item.document.prompt, item.ids]).astype(np.int64))
+    ids = torch.from_numpy(np.concatenate([item.document.prompt, item.ids[:-1]]).astype(np.int64))
     with torch.inference_mode():
         logits = network(input_ids=ids[None], attention_mask=torch.ones(1, len(ids), dtype=torch.long)).logits[0]
-    return logits[len(item.document.prompt) - 1 : -1].double().numpy()
+    return logits[len(item.document.prompt) - 1 :].double().numpy()
 
 
 def assert_equal(found: dict[str, np.ndarray], target: Model, draft: Model, item: Continuation, **tolerance: float) -> None:
@@ -250,3 +251,30 @@ def test_a_fingerprint_changes_with_any_weight_and_not_with_the_copy() -> None:
 
 def test_options_of_a_draft_default_to_the_dtype_of_the_target() -> None:
     assert ModelDraft(kind="model", model="x").dtype is None
+
+
+def test_a_draft_with_learned_positions_is_never_fed_more_than_its_context(target: Model) -> None:
+    torch.manual_seed(2)
+    settings = GPT2Config(vocab_size=260, n_positions=24, n_embd=32, n_layer=2, n_head=2, eos_token_id=256, bos_token_id=None)
+    draft = model("short", GPT2LMHeadModel(settings).eval())
+    items = [continuation(9, 20, 10), continuation(10, 2, 4)]
+    found = by_document(items, Scorer(target, [draft], TOKENS).score(items)["short"])
+    assert found[9]["proposed"].tolist() == [5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
+    covered = Continuation(items[0].document, items[0].ids[:5], "length")
+    assert_equal({name: values[:5] for name, values in found[9].items()}, target, draft, covered)
+    assert_equal(found[10], target, draft, items[1])
+
+
+def test_raw_columns_of_greedy_text_are_those_of_the_plain_softmax(target: Model, draft: Model) -> None:
+    scored = by_document(BATCH, Scorer(target, [draft], TOKENS).score(BATCH)["draft"])
+    table = position_table(BATCH, scored, ["strict"], "draft").to_pandas()
+    for item in BATCH:
+        rows = table[table["document"] == item.document.document].reset_index(drop=True)
+        ours, theirs = logits_alone(target.network, item), logits_alone(draft.network, item)
+        for place, token in enumerate(item.ids):
+            expected = reference.columns(ours[place], theirs[place], int(token))
+            for name in ("target_margin", "target_entropy", "kl_target_draft"):
+                assert rows[f"raw_{name}"][place] == pytest.approx(expected[name], abs=2e-5)
+            assert rows["accept_strict"][place] == float(expected["draft_top"] == token)
+            assert rows["position"][place] == place
+            assert rows["domain"][place] == item.document.domain

@@ -45,8 +45,8 @@ class Rounds:
     """Counts per document for one gamma.
 
     `rounds`, `tokens` (emitted by rounds) [documents]; for depth d = 1..gamma, [documents, gamma]: `drafted` rounds that
-    drafted at least d tokens, `tested` rounds whose draft at depth d was reached, `accepted` rounds whose first d drafts
-    were all accepted.
+    drafted at least d tokens, `tested` rounds whose draft at depth d was reached before the document ended, `accepted`
+    rounds whose first d drafts were all accepted.
     """
 
     rounds: np.ndarray[Any, Any]
@@ -108,7 +108,8 @@ def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
         rounds[step.document] += 1
         tokens[step.document] += step.emitted
         drafted[step.document] += depth <= step.drafted[:, None]
-        tested[step.document] += depth <= np.minimum(step.drafted, step.accepted + 1)[:, None]
+        inside = trace.stop[step.document] - step.at  # what would have come after the end is neither right nor wrong
+        tested[step.document] += depth <= np.minimum(np.minimum(step.drafted, step.accepted + 1), inside)[:, None]
         accepted[step.document] += depth <= step.accepted[:, None]
     return Rounds(rounds, tokens, drafted, tested, accepted)
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from alphaprof.errors import RunUnreadable
 
@@ -97,16 +97,23 @@ def read_manifest(run: Path) -> Manifest:
 
 
 def _parse(data: dict[str, Any], path: Path) -> Manifest:
-    names = {item.name for item in dataclasses.fields(Manifest)}
+    hints = get_type_hints(Manifest)
     try:
-        values = {name: value for name, value in data.items() if name in names}
+        values = {name: value for name, value in data.items() if name in hints}
         values["target"] = _facts(values["target"])
         values["drafts"] = {name: _facts(facts) for name, facts in values["drafts"].items()}
         values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
         values["warnings"] = tuple(values["warnings"])
+        if odd := [name for name, value in values.items() if not _fits(value, hints[name])]:
+            raise TypeError(f"{', '.join(odd)} of another type than expected")
         return Manifest(**values)
     except (KeyError, TypeError, AttributeError) as error:
         raise RunUnreadable(f"{path} is damaged: {error}", "profile again into a new directory") from None
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a field's value is of the kind that its annotation names, without a look at what it contains."""
+    return value in get_args(hint) if get_origin(hint) is Literal else isinstance(value, get_origin(hint) or hint)
 
 
 def _facts(data: dict[str, Any]) -> ModelFacts:

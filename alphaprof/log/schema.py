@@ -6,7 +6,7 @@ Arrow schemas, validation on write, the reference page and `alphaprof schema` al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -121,8 +121,8 @@ DOCUMENT_COLUMNS = (
 
 CONTINUATION_COLUMNS = (
     *DOCUMENT_COLUMNS,
-    Column("prompt_ids", pa.list_(pa.int32()), "Token ids of the prompt."),
-    Column("continuation_ids", pa.list_(pa.int32()), "Token ids of the continuation."),
+    Column("prompt_ids", pa.list_(pa.int32()), "Token ids of the prompt.", "token id", 0),
+    Column("continuation_ids", pa.list_(pa.int32()), "Token ids of the continuation.", "token id", 0),
 )
 
 LATENCY_COLUMNS = (
@@ -168,7 +168,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     rounds = (Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in gammas)
     drafted = (Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in gammas)
     depths = tuple(
-        Column(f"{name}_depths_{g}", pa.list_(count, g), f"{doc}, with gamma {g}.", "rounds", nullable=True)
+        Column(f"{name}_depths_{g}", pa.list_(count, g), f"{doc}, with gamma {g}.", "rounds", low=0, nullable=True)
         for g in gammas
         for name, doc in DEPTH_COUNTS.items()
     )
@@ -177,7 +177,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
 
 DEPTH_COUNTS = {
     "drafted": "Rounds that drafted at least d tokens, for each depth d = 1..gamma",
-    "tested": "Rounds whose draft at depth d was reached: all earlier drafts of the round were accepted",
+    "tested": "Rounds whose draft at depth d was reached: all earlier drafts accepted, and the document not at its end",
     "accepted": "Rounds whose first d drafts were all accepted",
 }
 
@@ -189,19 +189,33 @@ def arrow_schema(columns: Iterable[Column], **metadata: object) -> pa.Schema:
 
 
 def violations(table: pa.Table, columns: Iterable[Column]) -> list[str]:
-    """What in `table` contradicts the declaration of its columns: nulls, NaN and values out of range."""
-    found = []
-    for column in columns:
-        values = table[column.name]
-        if not column.nullable and values.null_count:
-            found.append(f"{column.name} has {values.null_count} nulls")
-        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(values)).as_py():
-            found.append(f"{column.name} holds NaN")
-        if column.low is not None or column.high is not None:
-            extremes = pc.min_max(values).as_py()
-            low, high = extremes["min"], extremes["max"]
-            if column.low is not None and low is not None and low < column.low:
-                found.append(f"{column.name} holds {low}, below {column.low}")
-            if column.high is not None and high is not None and high > column.high * (1 + 1e-6):
-                found.append(f"{column.name} holds {high}, above {column.high}")
-    return found
+    """What in `table` contradicts the declaration of its columns: other columns, types, nulls, NaN and values out of range.
+
+    The values inside a list obey the unit and range of its column, and are never null.
+    """
+    columns = tuple(columns)
+    names = [column.name for column in columns]
+    if table.column_names != names:
+        return [f"columns {table.column_names} instead of {names}"]
+    return [problem for column in columns for problem in _column_violations(column, table[column.name])]
+
+
+def _column_violations(column: Column, values: pa.ChunkedArray) -> Iterator[str]:
+    if values.type != column.type:
+        yield f"{column.name} has type {values.type} instead of {column.type}"
+        return
+    if not column.nullable and values.null_count:
+        yield f"{column.name} has {values.null_count} nulls"
+    if pa.types.is_nested(column.type):
+        values = pc.list_flatten(values)
+        if values.null_count:
+            yield f"{column.name} has {values.null_count} nulls inside lists"
+    if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
+        yield f"{column.name} holds NaN"
+    if column.low is not None or column.high is not None:
+        extremes = pc.min_max(values).as_py()
+        low, high = extremes["min"], extremes["max"]
+        if column.low is not None and low is not None and low < column.low:
+            yield f"{column.name} holds {low}, below {column.low}"
+        if column.high is not None and high is not None and high > column.high * (1 + 1e-6):
+            yield f"{column.name} holds {high}, above {column.high}"

@@ -11,6 +11,7 @@ from alphaprof.errors import OutOfMemory
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -53,4 +54,5 @@ def halving(
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or any(words in str(error) for words in OUT_OF_MEMORY)  # allocators without an error of their own

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
-import string
+import glob
+import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,18 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from alphaprof.config import DomainColumn, GivenContinuation, ProfileOptions, SourceOptions
-from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
-from alphaprof.profiling.hub import is_local, require
+from alphaprof.config import DomainColumn, GivenContinuation, ProfileOptions, SourceOptions, template_parts
+from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
+from alphaprof.profiling.hub import FORMATS, is_local, require_data, row_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Row = Mapping[str, Any]
 Ids = np.ndarray[Any, np.dtype[np.int32]]
-BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+INT32_MAX = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -75,22 +77,26 @@ class Corpus:
         """The documents of one source, all of their fields but the number."""
         source = self.options.data[index]
         taken = row_number = 0
+        left_out: Counter[str] = Counter()
         for row_number, row in enumerate(rows(source), start=1):
             found = self._document(source, index, row_number - 1, row)
-            if found is not None:
-                taken += 1
-                yield found
+            if isinstance(found, str):
+                self.skipped[found] += 1
+                left_out[found] += 1
+                continue
+            taken += 1
+            yield found
             if taken == source.limit:
                 return
         if taken == 0:
-            left_out = "; ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+            reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
             raise DataEmpty(
-                f"{source.path} yields no document from {row_number} rows"
-                + (f" (left out: {left_out})" if left_out else ""),
+                f"{source.path} yields no document from {row_number} rows" + (f" (left out: {reasons})" if reasons else ""),
                 "check its rows and split, and too_long and max_new_tokens against the target's context",
             )
 
-    def _document(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | None:
+    def _document(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | str:
+        """All fields of a row's document but its number, or the reason why it is left out."""
         continuation = self.options.continuation_of(index)
         where = f"{source.path} row {row_number}"
         prompt = encode_prompt(source, row, self.tokenizer, where)
@@ -104,21 +110,21 @@ class Corpus:
                     "give token ids of the target's own tokenizer, or give text",
                 )
         if len(prompt) == 0 or (given is not None and len(given) == 0):
-            self.skipped["with an empty prompt or response"] += 1
-            return None
+            return "with an empty prompt or response"
         limit = continuation.max_new_tokens
         cut = given is not None and limit is not None and len(given) > limit
         if given is not None and cut:
             given = given[:limit]
-            self.truncated["responses cut to max_new_tokens"] += 1
         fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
         if fitted is None:
-            return None
+            return f"longer than the target's context of {self.context} tokens"
+        self.truncated.update(["responses cut to max_new_tokens"] if cut else [])
+        self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
         cluster = _value(row, source.cluster, where) if source.cluster else None
         domain = source.domain
         return {
-            "domain": str(_value(row, domain.column, where)) if isinstance(domain, DomainColumn) else domain,
-            "cluster": None if cluster is None else f"{index}:{cluster}",
+            "domain": _text(_value(row, domain.column, where)) if isinstance(domain, DomainColumn) else domain,
+            "cluster": None if cluster is None else f"{index}:{_text(cluster)}",
             "source": index,
             "source_row": row_number,
             "prompt": fitted,
@@ -130,33 +136,31 @@ class Corpus:
         }
 
     def _fit(self, prompt: Ids, new_tokens: int, source: SourceOptions) -> Ids | None:
-        """The prompt, if need be without its beginning, so that the document fits the target's context; None: skipped."""
+        """The prompt, if need be without its beginning, so that the document fits the target's context; None: it cannot."""
         room = None if self.context is None else self.context - new_tokens
         if room is None or len(prompt) <= room:
             return prompt
-        if source.too_long == "skip" or room < 1:
-            self.skipped[f"longer than the target's context of {self.context} tokens"] += 1
-            return None
-        self.truncated["prompts cut to the target's context"] += 1
-        return prompt[-room:]
+        return None if source.too_long == "skip" or room < 1 else prompt[-room:]
 
 
 def rows(source: SourceOptions) -> Iterator[Row]:
     """The rows of one source, streamed, shuffled if the profile asks for it. Raises `DataUnreadable` and `DataEmpty`."""
-    require(source.path, DataUnreadable, "dataset")
+    require_data(source.path)
     from datasets import load_dataset
-    from datasets.utils.logging import disable_progress_bar
+    from datasets.utils.logging import disable_progress_bar, set_verbosity
 
     disable_progress_bar()
+    set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
     try:
         stream = load_dataset(**_loading(source), streaming=True)
         if source.shuffle_seed is not None:
             stream = stream.shuffle(seed=source.shuffle_seed, buffer_size=source.shuffle_buffer)
         yield from stream
-    except AlphaprofError:
-        raise
+    except StopIteration as error:  # from datasets, for a directory with an empty file
+        raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
     except Exception as error:  # datasets raises whatever its parsers raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = _bad_line(Path(source.path)) or reason
         hint = "check that every line is valid and that columns keep their type"
         if not is_local(source.path):
             hint = "check the dataset's id, name, split and your access rights"
@@ -170,32 +174,43 @@ def _loading(source: SourceOptions) -> dict[str, Any]:
     path = Path(source.path)
     if path.is_dir():
         return {"path": str(path), "name": source.name, "split": source.split}
-    if path.suffix not in BUILDERS:
-        known = ", ".join(BUILDERS)
-        raise DataUnreadable(f"{path} has no known format", f"give a file that ends with {known}, or a dataset directory")
-    if path.stat().st_size == 0:
-        raise DataEmpty(f"{path} is empty", "put one document a line into it, or remove this source")
-    return {"path": BUILDERS[path.suffix], "data_files": str(path), "split": "train"}
+    arguments = {"path": FORMATS[path.suffix], "data_files": glob.escape(str(path)), "split": "train"}
+    return arguments | _as_text(path) if path.suffix == ".csv" else arguments
+
+
+def _as_text(path: Path) -> dict[str, Any]:
+    """Arguments that read the cells of a CSV file as they stand: 007 is not 7, and NA is a word; only nothing is empty."""
+    import pandas as pd
+    from datasets import Features, Value
+
+    names = pd.read_csv(path, nrows=0).columns
+    features = Features({str(name): Value("string") for name in names})
+    return {"features": features, "keep_default_na": False, "na_values": [""]}
+
+
+def _bad_line(path: Path) -> str | None:
+    """The first line of a .jsonl file that is no JSON object, and why; parsers count lines from the start of a block."""
+    if path.suffix != ".jsonl" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                if line.strip() and not isinstance(json.loads(line), dict):
+                    return f"line {number} is no JSON object"
+            except ValueError as error:
+                return f"line {number}: {getattr(error, 'msg', error)}"
+    return None
 
 
 def expected_documents(options: ProfileOptions) -> int | None:
     """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
     total = 0
     for source in options.data:
-        count = _row_count(Path(source.path))
+        count = row_count(Path(source.path))
         if count is None and source.limit is None:
             return None
         total += min(known for known in (count, source.limit) if known is not None)
     return total
-
-
-def _row_count(path: Path) -> int | None:
-    if path.suffix == ".parquet" and path.is_file():
-        return int(pq.read_metadata(path).num_rows)
-    if path.suffix in (".jsonl", ".csv", ".txt") and path.is_file():
-        with path.open("rb") as file:
-            return sum(1 for line in file if line.strip()) - (path.suffix == ".csv")
-    return None
 
 
 def read_whole(source: SourceOptions) -> bool:
@@ -203,7 +218,7 @@ def read_whole(source: SourceOptions) -> bool:
     path = Path(source.path)
     if path.suffix != ".json" or not path.is_file():
         return False
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         return file.read(1024).lstrip().startswith("[")
 
 
@@ -213,7 +228,7 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
         return _token_ids(_value(row, source.prompt_ids, where), where, source.prompt_ids)
     if source.messages is not None:
         messages = _value(row, source.messages, where)
-        if not isinstance(messages, list) or not all(isinstance(turn, Mapping) and "role" in turn for turn in messages):
+        if not isinstance(messages, list) or not all(isinstance(turn, Mapping) and turn.get("role") for turn in messages):
             raise ColumnMissing(f"{where}: {source.messages} holds no chat messages", "it must be a list of {role, content}")
         return _chat(messages, source, tokenizer, where)
     text = render(str(source.prompt), row, where)
@@ -249,30 +264,23 @@ def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTraine
 
 
 def _token_ids(value: Any, where: str, column: str) -> Ids:
-    if isinstance(value, list) and all(isinstance(token, int) and token >= 0 for token in value):
-        return np.asarray(value, dtype=np.int32)
-    raise ColumnMissing(f"{where}: {column} holds neither text nor token ids", "it must be a string or a list of integers")
+    if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= INT32_MAX for token in value):
+        raise ColumnMissing(f"{where}: {column} holds no token ids", "it must be a list of integers that the tokenizer gave")
+    return np.asarray(value, dtype=np.int32)
 
 
 def render(template: str, row: Row, where: str) -> str:
     """The template with {column} replaced by the row's values; a value's own braces and attributes mean nothing."""
-    parts = []
-    for literal, name, specification, conversion in _parse(template):
-        parts.append(literal)
-        if name is not None:
-            if not name or specification or conversion:
-                raise ProfileInvalid(
-                    f"prompt template {template!r} has the field {{{name}}}", "write {column}, or {{ for a brace"
-                )
-            parts.append(str(_value(row, name, where)))
-    return "".join(parts)
+    return "".join(
+        literal + ("" if name is None else _text(_value(row, name, where))) for literal, name in template_parts(template)
+    )
 
 
-def _parse(template: str) -> list[tuple[str, str | None, str | None, str | None]]:
-    try:
-        return list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ProfileInvalid(f"prompt template {template!r}: {error}", "write {column}, or {{ and }} for braces") from None
+def _text(value: Any) -> str:
+    """A cell as text; a date as JSON writes it, since its reader turns a column of dates into timestamps."""
+    if isinstance(value, datetime.datetime):
+        return (value.date() if value.time() == datetime.time() else value).isoformat()
+    return str(value)
 
 
 def _value(row: Row, column: str, where: str) -> Any:

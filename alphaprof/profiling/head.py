@@ -42,11 +42,15 @@ class Head:
         context are not fed; a chosen token there yields the row of the last one that is.
         """
         fed = ids[:, : self.model.context].to(self.model.device)
-        row, column = row.to(self.model.device), column.clamp(max=fed.shape[1] - 1).to(self.model.device)
+        column = column.clamp(max=fed.shape[1] - 1)
         if self.chunked:
-            return self._hidden(fed)[row, column]
-        full = [self._full(fed[index : index + 1])[0, column[row == index]] for index in range(len(fed))]
-        return torch.cat(full)
+            states = self._hidden(fed)
+            return states[row.to(states.device), column.to(states.device)]
+        chosen = []
+        for index in range(len(fed)):  # one document at a time, of which only the chosen rows are kept
+            logits = self._full(fed[index : index + 1])[0]
+            chosen.append(logits[column[row == index].to(logits.device)])
+        return torch.cat(chosen)
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Local paths and hub ids: find out within seconds that something is missing, before heavy work starts."""
+"""Local paths and hub ids: find out within seconds that something is missing or empty, before heavy work starts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import threading
 from pathlib import Path
 
 from alphaprof.config import ModelDraft, ProfileOptions
-from alphaprof.errors import AlphaprofError, DataUnreadable, ModelUnloadable
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable
 
 TIMEOUT_S = 3.0
+# Local data files and the builders of `datasets` that read them.
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
 def require(reference: str, error: type[AlphaprofError], what: str, cached_file: str | None = None) -> None:
@@ -19,7 +21,7 @@ def require(reference: str, error: type[AlphaprofError], what: str, cached_file:
     cache does not help.
     """
     if is_local(reference):
-        if not Path(reference).exists():
+        if not os.path.exists(reference):
             raise error(f"{what} {reference} does not exist", "correct the path; relative ones start at the profile file")
         return
     if cached_file is not None and _cached(reference, cached_file):
@@ -38,7 +40,49 @@ def check_references(options: ProfileOptions) -> None:
         if isinstance(draft, ModelDraft):
             require_model(draft.model, f"draft {name}")
     for source in options.data:
-        require(source.path, DataUnreadable, "dataset")
+        require_data(source.path)
+
+
+def require_data(reference: str) -> None:
+    """Raise `DataUnreadable` unless a dataset can be had in a known format, and `DataEmpty` for a file without rows."""
+    require(reference, DataUnreadable, "dataset")
+    path = Path(reference)
+    if not is_local(reference) or path.is_dir():
+        return
+    if path.suffix not in FORMATS:
+        raise DataUnreadable(
+            f"{path} has no known format", f"give a file that ends with {', '.join(FORMATS)}, or a dataset directory"
+        )
+    try:
+        empty = _is_empty(path)
+    except OSError as error:
+        raise DataUnreadable(f"cannot read {path}: {error.strerror}", "check that it is a file that you may read") from None
+    if empty:
+        raise DataEmpty(f"{path} is empty", "put documents into it, or remove this source")
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a data file holds no rows or nothing but white space; reads little of any other file."""
+    if path.suffix == ".parquet":
+        return row_count(path) == 0
+    with path.open("rb") as file:
+        return not any(block.strip() for block in iter(lambda: file.read(1 << 16), b""))
+
+
+def row_count(path: Path) -> int | None:
+    """About how many rows a data file holds; None where only reading it would tell."""
+    if path.suffix == ".parquet" and path.is_file():
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return int(pq.read_metadata(path).num_rows)
+        except pa.ArrowInvalid:
+            return None  # damaged: reading it will say so
+    if path.suffix in (".jsonl", ".csv", ".txt") and path.is_file():
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip()) - (path.suffix == ".csv")
+    return None
 
 
 def require_model(reference: str, name: str) -> None:

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from alphaprof import __version__
-from alphaprof.analysis.decision import Decision, decide, held_out
 from alphaprof.analysis.estimate import by_cluster, ratio, share_interval
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.speedup import Speedup, StepTime, StepTimes, free_draft, speedup
 from alphaprof.analysis.totals import read_totals
 from alphaprof.log.store import Run
 from alphaprof.report.model import Cost, GammaResult, Interval, Report, Result, RunFacts, Traffic
-from alphaprof.report.pool import Pool, pools
+from alphaprof.report.pool import Pool, merged, pools
+from alphaprof.report.verdict import Pair, Pools, Question, choose_and_decide, no_decision, not_defined, pooled_speedup
 from alphaprof.report.warnings import report_warnings
-
-Pair = tuple[str, int]  # a draft and a gamma
-Pools = Mapping[str, Mapping[str, Pool]]  # by draft, then domain
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the verdict is about: the profile's decision."""
-
-    rule: str
-    draft: str
-    gamma: int | str
-    min_speedup: float
-    confidence: float
-    weights: dict[str, float] | None
-
-    @classmethod
-    def of(cls, config: dict[str, Any]) -> Question:
-        """From the manifest's copy of the profile."""
-        return cls(**config["decision"])
-
-    def gammas(self, known: Sequence[int]) -> list[int]:
-        """The lengths that the verdict may choose from."""
-        return list(known) if self.gamma == "auto" else [int(self.gamma)]
 
 
 def build_report(run: Run, flavour: Flavour = "engine") -> Report:
@@ -60,8 +34,8 @@ def build_report(run: Run, flavour: Flavour = "engine") -> Report:
             found = list(pools(totals, documents, rule, run.gammas))
             results += [_result(domain, draft, rule, pool, times.get(draft), question, run.gammas) for domain, pool in found]
             if rule == question.rule:
-                by_draft[draft] = {domain: pool for domain, pool in found if pool.on_policy}
-    traffic = _traffic(by_draft, times, question, run.gammas)
+                by_draft[draft] = _on_policy(found)
+    traffic = _traffic(by_draft, _observed_weights(documents), times, question, run.gammas)
     facts = RunFacts(
         path=str(run.path),
         complete=manifest.status == "complete",
@@ -85,6 +59,24 @@ def build_report(run: Run, flavour: Flavour = "engine") -> Report:
         warnings=(),
     )
     return report_warnings(report, manifest)
+
+
+def _on_policy(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
+    """By domain, what rounds are defined for: the pools of all its on-policy kinds of continuation as one."""
+    parts: dict[str, list[Pool]] = {}
+    for domain, pool in found:
+        if pool.on_policy:
+            parts.setdefault(domain, []).append(pool)
+    return {domain: merged(several) for domain, several in parts.items()}
+
+
+def _observed_weights(documents: pa.Table) -> dict[str, float]:
+    """Shares of tokens by domain, in the order in which domains occur."""
+    tokens: dict[str, int] = {}
+    domains = documents["domain"].cast(pa.string()).to_pylist()
+    for domain, count in zip(domains, documents["continuation_tokens"].to_pylist(), strict=True):
+        tokens[domain] = tokens.get(domain, 0) + count
+    return {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
 
 
 def step_times(run: Run) -> dict[str, StepTimes]:
@@ -112,6 +104,7 @@ def _cost(run: Run) -> Cost | None:
         concurrency=1,
         context=rows[0]["context"],
         threads=environment["torch_threads"] if run.manifest.target.device == "cpu" else None,
+        overhead_ms=None,
         target_ms={row["tokens"]: row["median_ms"] for row in rows if row["model"] == "target"},
         draft_ms={row["model"]: row["median_ms"] for row in rows if row["step"] == "draft"},
     )
@@ -132,8 +125,12 @@ def _result(
     if pool["proposals"].sum() > 0:
         share = ratio(*by_cluster(pool.cluster, pool["accepted"], pool["proposals"]))
         alpha = Interval(*_fields(share_interval(share, question.confidence)))
-    gamma_results = tuple(_gamma(pool, gamma, times, question.confidence) for gamma in gammas) if pool.on_policy else ()
-    best, decision = _decide({draft: {domain: pool}}, {draft: times} if times else None, {domain: 1.0}, question, gammas)
+    gamma_results: tuple[GammaResult, ...] = ()
+    best, decision = None, no_decision(not_defined(rule))
+    if pool.on_policy:
+        gamma_results = tuple(_gamma(pool, gamma, times, question.confidence) for gamma in gammas)
+        known = {draft: times} if times else {}
+        best, decision = choose_and_decide({draft: {domain: pool}}, known, {domain: 1.0}, question, gammas)
     return Result(
         domain=domain,
         draft=draft,
@@ -142,7 +139,8 @@ def _result(
         estimator="exact",
         continuation=pool.continuation,
         on_policy=pool.on_policy,
-        documents=len(np.unique(pool.cluster)),
+        documents=len(pool.cluster),
+        clusters=len(np.unique(pool.cluster)),
         positions=positions,
         alpha=alpha,
         coverage=float(pool["proposals"].sum()) / positions,
@@ -191,73 +189,37 @@ def _interval(found: Speedup | None, confidence: float) -> Interval | None:
     return None if found is None else Interval(found.value, *found.bounds((1 - confidence) / 2))
 
 
-def _decide(
+def _obstacle(weights: Mapping[str, float], observed: Mapping[str, float], rounds: Mapping[str, Pool], rule: str) -> str:
+    """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
+    if not observed:
+        return "no document is complete yet"
+    if odd := sorted(set(weights) ^ set(observed)):
+        return f"weights and data do not have the same domains ({', '.join(odd)})"
+    if undefined := [domain for domain, weight in weights.items() if weight > 0 and domain not in rounds]:
+        return f"{not_defined(rule)} ({', '.join(undefined)}): decision.weights can leave it out with weight 0"
+    return ""
+
+
+def _traffic(
     candidates: Pools,
-    times: Mapping[str, StepTimes] | None,
-    weights: Mapping[str, float],
+    observed: Mapping[str, float],
+    times: Mapping[str, StepTimes],
     question: Question,
     gammas: Sequence[int],
-) -> tuple[Pair | None, Decision]:
-    """The chosen draft and gamma, and the verdict on them. What is `auto` is chosen on one half of the documents of every
-    domain and tested on the other, so that the winner is not judged by the luck that made it win.
-    """
-    if not times:
-        return None, _no_decision("no step times were measured, so acceptance cannot be turned into speedup")
-    if not candidates or any(not pool.on_policy for domains in candidates.values() for pool in domains.values()):
-        return None, _no_decision(f"rounds of {question.rule} are not defined on text that the target did not produce")
-    options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
-    if len(options) == 1:
-        found = _speedup(candidates, options[0], times, weights, None)
-        return options[0], _explained(decide(found, question.min_speedup, question.confidence, held_out=False))
-    chosen = {option: _speedup(candidates, option, times, weights, False) for option in options}
-    known = {option: found.value for option, found in chosen.items() if found is not None}
-    if not known:
-        return None, _explained(decide(None, question.min_speedup, question.confidence, held_out=True))
-    best = max(known, key=lambda option: known[option])
-    found = _speedup(candidates, best, times, weights, True)
-    return best, _explained(decide(found, question.min_speedup, question.confidence, held_out=True))
-
-
-def _no_decision(reason: str) -> Decision:
-    return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
-
-
-def _explained(decision: Decision) -> Decision:
-    """A verdict on step times that were measured with another engine than the one that will serve says so first."""
-    reason = f"by step times measured here with Hugging Face, {decision.reason}"
-    return dataclasses.replace(decision, reason=reason)
-
-
-def _speedup(
-    candidates: Pools, option: Pair, times: Mapping[str, StepTimes], weights: Mapping[str, float], testing: bool | None
-) -> Speedup | None:
-    """Speedup of one draft and gamma on the held-out half (True), the choosing half (False) or all documents (None)."""
-    draft, gamma = option
-    counts = []
-    for domain in weights:
-        pool = candidates[draft][domain]
-        rows = pool.counts(gamma)
-        counts.append(rows if testing is None else rows.rows(held_out(pool.cluster) == testing))
-    return speedup(counts, list(weights.values()), times[draft])
-
-
-def _traffic(candidates: Pools, times: Mapping[str, StepTimes], question: Question, gammas: Sequence[int]) -> Traffic:
-    """The verdict on all domains together, weighted by their shares of output tokens."""
+) -> Traffic:
+    """The verdict on all domains together, weighted by their shares of output tokens (`observed`: those of the run)."""
     if question.draft != "auto":
         candidates = {question.draft: candidates[question.draft]}
-    first = next(iter(candidates.values()))
-    tokens = {domain: float(pool["positions"].sum()) for domain, pool in first.items()}
-    weights = question.weights or {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
-    missing = sorted(set(weights) ^ set(tokens))
-    if missing or not tokens:
-        what = (
-            f"weights and data do not have the same domains ({', '.join(missing)})" if missing else "no on-policy document"
-        )
-        best, decision = None, _no_decision(what)
+    weights = question.weights or dict(observed)
+    counted = {domain: weight for domain, weight in weights.items() if weight > 0}
+    best: Pair | None = None
+    if obstacle := _obstacle(weights, observed, next(iter(candidates.values())), question.rule):
+        decision = no_decision(obstacle)
     else:
-        best, decision = _decide(candidates, times, weights, question, gammas)
-    whole = _speedup(candidates, best, times, weights, None) if best else None
-    free = _speedup(candidates, best, {best[0]: free_draft(best[1])}, weights, None) if best else None
+        best, decision = choose_and_decide(candidates, times, counted, question, gammas)
+    timed = best is not None and best[0] in times
+    whole = pooled_speedup(candidates, best, times, counted) if best and timed else None
+    free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, counted) if best else None
     return Traffic(
         verdict=decision.verdict,
         reason=decision.reason,
@@ -265,7 +227,7 @@ def _traffic(candidates: Pools, times: Mapping[str, StepTimes], question: Questi
         rule=question.rule,
         gamma=best[1] if best else None,
         tokens_per_round=_tokens(free, best[1], question.confidence) if best else None,
-        break_even_length=times[best[0]].break_even(best[1]) if best else None,
+        break_even_length=times[best[0]].break_even(best[1]) if best and timed else None,
         speedup=_interval(whole, question.confidence),
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
         documents=decision.speedup.documents if decision.speedup else 0,

@@ -28,17 +28,35 @@ def share_interval(interval: Interval | None) -> str:
 
 
 def number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """A positive quantity; infinity is written as such."""
+    """A quantity, 0 or above; infinity is written as such, and 0.004 not as 0.00."""
     if value is None:
         return NOTHING
-    return f"inf{unit}" if math.isinf(value) else f"{value:.{digits}f}{unit}"
+    if math.isinf(value):
+        return f"inf{unit}"
+    text = f"{value:.{digits}f}"
+    if value > 0 and float(text) == 0:
+        return f"<{10.0**-digits:.{digits}f}{unit}"
+    return f"{text}{unit}"
 
 
 def interval(value: Interval | None, unit: str = "") -> str:
     """A quantity with its interval."""
     if value is None:
         return NOTHING
-    return f"{number(value.value)}{unit} [{number(value.low)}, {number(value.high)}]"
+    return f"{number(value.value, unit=unit)} [{number(value.low)}, {number(value.high)}]"
+
+
+def percent(value: float) -> str:
+    """A share as a whole percentage; 0.996 is not written as 100%, and 0.004 not as 0%."""
+    text = f"{100 * value:.0f}"
+    if 0 < value < 1 and text in ("0", "100"):
+        return "<1%" if value < 0.5 else ">99%"
+    return f"{text}%"
+
+
+def level(confidence: float) -> str:
+    """A confidence level, with the digits it was given with."""
+    return f"{100 * confidence:g}%"
 
 
 def count(value: int) -> str:

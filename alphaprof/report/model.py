@@ -50,6 +50,7 @@ class Result:
     continuation: str
     on_policy: bool
     documents: int
+    clusters: int  # independent units of the intervals: documents, those of one cluster or with equal prompts as one
     positions: int
     alpha: Interval | None  # acceptance pooled over positions with a proposal
     coverage: float  # share of positions with a proposal
@@ -75,7 +76,7 @@ class Traffic:
     break_even_length: float | None
     speedup: Interval | None  # two-sided, over all documents
     tested: Interval | None  # value and one-sided bounds that the verdict rests on
-    documents: int
+    documents: int  # independent documents that the verdict rests on
     documents_needed: int | None
     min_speedup: float
     weights: dict[str, float]
@@ -93,6 +94,7 @@ class Cost:
     concurrency: int
     context: int
     threads: int | None
+    overhead_ms: float | None  # per round, beyond the model's steps; None: not measured, and taken as none
     target_ms: dict[int, float]  # by number of tokens
     draft_ms: dict[str, float]  # by draft
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,7 @@ def pools(totals: pa.Table, documents: pa.Table, rule: str, gammas: list[int]) -
     Kinds of continuation are kept apart: a domain that has several yields a pool for each.
     """
     chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
-    joined = documents.append_column("row", pa.array(np.arange(len(documents))))
-    for (domain, kind, on_policy), rows in _groups(joined):
+    for (domain, kind, on_policy), rows in _groups(documents):
         part = chosen.take(rows)
         numbers = documents["document"].to_numpy()[rows]
         if not np.array_equal(part["document"].to_numpy(), numbers):
@@ -52,6 +51,13 @@ def pools(totals: pa.Table, documents: pa.Table, rule: str, gammas: list[int]) -
         # Documents without a cluster stand alone, except that equal prompts are the same observation twice.
         cluster = pc.coalesce(documents["cluster"], documents["prompt_hash"]).take(rows).to_numpy()
         yield domain, Pool(_arrays(part, gammas), cluster, kind, on_policy)
+
+
+def merged(parts: Sequence[Pool]) -> Pool:
+    """Several pools of one domain as one; its kind of continuation is that of the first."""
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
+    cluster = np.concatenate([part.cluster for part in parts])
+    return Pool(columns, cluster, parts[0].continuation, all(part.on_policy for part in parts))
 
 
 def _groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, bool], Array]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.panel import Panel
@@ -14,16 +15,19 @@ from alphaprof.report import format as fmt
 from alphaprof.report.model import Cost, GammaResult, Report, Result, Traffic
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
+WIDE = 140  # columns that it takes to show intervals beside their values
+NAME = 40  # characters of a domain's name that are shown
+NAME_WIDTH = 22  # columns of a table that it may take; longer names fold
 
 
 def render_terminal(report: Report, console: Console) -> None:
     """Print the report. Text from the data is printed as it is, without control characters or markup."""
     _header(report, console)
     _traffic(report, report.traffic, console)
-    for draft in report.run.drafts:
-        results = [result for result in report.results if result.draft == draft]
-        _domains(draft, results, report, console)
-        _lengths(draft, results, console)
+    for draft, rule in dict.fromkeys((result.draft, result.rule) for result in report.results):
+        results = [result for result in report.results if (result.draft, result.rule) == (draft, rule)]
+        _domains(f"draft {draft}, rule {rule}", results, console)
+        _lengths(f"draft {draft}, rule {rule}", results, console)
     if report.cost is not None:
         _times(report.cost, console)
     _definitions(report, console)
@@ -33,6 +37,11 @@ def render_terminal(report: Report, console: Console) -> None:
 def plain(text: str) -> Text:
     """Untrusted text: control and direction-changing characters become visible, markup means nothing."""
     return Text("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
+
+
+def short(name: str) -> str:
+    """The beginning of a name that may be longer than anyone wants to read."""
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _header(report: Report, console: Console) -> None:
@@ -45,82 +54,101 @@ def _header(report: Report, console: Console) -> None:
 
 def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
     """The engine-free answer, then the verdict, which needs step times."""
-    if traffic.draft is not None and traffic.gamma is not None:
+    if traffic.tokens_per_round is not None:
         emits = fmt.interval(traffic.tokens_per_round)
         setting = f"draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"
         console.print(plain(f"On any engine, {setting}: a round emits {emits} tokens, and pays where gamma c + v is less."))
-        here = fmt.number(traffic.break_even_length)
-        console.print(f"With the step times measured here gamma c + v is {here}.\n", highlight=False)
+        if traffic.break_even_length is not None:
+            here = fmt.number(traffic.break_even_length)
+            console.print(f"With the step times measured here gamma c + v is {here}.", highlight=False)
+        console.print()
     lines = Text()
     lines.append(traffic.verdict, COLOURS[traffic.verdict])
     lines.append(f"  for the whole traffic, at least {traffic.min_speedup:g}x wanted\n")
     lines.append_text(plain(traffic.reason))
-    shares = ", ".join(f"{domain} {weight:.0%}" for domain, weight in traffic.weights.items())
+    shares = ", ".join(f"{short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
     lines.append("\n").append_text(plain(f"weights ({origin}): {shares}"))
     if traffic.speedup is not None:
-        everything = f"over all documents: speedup {fmt.interval(traffic.speedup, 'x')} ({report.confidence:.0%} interval)"
-        lines.append(f"\n{everything}")
+        level = fmt.level(report.confidence)
+        lines.append(f"\nover all documents: speedup {fmt.interval(traffic.speedup, 'x')} ({level} interval)")
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
 
 
-def _domains(draft: str, results: Iterable[Result], report: Report, console: Console) -> None:
-    table = Table(title=f"draft {draft}: by domain", title_justify="left", header_style="bold")
-    for name in ("domain", "rule", "docs", "alpha", "gamma", "tokens/round", "break-even", "speedup", "verdict"):
-        table.add_column(name, justify="left" if name in ("domain", "rule", "verdict") else "right", no_wrap=True)
+def _table(title: str) -> Table:
+    table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("domain", overflow="fold", max_width=NAME_WIDTH)
+    return table
+
+
+def _domains(title: str, results: Sequence[Result], console: Console) -> None:
+    table = _table(f"{title}: by domain")
+    for name in ("docs", "alpha", "gamma", "tokens/round", "break-even", "speedup"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for result in results:
         best = _at(result, result.best_gamma)
-        table.add_row(
-            plain(result.domain),
-            result.rule,
-            str(result.documents),
+        cells = (
+            _documents(result),
             fmt.share_interval(result.alpha),
             str(result.best_gamma or fmt.NOTHING),
             fmt.interval(best.tokens_per_round if best else None),
             fmt.number(best.break_even_length if best else None),
             fmt.interval(best.speedup if best else None, "x"),
-            _verdict(result),
         )
+        beside = cells if console.width >= WIDE else [cell.replace(" [", "\n[") for cell in cells]
+        table.add_row(_name(result, results), *map(Text, beside), Text(result.verdict, COLOURS[result.verdict]))
     console.print(table)
     undecided: dict[str, list[str]] = {}
     for result in results:
         if result.verdict == "UNDECIDED":
-            undecided.setdefault(result.reason, []).append(result.domain)
+            undecided.setdefault(result.reason, []).append(short(result.domain))
     for reason, domains in undecided.items():
         console.print(Padding(plain(f"{', '.join(domains)}: {reason}"), (0, 0, 0, 2)))
     console.print()
 
 
-def _verdict(result: Result) -> Text:
-    return Text(result.verdict, COLOURS[result.verdict])
+def _name(result: Result, results: Sequence[Result]) -> Text:
+    """The domain, with its kind of text where that is not clear."""
+    alone = sum(other.domain == result.domain for other in results) == 1
+    kind = result.continuation if result.on_policy else f"{result.continuation}, off-policy"
+    return plain(short(result.domain) if alone and result.on_policy else f"{short(result.domain)} ({kind})")
+
+
+def _documents(result: Result) -> str:
+    """How many documents; where some depend on each other, how many independent ones they amount to."""
+    whole = fmt.count(result.documents)
+    return whole if result.clusters == result.documents else f"{fmt.count(result.clusters)} of {whole}"
 
 
 def _at(result: Result, gamma: int | None) -> GammaResult | None:
     return next((item for item in result.gammas if item.gamma == gamma), None)
 
 
-def _lengths(draft: str, results: Iterable[Result], console: Console) -> None:
-    """Tokens per round and speedup for every gamma."""
+def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
+    """Tokens per round and speedup for every gamma, in as many tables as it takes to show every digit."""
     shown = [result for result in results if result.gammas]
     if not shown:
         return
-    table = Table(title=f"draft {draft}: tokens per round / speedup by gamma", title_justify="left", header_style="bold")
-    table.add_column("domain", no_wrap=True)
-    for item in shown[0].gammas:
-        table.add_column(str(item.gamma), justify="right", no_wrap=True)
-    for result in shown:
-        cells = []
-        for item in result.gammas:
-            tokens = fmt.number(item.tokens_per_round.value if item.tokens_per_round else None)
-            faster = fmt.number(item.speedup.value if item.speedup else None)
-            cells.append(f"{tokens} / {faster}")
-        table.add_row(plain(result.domain), *cells)
-    if shown[0].gammas[0].break_even_length is not None:
-        table.add_section()
-        table.add_row("break-even", *(fmt.number(item.break_even_length) for item in shown[0].gammas))
-        table.add_row("v = T(g+1)/T(1)", *(fmt.number(item.verify_cost) for item in shown[0].gammas))
-    console.print(table)
+    every, side_by_side = len(shown[0].gammas), max(1, (console.width - NAME_WIDTH) // 16)
+    for start in range(0, every, side_by_side):
+        part = slice(start, start + side_by_side)
+        table = _table(f"{title}: tokens per round / speedup by gamma")
+        for item in shown[0].gammas[part]:
+            table.add_column(str(item.gamma), justify="right", no_wrap=True)
+        for result in shown:
+            table.add_row(_name(result, results), *(_length(item) for item in result.gammas[part]))
+        if shown[0].gammas[0].break_even_length is not None:
+            table.add_section()
+            table.add_row("break-even", *(fmt.number(item.break_even_length) for item in shown[0].gammas[part]))
+            table.add_row("v = T(g+1)/T(1)", *(fmt.number(item.verify_cost) for item in shown[0].gammas[part]))
+        console.print(table)
     console.print()
+
+
+def _length(item: GammaResult) -> str:
+    tokens = fmt.number(item.tokens_per_round.value if item.tokens_per_round else None)
+    return f"{tokens} / {fmt.number(item.speedup.value if item.speedup else None)}"
 
 
 def _times(cost: Cost, console: Console) -> None:
@@ -139,12 +167,14 @@ def _times(cost: Cost, console: Console) -> None:
 
 
 def _definitions(report: Report, console: Console) -> None:
+    level = fmt.level(report.confidence)
     lines = (
-        f"alpha: acceptance over all positions with a proposal. Brackets: {report.confidence:.0%} intervals over documents.",
+        f"alpha: acceptance over all positions with a proposal. Brackets: {level} intervals over documents.",
         "tokens/round: tokens emitted per verification, the target's own included. gamma: drafted tokens per round.",
         "break-even: tokens/round at which the draft starts to pay, gamma c + v; c = T_draft/T(1), v = T(gamma+1)/T(1).",
-        "speedup: decode time without the draft / with it, prefill excluded. Verdicts test one half of the documents at the",
-        "draft and gamma that the other half chose, so they can differ from the interval over all documents.",
+        "speedup: decode time without the draft / with it, prefill excluded.",
+        "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested, so that a",
+        "verdict can differ from the interval over all documents.",
     )
     for line in lines:
         console.print(line, style="dim", highlight=False)

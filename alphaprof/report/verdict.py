@@ -1,0 +1,96 @@
+"""Choose what is `auto` and judge it: the bridge from pools of totals to a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alphaprof.analysis.decision import Decision, Mask, decide, held_out
+from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
+from alphaprof.report.pool import Pool
+
+Pair = tuple[str, int]  # a draft and a gamma
+Pools = Mapping[str, Mapping[str, Pool]]  # by draft, then domain
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the verdict is about: the profile's decision."""
+
+    rule: str
+    draft: str
+    gamma: int | str
+    min_speedup: float
+    confidence: float
+    weights: dict[str, float] | None
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Question:
+        """From the manifest's copy of the profile."""
+        return cls(**config["decision"])
+
+    def gammas(self, known: Sequence[int]) -> list[int]:
+        """The lengths that the verdict may choose from."""
+        return list(known) if self.gamma == "auto" else [int(self.gamma)]
+
+
+def choose_and_decide(
+    candidates: Pools,
+    times: Mapping[str, StepTimes],
+    weights: Mapping[str, float],
+    question: Question,
+    gammas: Sequence[int],
+) -> tuple[Pair | None, Decision]:
+    """The chosen draft and gamma, and the verdict on them. What is `auto` is chosen on one half of the documents of every
+    domain and tested on the other, so that the winner is not judged by the luck that made it win.
+    """
+    options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
+    only = options[0] if len(options) == 1 else None
+    if not times:
+        return only, no_decision("no step times were measured, so acceptance cannot be turned into speedup")
+    if only is not None:
+        found = pooled_speedup(candidates, only, times, weights)
+        return only, _explained(decide(found, question.min_speedup, question.confidence, held_out=False))
+    testing = held_out({domain: next(iter(candidates.values()))[domain].cluster.tolist() for domain in weights})
+    choosing = {domain: ~mask for domain, mask in testing.items()}
+    chosen = {option: pooled_speedup(candidates, option, times, weights, choosing) for option in options}
+    known = {option: found.value for option, found in chosen.items() if found is not None}
+    if not known:
+        return None, _explained(decide(None, question.min_speedup, question.confidence, held_out=True))
+    best = max(known, key=lambda option: known[option])
+    found = pooled_speedup(candidates, best, times, weights, testing)
+    return best, _explained(decide(found, question.min_speedup, question.confidence, held_out=True))
+
+
+def not_defined(rule: str) -> str:
+    """Why a rule has no rounds on off-policy text."""
+    return f"rounds of {rule} are not defined on text that the target did not produce"
+
+
+def no_decision(reason: str) -> Decision:
+    """UNDECIDED for want of something else than documents."""
+    return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
+
+
+def _explained(decision: Decision) -> Decision:
+    """A verdict on step times that were measured with another engine than the one that will serve says so first."""
+    reason = f"by step times measured here with Hugging Face, {decision.reason}"
+    return dataclasses.replace(decision, reason=reason)
+
+
+def pooled_speedup(
+    candidates: Pools,
+    option: Pair,
+    times: Mapping[str, StepTimes],
+    weights: Mapping[str, float],
+    rows: Mapping[str, Mask] | None = None,
+) -> Speedup | None:
+    """Speedup of one draft and gamma on some documents of each domain (default: on all)."""
+    draft, gamma = option
+    counts = [candidates[draft][domain].counts(gamma) for domain in weights]
+    if rows is not None:
+        counts = [found.rows(rows[domain]) for domain, found in zip(weights, counts, strict=True)]
+    return speedup(counts, list(weights.values()), times[draft])

@@ -1,0 +1,314 @@
+"""A complete run directory without models: random but consistent columns, written through the product's own store.
+
+Acceptance of each document is drawn around the probability that its domain asks for, so that documents differ as they do
+in real text. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from scipy import stats
+
+from alphaprof.analysis.rules import RULES
+from alphaprof.analysis.totals import write_totals
+from alphaprof.log.manifest import Manifest, ModelFacts, Shard
+from alphaprof.log.schema import CONTINUATION_COLUMNS, LATENCY_COLUMNS, arrow_schema, position_columns
+from alphaprof.log.store import Run
+
+Array = np.ndarray[Any, Any]
+VOCABULARY = 1000
+EOS = 2
+NO_LIMIT = 256  # `proposed` of a draft that is always ready
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain: its documents, and the mean and spread over documents of the draft's acceptance probability.
+
+    `shortest`, `longest`: tokens of a continuation; `coverage`: share of positions with a proposal; `clusters`: one name a
+    document, None for documents that stand alone; `prompts`: likewise, equal names being equal prompts.
+    """
+
+    documents: int = 6
+    alpha: float = 0.7
+    spread: float = 0.1
+    shortest: int = 20
+    longest: int = 60
+    coverage: float = 1.0
+    on_policy: bool = True
+    continuation: str = "greedy"
+    clusters: Sequence[str | None] | None = None
+    prompts: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a synthetic run is made of. `drafts`: what each draft adds to the acceptance probability of every domain.
+
+    Times in ms: a draft step takes `draft_ms`, verification of n tokens 10 + `extra_ms` (n - 1); `latency` False leaves the
+    table out. `sources` adds domains a second time: (name, Domain) pairs, for a domain with two kinds of text.
+    """
+
+    domains: Mapping[str, Domain] = field(default_factory=lambda: {"code": Domain(), "chat": Domain(alpha=0.4)})
+    drafts: Mapping[str, float] = field(default_factory=lambda: {"small": 0.0})
+    gammas: Sequence[int] = (1, 2, 3, 4)
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    sources: Sequence[tuple[str, Domain]] = ()
+    shard_documents: int = 4
+    draft_ms: float = 1.0
+    extra_ms: float = 0.5
+    timing_error: float = 0.01
+    latency: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a synthetic run."""
+
+    number: int
+    domain: str
+    options: Domain
+    row: int
+    length: int
+    tokens: Array
+
+
+def write_run(path: Path, recipe: Recipe | None = None) -> Run:
+    """A complete run in `path`, totals and step times included."""
+    recipe = recipe or Recipe()
+    rng = np.random.default_rng(recipe.seed)
+    run = Run(path, _manifest(recipe))
+    documents = _documents(recipe, rng)
+    for index, start in enumerate(range(0, len(documents), recipe.shard_documents)):
+        _write_shard(run, index, documents[start : start + recipe.shard_documents], recipe, rng)
+    if recipe.latency:
+        run.write_latency(_latency(recipe))
+    run.write_documents()
+    run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
+    write_totals(run)
+    return run
+
+
+def interrupted(run: Run, target: Path, shards: int | None = None) -> Run:
+    """A copy of a run as a kill leaves it: still running, without totals, with the first `shards` shards (default: all)."""
+    shutil.copytree(run.path, target)
+    shutil.rmtree(target / "totals", ignore_errors=True)
+    (target / "documents.parquet").unlink()
+    copy = Run.open(target)
+    copy.write_manifest(dataclasses.replace(copy.manifest, status="running", shards=copy.shards[:shards]))
+    return Run.open(target)
+
+
+def facts(name: str) -> ModelFacts:
+    """Facts of a model that does not exist."""
+    return ModelFacts(
+        reference=f"synthetic/{name}",
+        kind="model",
+        architecture="Synthetic",
+        fingerprint=hashlib.sha256(name.encode()).hexdigest(),
+        dtype="bfloat16",
+        device="cpu",
+        parameters=1_000_000,
+        context=None,
+        vocabulary=VOCABULARY,
+        eos=(EOS,),
+        noise=0.125,
+    )
+
+
+def _manifest(recipe: Recipe) -> Manifest:
+    decision = {"rule": "strict", "draft": "auto", "gamma": "auto", "min_speedup": 1.1, "confidence": 0.95, "weights": None}
+    return Manifest(
+        status="running",
+        alphaprof="0.1.0",
+        created="2026-01-01T00:00:00+00:00",
+        config={
+            "rules": list(RULES),
+            "gammas": list(recipe.gammas),
+            "costs": {"source": "measured", "context": 256, "repeats": 20},
+            "decision": decision | dict(recipe.decision),
+        },
+        target=facts("target"),
+        drafts={name: facts(name) for name in recipe.drafts},
+        tokenizer="0" * 64,
+        environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
+    )
+
+
+def _documents(recipe: Recipe, rng: np.random.Generator) -> list[Document]:
+    """The documents in corpus order: domains take turns."""
+    sources = [*recipe.domains.items(), *recipe.sources]
+    places = [(row, name, options) for name, options in sources for row in range(options.documents)]
+    found = []
+    for number, (row, name, options) in enumerate(sorted(places, key=lambda place: place[0])):
+        length = int(rng.integers(options.shortest, options.longest + 1))
+        found.append(Document(number, name, options, row, length, rng.integers(3, VOCABULARY, length)))
+    return found
+
+
+def _write_shard(run: Run, index: int, documents: Sequence[Document], recipe: Recipe, rng: np.random.Generator) -> None:
+    target = [_target_columns(document, rng) for document in documents]
+    for draft, shift in recipe.drafts.items():
+        parts = [columns | _draft_columns(one, columns, shift, rng) for one, columns in zip(documents, target, strict=True)]
+        run.write_positions(_position_table(documents, parts, draft), index, draft)
+    run.write_continuations(_continuation_table(documents), index)
+    positions = sum(document.length for document in documents)
+    digest = hashlib.sha256(str([document.number for document in documents]).encode()).hexdigest()
+    shard = Shard(index, len(documents), positions, digest)
+    run.write_manifest(dataclasses.replace(run.manifest, shards=(*run.shards, shard)))
+
+
+def _target_columns(document: Document, rng: np.random.Generator) -> dict[str, Array]:
+    """The target's columns: on text of its own its top token is the token, except for one in fifty (numerical noise)."""
+    size = document.length
+    agrees = rng.random(size) < (0.98 if document.options.on_policy else 0.5)
+    top = rng.uniform(0.35, 1.0, size).astype(np.float32)
+    second = (np.minimum(top, 1 - top) * rng.random(size)).astype(np.float32)
+    return {
+        "token": document.tokens,
+        "target_top": np.where(agrees, document.tokens, _other(document.tokens)),
+        "target_top_prob": top,
+        "target_second_prob": second,
+        "target_margin": top - second,
+        "target_entropy": rng.exponential(1.0, size),
+        "target_token_prob": np.where(agrees, top, second),
+        "raw_target_margin": top - second,
+        "raw_target_entropy": rng.exponential(1.0, size),
+    }
+
+
+def _other(tokens: Array) -> Array:
+    """Another token at each position."""
+    return np.asarray((tokens + 1) % VOCABULARY)
+
+
+def _draft_columns(document: Document, target: dict[str, Array], shift: float, rng: np.random.Generator) -> dict[str, Array]:
+    """The draft's columns: its top token is the document's token with the document's own acceptance probability."""
+    size, options = document.length, document.options
+    alpha = np.clip(rng.normal(options.alpha, options.spread) + shift, 0.0, 1.0)
+    right = rng.random(size) < alpha
+    top = rng.uniform(0.35, 1.0, size).astype(np.float32)
+    second = (np.minimum(top, 1 - top) * rng.random(size)).astype(np.float32)
+    draft_top = np.where(right, document.tokens, _other(_other(document.tokens)))
+    same = draft_top == target["target_top"]
+    divergence = rng.exponential(0.3, size)
+    return {
+        "draft_top": draft_top,
+        "draft_top_prob": top,
+        "draft_margin": top - second,
+        "draft_entropy": rng.exponential(1.0, size),
+        "draft_token_prob": np.where(right, top, second),
+        "target_prob_of_draft_top": np.where(same, target["target_top_prob"], 0.5 * target["target_second_prob"]),
+        "target_rank_of_draft_top": np.where(same, 1, 3),
+        "draft_rank_of_token": np.where(right, 1, 2),
+        "overlap": rng.random(size),
+        "kl_target_draft": divergence,
+        "kl_draft_target": rng.exponential(0.3, size),
+        "js": np.minimum(divergence / 4, 0.69),
+        "raw_kl_target_draft": divergence,
+        "proposed": np.where(rng.random(size) < options.coverage, NO_LIMIT, 0),
+    }
+
+
+def _position_table(documents: Sequence[Document], parts: Sequence[dict[str, Array]], draft: str) -> pa.Table:
+    lengths = [document.length for document in documents]
+    data: dict[str, Array] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    data["domain"] = np.repeat([document.domain for document in documents], lengths)
+    data["document"] = np.repeat([document.number for document in documents], lengths)
+    data["position"] = np.concatenate([np.arange(length) for length in lengths])
+    data["greedy"] = np.repeat([document.options.on_policy for document in documents], lengths)
+    data |= {f"accept_{name}": rule.accept(data) for name, rule in RULES.items()}
+    columns = position_columns(RULES)
+    silent = data["proposed"] == 0
+    arrays = [
+        pa.array(data[column.name], mask=silent if column.nullable else None).cast(column.type)
+        if column.name in data
+        else pa.nulls(sum(lengths), column.type)
+        for column in columns
+    ]
+    return pa.Table.from_arrays(arrays, schema=arrow_schema(columns, draft=draft, rules=list(RULES)))
+
+
+def _continuation_table(documents: Sequence[Document]) -> pa.Table:
+    return pa.Table.from_pylist([_row(document) for document in documents], schema=arrow_schema(CONTINUATION_COLUMNS))
+
+
+def _row(document: Document) -> dict[str, Any]:
+    options, number = document.options, document.number
+    prompt = options.prompts[document.row] if options.prompts else f"prompt {number}"
+    return {
+        "document": number,
+        "domain": document.domain,
+        "cluster": options.clusters[document.row] if options.clusters else None,
+        "source": 0,
+        "source_row": document.row,
+        "prompt_hash": hashlib.sha256(prompt.encode()).hexdigest(),
+        "prompt_tokens": 8,
+        "continuation_tokens": document.length,
+        "finish": "length",
+        "continuation": options.continuation,
+        "on_policy": options.on_policy,
+        "max_new_tokens": document.length,
+        "prompt_ids": list(range(3, 11)),
+        "continuation_ids": document.tokens,
+    }
+
+
+def _latency(recipe: Recipe) -> pa.Table:
+    longest = max(recipe.gammas) + 1
+    steps = [("target", "decode" if n == 1 else "verify", n, 10 + recipe.extra_ms * (n - 1)) for n in range(1, longest + 1)]
+    steps += [(draft, "draft", 1, recipe.draft_ms) for draft in recipe.drafts]
+    rows = [
+        {
+            "model": model,
+            "step": step,
+            "tokens": tokens,
+            "batch": 1,
+            "context": 256,
+            "median_ms": ms,
+            "p10_ms": 0.9 * ms,
+            "p90_ms": 1.2 * ms,
+            "relative_error": recipe.timing_error,
+            "repeats": 20,
+        }
+        for model, step, tokens, ms in steps
+    ]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS))
+
+
+def simulated_rounds(rng: np.random.Generator, alpha: Array, tokens: int, gamma: int) -> Array:
+    """Rounds that documents of so many tokens take, by plain simulation; `alpha` and the result have the same shape."""
+    left, rounds = np.full(alpha.shape, tokens), np.zeros(alpha.shape)
+    while (left > 0).any():
+        rounds += left > 0
+        left = left - 1 - np.minimum(rng.geometric(1 - alpha) - 1, gamma)
+    return rounds
+
+
+def expected_rounds(alpha: Array, tokens: int, gamma: int) -> Array:
+    """The expectation of `simulated_rounds`, by recursion over the tokens left."""
+    shares = [(1 - alpha) * alpha**accepted for accepted in range(gamma)] + [alpha**gamma]
+    found = [np.zeros(alpha.shape)]
+    for left in range(1, tokens + 1):
+        found.append(1 + sum(share * found[max(0, left - 1 - accepted)] for accepted, share in enumerate(shares)))
+    return np.asarray(found[tokens])
+
+
+def drawn_alphas(rng: np.random.Generator, shape: tuple[int, ...], mean: float = 0.65, spread: float = 0.15) -> Array:
+    """Acceptance probabilities of documents: normal, cut to [0.05, 0.98] by drawing again."""
+    return np.asarray(alpha_law(mean, spread).ppf(rng.random(shape)))
+
+
+def alpha_law(mean: float = 0.65, spread: float = 0.15) -> Any:
+    """The law of `drawn_alphas`."""
+    return stats.truncnorm((0.05 - mean) / spread, (0.98 - mean) / spread, mean, spread)

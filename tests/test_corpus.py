@@ -1,0 +1,644 @@
+"""Datasets to prompts: the same documents from every format, nothing lost uncounted, and every bad row named."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from alphaprof.config import ProfileOptions
+from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
+from alphaprof.profiling.corpus import Corpus, Document, expected_documents, read_whole, render, rows
+from tests.tiny import tokenizer
+
+VOCABULARY = 260
+USER, MODEL = 258, 259
+WORDS = tokenizer()
+
+
+def profile(*sources: dict[str, Any], **options: Any) -> ProfileOptions:
+    """Options over sources; where one says nothing else, its prompt is the column `text`."""
+    prompts = {"prompt", "messages", "prompt_ids"}
+    data = [
+        {"domain": f"domain{index}"} | ({} if prompts & set(source) else {"prompt": "{text}"}) | source
+        for index, source in enumerate(sources)
+    ]
+    drafts = {"draft": {"kind": "layer_skip", "drop_layers": [1]}}
+    return ProfileOptions.model_validate({"target": {"model": "target"}, "drafts": drafts, "data": data, **options})
+
+
+def corpus(
+    *sources: dict[str, Any], context: int | None = None, words: PreTrainedTokenizerFast = WORDS, **options: Any
+) -> Corpus:
+    """The documents of sources."""
+    return Corpus(profile(*sources, **options), words, context, VOCABULARY)
+
+
+def jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> str:
+    """A file with one JSON object a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def json_array(path: Path, rows: Iterable[dict[str, Any]]) -> str:
+    path.write_text(json.dumps(list(rows), indent=1), encoding="utf-8")
+    return str(path)
+
+
+def comma_separated(path: Path, rows: Iterable[dict[str, Any]]) -> str:
+    rows = list(rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def parquet(path: Path, rows: Iterable[dict[str, Any]]) -> str:
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return str(path)
+
+
+def lines(path: Path, rows: Iterable[dict[str, Any]]) -> str:
+    path.write_text("".join(f"{row['text']}\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+WRITERS: dict[str, Callable[[Path, Iterable[dict[str, Any]]], str]] = {
+    ".jsonl": jsonl,
+    ".json": json_array,
+    ".csv": comma_separated,
+    ".parquet": parquet,
+    ".txt": lines,
+}
+TYPED = pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])  # formats with lists, numbers and nulls
+
+
+def texts(found: Iterable[Document]) -> list[str]:
+    """Prompts as text, special tokens included."""
+    return [WORDS.decode(document.prompt) for document in found]
+
+
+def plain(found: Iterable[Document]) -> list[dict[str, Any]]:
+    """Documents as plain data that can be compared."""
+    return [
+        {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in dataclasses.asdict(item).items()
+        }
+        for item in found
+    ]
+
+
+def ids(text: str) -> list[int]:
+    """Token ids of plain text."""
+    return list(WORDS(text, add_special_tokens=False)["input_ids"])
+
+
+def refusal(found: Corpus) -> AlphaprofError:
+    """The failure that reading ends in."""
+    with pytest.raises(AlphaprofError) as caught:
+        list(found)
+    return caught.value
+
+
+def numbered(path: Path, count: int, label: str = "") -> str:
+    """A .jsonl file with the texts `label0`, `label1`, ..."""
+    return jsonl(path, ({"text": f"{label}{index}"} for index in range(count)))
+
+
+ROWS = [{"text": "Hello", "kind": "a"}, {"text": "wörld {x} \u2028\U0001f600", "kind": "b"}, {"text": "007", "kind": "NA"}]
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_format_gives_the_same_documents(tmp_path: Path, suffix: str) -> None:
+    path = WRITERS[suffix](tmp_path / f"rows{suffix}", ROWS)
+    found = list(corpus({"path": path}))
+    assert [document.prompt.tolist() for document in found] == [ids(row["text"]) for row in ROWS]
+    assert [document.source_row for document in found] == [0, 1, 2]
+    assert {document.prompt.dtype for document in found} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in WRITERS if suffix != ".txt"])
+def test_every_format_gives_the_same_values_for_other_columns(tmp_path: Path, suffix: str) -> None:
+    path = WRITERS[suffix](tmp_path / f"rows{suffix}", ROWS)
+    source = {"path": path, "domain": {"column": "kind"}, "cluster": "kind"}
+    found = list(corpus(source, continuation={"kind": "given", "column": "kind"}))
+    assert [document.domain for document in found] == ["a", "b", "NA"]
+    assert [document.cluster for document in found] == ["0:a", "0:b", "0:NA"]
+    assert [WORDS.decode(document.given) for document in found] == ["a", "b", "NA"]
+
+
+@pytest.mark.parametrize("name", ["a[1].jsonl", "a*.jsonl", "a?.jsonl", "{a}.jsonl", "a b.jsonl", ".a.jsonl", "a#1.jsonl"])
+def test_a_file_is_read_alone_whatever_its_name_means_as_a_pattern(tmp_path: Path, name: str) -> None:
+    for decoy in ("a1.jsonl", "ab.jsonl", "a.jsonl"):
+        numbered(tmp_path / decoy, 3, "decoy")
+    assert texts(corpus({"path": numbered(tmp_path / name, 2)})) == ["0", "1"]
+
+
+def test_a_directory_is_a_dataset(tmp_path: Path) -> None:
+    numbered(tmp_path / "part-0.jsonl", 2)
+    assert texts(corpus({"path": str(tmp_path)})) == ["0", "1"]
+
+
+def test_cells_of_a_csv_file_are_read_as_they_stand(tmp_path: Path) -> None:
+    values = ["007", "1.10", "None", "null", "true", "2024-01-01", 'a\nb, "c"']
+    path = comma_separated(tmp_path / "rows.csv", [{"text": value} for value in values])
+    assert texts(corpus({"path": path})) == values
+
+
+@pytest.mark.parametrize("value", ["2024-01-31", "2024-01-31T10:20:30"])
+def test_dates_in_json_stay_as_they_are_written(tmp_path: Path, value: str) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": value}])
+    (document,) = corpus({"path": path, "cluster": "text", "domain": {"column": "text"}})
+    assert (texts([document]), document.domain, document.cluster) == ([value], value, f"0:{value}")
+
+
+def test_sources_take_turns_until_they_are_exhausted_and_numbers_are_consecutive(tmp_path: Path) -> None:
+    sources = [
+        {"path": numbered(tmp_path / f"{label}.jsonl", count, label)} for label, count in (("a", 3), ("b", 1), ("c", 2))
+    ]
+    found = list(corpus(*sources))
+    assert texts(found) == ["a0", "b0", "c0", "a1", "c1", "a2"]
+    assert [document.document for document in found] == [0, 1, 2, 3, 4, 5]
+    assert [document.source for document in found] == [0, 1, 2, 0, 2, 0]
+    assert [document.source_row for document in found] == [0, 0, 0, 1, 1, 2]
+    assert [document.domain for document in found] == ["domain0", "domain1", "domain2", "domain0", "domain2", "domain0"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(1, ["0"]), (3, ["0", "1", "2"]), (4, ["0", "1", "2", "3"]), (9, ["0", "1", "2", "3"])]
+)
+def test_a_limit_counts_documents(tmp_path: Path, limit: int, expected: list[str]) -> None:
+    assert texts(corpus({"path": numbered(tmp_path / "rows.jsonl", 4), "limit": limit})) == expected
+
+
+def test_rows_that_are_left_out_do_not_count_towards_the_limit(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in ("", "a", "", "b", "c")])
+    found = corpus({"path": path, "limit": 2})
+    assert [(document.source_row, document.document) for document in found] == [(1, 0), (3, 1)]
+    assert found.skipped == {"with an empty prompt or response": 2}
+
+
+def test_a_shuffle_is_repeatable_and_comes_before_the_limit(tmp_path: Path) -> None:
+    path = numbered(tmp_path / "rows.jsonl", 50)
+    plainly, first, again, other = (
+        texts(corpus({"path": path, "limit": 20} | shuffle))
+        for shuffle in ({}, {"shuffle_seed": 1}, {"shuffle_seed": 1}, {"shuffle_seed": 2})
+    )
+    assert first == again
+    assert len({tuple(order) for order in (plainly, first, other)}) == 3
+    assert set(first) - set(plainly)
+    assert len(set(first)) == 20
+
+
+def test_a_shuffle_keeps_every_row(tmp_path: Path) -> None:
+    found = texts(corpus({"path": numbered(tmp_path / "rows.jsonl", 50), "shuffle_seed": 0, "shuffle_buffer": 7}))
+    assert sorted(found, key=int) == [str(index) for index in range(50)]
+    assert found != sorted(found, key=int)
+
+
+def test_iterating_twice_gives_the_same_documents_and_counters(tmp_path: Path) -> None:
+    rows = [{"text": text, "answer": answer} for text, answer in (("a" * 9, "b"), ("a", "bcd"), ("", "b"), ("a" * 30, "b"))]
+    given_text = {"kind": "given", "column": "answer", "max_new_tokens": 2}
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    sources = [{"path": path, "too_long": "truncate", "continuation": given_text}, {"path": path, "shuffle_seed": 3}]
+    found = corpus(*sources, context=12, continuation={"kind": "greedy", "max_new_tokens": 4})
+    first = plain(found)
+    counters = dict(found.skipped), dict(found.truncated)
+    next(iter(found))  # abandoned, as the run does before it begins
+    assert plain(found) == first
+    assert (dict(found.skipped), dict(found.truncated)) == counters
+    assert all(sum(counter.values()) for counter in counters)
+
+
+@pytest.mark.parametrize(("value", "domain"), [("legal", "legal"), (3, "3"), (True, "True"), (1.5, "1.5")])
+def test_the_domain_may_stand_in_a_column(tmp_path: Path, value: Any, domain: str) -> None:
+    (document,) = corpus(
+        {"path": jsonl(tmp_path / "rows.jsonl", [{"text": "a", "topic": value}]), "domain": {"column": "topic"}}
+    )
+    assert document.domain == domain
+
+
+def test_clusters_are_told_apart_by_source(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "session": 7}, {"text": "b", "session": 7}])
+    found = corpus({"path": path, "cluster": "session"}, {"path": path, "cluster": "session"}, {"path": path})
+    assert [document.cluster for document in found] == ["0:7", "1:7", None, "0:7", "1:7", None]
+
+
+HOSTILE = ["{0.__class__}", "{text}", "{", "}}", "%s", "{{text}}", "${x}", "{text.__init__.__globals__}"]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_a_value_with_braces_means_nothing_to_the_template(tmp_path: Path, value: str) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": value, "b": "B"}])
+    assert texts(corpus({"path": path, "prompt": "{{{b}}} {text}{text}."})) == [f"{{B}} {value}{value}."]
+
+
+@given(st.text(), st.text())
+def test_a_template_inserts_values_and_literals_unchanged(literal: str, value: str) -> None:
+    escaped = literal.replace("{", "{{").replace("}", "}}")
+    assert render(f"{escaped}{{a}}{escaped}", {"a": value}, "row 0") == f"{literal}{value}{literal}"
+
+
+@pytest.mark.parametrize("field", ["text.__class__", "text[0]", "0"])
+def test_a_template_reaches_columns_and_nothing_inside_them(tmp_path: Path, field: str) -> None:
+    error = refusal(corpus({"path": numbered(tmp_path / "rows.jsonl", 1), "prompt": f"{{{field}}}"}))
+    assert isinstance(error, ColumnMissing)
+    assert f"no column {field!r}" in error.message
+
+
+def test_a_prompt_passes_through_the_chat_template_as_one_user_turn(tmp_path: Path) -> None:
+    path = numbered(tmp_path / "rows.jsonl", 1, "Hello")
+    (document,) = corpus({"path": path, "chat": True})
+    assert document.prompt.tolist() == [USER, *ids("Hello0"), MODEL]
+    assert texts(corpus({"path": path, "chat": True, "system": "Be {brief}"})) == ["<system>Be {brief}<user>Hello0<model>"]
+
+
+@TYPED
+def test_messages_pass_through_the_chat_template(tmp_path: Path, suffix: str) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "model", "content": "b"}, {"role": "user", "content": "c"}]
+    path = WRITERS[suffix](tmp_path / f"rows{suffix}", [{"turns": turns}, {"turns": turns[:1]}])
+    first, second = corpus({"path": path, "messages": "turns"})
+    assert first.prompt.tolist() == [USER, *ids("a"), MODEL, *ids("b"), USER, *ids("c"), MODEL]
+    assert second.prompt.tolist() == [USER, *ids("a"), MODEL]
+
+
+def test_a_chat_template_sees_its_options_and_only_the_keys_that_a_message_has(tmp_path: Path) -> None:
+    words = tokenizer()
+    words.chat_template = "{{ mood }}{% for turn in messages %}<{{ turn.keys() | sort | join(' ') }}>{% endfor %}"
+    turns = [{"role": "user", "content": "a", "name": "b"}, {"role": "user", "content": None}]
+    path = parquet(tmp_path / "rows.parquet", [{"turns": turns}])
+    found = corpus({"path": path, "messages": "turns", "chat_options": {"mood": "calm"}}, words=words)
+    assert texts(found) == ["calm<content name role><role>"]
+
+
+def test_bos_comes_before_a_plain_prompt_and_not_before_a_chat_or_a_response(tmp_path: Path) -> None:
+    words = tokenizer()
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", 257)]
+    )
+    path = numbered(tmp_path / "rows.jsonl", 1, "a")
+    response = {"kind": "given", "column": "text"}
+    raw, chat = corpus({"path": path}, {"path": path, "chat": True}, words=words, continuation=response)
+    assert raw.prompt.tolist() == [257, *ids("a0")]
+    assert chat.prompt.tolist() == [USER, *ids("a0"), MODEL]
+    assert raw.given is not None
+    assert raw.given.tolist() == ids("a0")
+
+
+def test_a_target_without_a_chat_template_cannot_take_chats(tmp_path: Path) -> None:
+    words = tokenizer()
+    words.chat_template = None
+    error = refusal(corpus({"path": numbered(tmp_path / "rows.jsonl", 1), "chat": True}, words=words))
+    assert isinstance(error, ProfileInvalid)
+    assert "no chat template" in error.message
+
+
+def test_what_a_chat_template_refuses_is_told_with_its_row(tmp_path: Path) -> None:
+    words = tokenizer()
+    words.chat_template = "{{ raise_exception('roles must alternate') }}"
+    error = refusal(corpus({"path": numbered(tmp_path / "rows.jsonl", 1), "chat": True}, words=words))
+    assert isinstance(error, DataUnreadable)
+    assert "row 0: the chat template refuses it: roles must alternate" in error.message
+
+
+# Ids that no text gives: a special token, then bytes that are no UTF-8.
+RAW_IDS = [256, 200, 7, 258, 199]
+
+
+@TYPED
+def test_given_token_ids_are_never_tokenised_again(tmp_path: Path, suffix: str) -> None:
+    path = WRITERS[suffix](tmp_path / f"rows{suffix}", [{"prompt": RAW_IDS, "answer": RAW_IDS[::-1]}])
+    source = {"path": path, "prompt_ids": "prompt", "continuation": {"kind": "given", "column": "answer"}}
+    (document,) = corpus(source)
+    assert document.prompt.tolist() == RAW_IDS
+    assert document.given is not None
+    assert document.given.tolist() == RAW_IDS[::-1]
+    assert document.given.dtype == document.prompt.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int16()), pa.list_(pa.uint64()), pa.large_list(pa.int64()), pa.list_(pa.int32(), 5)]
+)
+def test_token_ids_may_have_any_integer_type(tmp_path: Path, kind: pa.DataType) -> None:
+    pq.write_table(pa.table({"ids": pa.array([RAW_IDS], kind)}), tmp_path / "rows.parquet")
+    (document,) = corpus({"path": str(tmp_path / "rows.parquet"), "prompt_ids": "ids"})
+    assert document.prompt.tolist() == RAW_IDS
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_a_given_response_is_on_policy_only_if_the_profile_says_so(tmp_path: Path, on_policy: bool) -> None:
+    continuation = {"kind": "given", "column": "text", "on_policy": on_policy}
+    (document,) = corpus({"path": numbered(tmp_path / "rows.jsonl", 1)}, continuation=continuation)
+    assert (document.kind, document.on_policy, document.cut, document.max_new_tokens) == ("given", on_policy, False, None)
+
+
+def test_a_document_that_the_target_continues_has_a_limit_and_no_response(tmp_path: Path) -> None:
+    (document,) = corpus(
+        {"path": numbered(tmp_path / "rows.jsonl", 1)}, continuation={"kind": "greedy", "max_new_tokens": 9}
+    )
+    assert (document.kind, document.on_policy, document.max_new_tokens, document.given) == ("greedy", True, 9, None)
+
+
+def test_a_response_is_cut_to_max_new_tokens_and_counted(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "answer": answer} for answer in ("12", "123", "1234")])
+    found = corpus({"path": path}, continuation={"kind": "given", "column": "answer", "max_new_tokens": 3})
+    documents = list(found)
+    assert [document["given"] for document in plain(documents)] == [ids("12"), ids("123"), ids("123")]
+    assert [document.cut for document in documents] == [False, False, True]
+    assert found.truncated == {"responses cut to max_new_tokens": 1}
+
+
+# A context of 12 leaves 8 tokens to a prompt of which 4 are to be generated, or whose response has 4.
+LONG = [{"text": text, "answer": "1234"} for text in ("1234567", "12345678", "123456789", "1234567890abc")]
+CONTINUATIONS = [{"kind": "greedy", "max_new_tokens": 4}, {"kind": "given", "column": "answer"}]
+
+
+@pytest.mark.parametrize("continuation", CONTINUATIONS, ids=["greedy", "given"])
+@pytest.mark.parametrize(
+    ("too_long", "kept"), [("skip", ["1234567", "12345678"]), ("truncate", ["1234567", "12345678", "23456789", "67890abc"])]
+)
+def test_prompts_beyond_the_context_are_left_out_or_lose_their_beginning(
+    tmp_path: Path, continuation: dict[str, Any], too_long: str, kept: list[str]
+) -> None:
+    found = corpus(
+        {"path": jsonl(tmp_path / "rows.jsonl", LONG), "too_long": too_long}, context=12, continuation=continuation
+    )
+    assert texts(found) == kept
+    assert found.skipped == ({"longer than the target's context of 12 tokens": 2} if too_long == "skip" else {})
+    assert found.truncated == ({} if too_long == "skip" else {"prompts cut to the target's context": 2})
+
+
+def test_a_target_without_a_limit_takes_every_prompt(tmp_path: Path) -> None:
+    found = corpus({"path": jsonl(tmp_path / "rows.jsonl", LONG)}, context=None)
+    assert texts(found) == [row["text"] for row in LONG]
+
+
+@pytest.mark.parametrize(("response", "kept"), [("1" * 11, 1), ("1" * 12, 0)])
+def test_truncation_leaves_at_least_one_token_of_the_prompt(tmp_path: Path, response: str, kept: int) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "abc", "answer": response}, {"text": "abc", "answer": "1"}])
+    found = corpus({"path": path, "too_long": "truncate"}, context=12, continuation={"kind": "given", "column": "answer"})
+    assert texts(found) == ["c"] * kept + ["abc"]
+    assert sum(found.skipped.values()) == 1 - kept
+
+
+def test_a_document_that_is_left_out_does_not_count_as_truncated(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a" * 20, "answer": "1234"}, {"text": "a", "answer": "12"}])
+    found = corpus({"path": path}, context=12, continuation={"kind": "given", "column": "answer", "max_new_tokens": 3})
+    assert len(list(found)) == 1
+    assert found.skipped == {"longer than the target's context of 12 tokens": 1}
+    assert found.truncated == {}
+
+
+COLUMNS: list[dict[str, Any]] = [
+    {"prompt": "{txt}"},
+    {"prompt_ids": "txt"},
+    {"messages": "txt"},
+    {"domain": {"column": "txt"}},
+    {"cluster": "txt"},
+    {"continuation": {"kind": "given", "column": "txt"}},
+]
+
+
+@TYPED
+@pytest.mark.parametrize("source", COLUMNS, ids=str)
+def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path, suffix: str, source: dict[str, Any]) -> None:
+    path = WRITERS[suffix](tmp_path / f"rows{suffix}", [{"text": "a", "n": 1}])
+    error = refusal(corpus({"path": path} | source))
+    assert isinstance(error, ColumnMissing)
+    assert (error.message, error.hint) == (f"{path} row 0 has no column 'txt'", "did you mean text?")
+
+
+def test_a_missing_column_like_no_other_is_answered_with_what_there_is(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "n": 1}])
+    assert refusal(corpus({"path": path, "prompt": "{question}"})).hint == "it has: text, n"
+
+
+@TYPED
+def test_an_empty_cell_is_named_with_its_row(tmp_path: Path, suffix: str) -> None:
+    path = WRITERS[suffix](tmp_path / f"rows{suffix}", [{"text": "a"}, {"text": None}])
+    error = refusal(corpus({"path": path}))
+    assert isinstance(error, ColumnMissing)
+    assert error.message == f"{path} row 1: column 'text' is empty there"
+
+
+def test_an_empty_cell_of_a_csv_file_is_nothing_rather_than_a_word(tmp_path: Path) -> None:
+    path = comma_separated(tmp_path / "rows.csv", [{"text": "a", "n": ""}, {"text": None, "n": "nan"}])
+    assert list(rows(profile({"path": path}).data[0])) == [{"text": "a", "n": None}, {"text": None, "n": "nan"}]
+
+
+def test_a_row_without_a_column_that_others_have_is_an_empty_cell(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, {"other": "b"}])
+    assert "row 1: column 'text' is empty there" in refusal(corpus({"path": path})).message
+
+
+@pytest.mark.parametrize("column", ["text", "answer"])
+def test_an_empty_prompt_or_response_is_left_out_and_counted(tmp_path: Path, column: str) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "answer": "b"}, {"text": "a", "answer": "b"} | {column: ""}])
+    found = corpus({"path": path}, continuation={"kind": "given", "column": "answer"})
+    assert len(list(found)) == 1
+    assert found.skipped == {"with an empty prompt or response": 1}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize("content", ["", "\n\n\n", "  \n\t\r\n "], ids=["nothing", "blank lines", "white space"])
+def test_a_file_without_content_is_empty(tmp_path: Path, suffix: str, content: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+    else:
+        path.write_text(content)
+    error = refusal(corpus({"path": str(path)}))
+    assert isinstance(error, DataEmpty)
+    assert error.message == f"{path} is empty"
+
+
+@pytest.mark.parametrize(("name", "content"), [("rows.json", "[]"), ("rows.csv", "text,answer\n")])
+def test_a_file_with_no_row_yields_no_document(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    error = refusal(corpus({"path": str(tmp_path / name)}))
+    assert isinstance(error, DataEmpty)
+    assert "yields no document from 0 rows" in error.message
+
+
+def test_a_directory_with_an_empty_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    assert isinstance(refusal(corpus({"path": str(tmp_path)})), DataEmpty)
+
+
+def test_a_source_that_yields_nothing_says_why_and_speaks_of_itself_only(tmp_path: Path) -> None:
+    empty = jsonl(tmp_path / "empty.jsonl", [{"text": ""}, {"text": "a"}, {"text": ""}])
+    long = jsonl(tmp_path / "long.jsonl", [{"text": "a" * 50}] * 2)
+    error = refusal(
+        corpus({"path": empty}, {"path": long}, context=40, continuation={"kind": "greedy", "max_new_tokens": 4})
+    )
+    assert isinstance(error, DataEmpty)
+    reasons = "left out: 2 longer than the target's context of 40 tokens"
+    assert error.message == f"{long} yields no document from 2 rows ({reasons})"
+
+
+GOOD = '{"text": "a"}\n{"text": "b"}\n'
+MALFORMED = {
+    '{"text": "c"\n': "line 3: Expecting ',' delimiter",
+    "text\n": "line 3: Expecting value",
+    '["c"]\n': "line 3 is no JSON object",
+}
+
+
+@pytest.mark.parametrize(("line", "reason"), MALFORMED.items())
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(GOOD + line + GOOD)
+    error = refusal(corpus({"path": str(path)}))
+    assert isinstance(error, DataUnreadable)
+    assert error.message == f"cannot read {path}: {reason}"
+
+
+def test_a_malformed_line_far_into_a_file_is_counted_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps({"text": "x" * 100_000}) + "\n") * 120 + "{\n" + GOOD)  # beyond one block of 10 MB
+    found = iter(corpus({"path": str(path), "prompt": "a"}))
+    assert next(found).document == 0
+    with pytest.raises(DataUnreadable, match="line 121: "):
+        list(found)
+
+
+UNREADABLE = {
+    "rows.json": b'{"text": ',
+    "rows.csv": b"text\na\nb,c\n",
+    "rows.parquet": b"PAR1 and no more",
+    "rows.txt": b"w\xf6rld\n",
+    "rows.jsonl": b'{"text": "w\xf6rld"}\n',
+    "latin.csv": b"text\nw\xf6rld\n",
+    "rows.xml": b"<text/>",
+}
+
+
+@pytest.mark.parametrize(("name", "content"), UNREADABLE.items())
+def test_an_unreadable_file_is_named_in_one_place(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    records: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("datasets").addHandler(listener)
+    error = refusal(corpus({"path": str(path)}))
+    logging.getLogger("datasets").removeHandler(listener)
+    assert isinstance(error, DataUnreadable)
+    assert str(path) in error.message
+    assert records == []
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "none"])
+def test_a_path_that_does_not_exist_is_named(tmp_path: Path, name: str) -> None:
+    error = refusal(corpus({"path": str(tmp_path / name)}))
+    assert isinstance(error, DataUnreadable)
+    assert error.message == f"dataset {tmp_path / name} does not exist"
+
+
+def test_a_directory_without_data_is_unreadable(tmp_path: Path) -> None:
+    assert isinstance(refusal(corpus({"path": str(tmp_path)})), DataUnreadable)
+
+
+NO_IDS: list[Any] = [5, ["a"], [1.5], [-1], [True], [[1]], [1, None], {"a": 1}, [2**31], [2**40], [2**70]]
+
+
+@pytest.mark.parametrize(
+    ("role", "value"), [("prompt", "[1, 2]"), *((role, value) for role in ("prompt", "answer") for value in NO_IDS)]
+)
+def test_values_that_are_no_token_ids_are_refused(tmp_path: Path, role: str, value: Any) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"prompt": [1], "answer": [1]} | {role: value}])
+    error = refusal(corpus({"path": path, "prompt_ids": "prompt", "continuation": {"kind": "given", "column": "answer"}}))
+    assert isinstance(error, ColumnMissing)
+    assert f"row 0: {role} holds no token ids" in error.message
+
+
+@pytest.mark.parametrize("column", ["prompt", "answer"])
+def test_a_token_id_beyond_the_vocabulary_is_named(tmp_path: Path, column: str) -> None:
+    row = {"prompt": [1], "answer": [VOCABULARY - 1]} | {column: [1, VOCABULARY, 2]}
+    source = {"path": jsonl(tmp_path / "rows.jsonl", [row]), "prompt_ids": "prompt"}
+    error = refusal(corpus(source | {"continuation": {"kind": "given", "column": "answer"}}))
+    assert isinstance(error, ColumnMissing)
+    assert "the token id 260, beyond the target's vocabulary of 260" in error.message
+
+
+NO_CHAT: list[Any] = [
+    "text",
+    {"role": "user", "content": "a"},
+    ["a"],
+    [{"content": "a"}],
+    [{"role": None, "content": "a"}],
+    [5],
+]
+
+
+@pytest.mark.parametrize("value", NO_CHAT, ids=str)
+def test_values_that_are_no_chat_are_refused(tmp_path: Path, value: Any) -> None:
+    error = refusal(corpus({"path": jsonl(tmp_path / "rows.jsonl", [{"turns": value}]), "messages": "turns"}))
+    assert isinstance(error, ColumnMissing)
+    assert "row 0: turns holds no chat messages" in error.message
+
+
+def test_an_empty_chat_is_refused(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"turns": [{"role": "user", "content": "a"}]}, {"turns": []}])
+    assert "row 1" in refusal(corpus({"path": path, "messages": "turns"})).message
+
+
+COUNTS = [(".jsonl", 3), (".csv", 3), (".parquet", 3), (".txt", 3), (".json", None)]
+
+
+@pytest.mark.parametrize(("suffix", "count"), COUNTS)
+@pytest.mark.parametrize("limit", [None, 2, 9])
+def test_the_number_of_documents_is_known_beforehand_where_it_is_cheap(
+    tmp_path: Path, suffix: str, count: int | None, limit: int | None
+) -> None:
+    source = {"path": WRITERS[suffix](tmp_path / f"rows{suffix}", ROWS), "limit": limit}
+    known = [number for number in (count, limit) if number is not None]
+    assert expected_documents(profile(source)) == (min(known) if known else None)
+
+
+def test_expected_documents_add_up_over_sources_and_are_unknown_if_one_is(tmp_path: Path) -> None:
+    local = {"path": numbered(tmp_path / "rows.jsonl", 5)}
+    assert expected_documents(profile(local, local | {"limit": 2})) == 7
+    assert expected_documents(profile(local, {"path": "hub/dataset", "limit": 2})) == 7
+    assert expected_documents(profile(local, {"path": "hub/dataset"})) is None
+
+
+def test_blank_lines_are_no_expected_documents_and_a_damaged_file_has_no_known_number(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"\n{GOOD}\n")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
+    assert expected_documents(profile({"path": str(tmp_path / "rows.jsonl")})) == 2
+    assert expected_documents(profile({"path": str(tmp_path / "rows.parquet")})) is None
+
+
+WHOLE = [
+    ("rows.json", "[]", True),
+    ("rows.json", " \n [{}]", True),
+    ("rows.json", "\ufeff[]", True),
+    ("rows.json", GOOD, False),
+    ("rows.json", "", False),
+    ("rows.jsonl", "[]", False),
+    ("hub/dataset", None, False),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), WHOLE)
+def test_only_a_json_array_is_read_whole(tmp_path: Path, name: str, content: str | None, expected: bool) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    path = name if content is None else str(tmp_path / name)
+    assert read_whole(profile({"path": path}).data[0]) is expected

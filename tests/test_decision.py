@@ -1,0 +1,264 @@
+"""Verdicts: bounds against the threshold, halves of documents, and how often a verdict is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from alphaprof.analysis.decision import decide, documents_needed, held_out
+from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTimes, free_draft, speedup
+from alphaprof.report.pool import Pool
+from alphaprof.report.verdict import Question, choose_and_decide, pooled_speedup
+
+Array = np.ndarray[Any, Any]
+CONFIDENCE = 0.95
+
+
+def found(value: float, error: float = 0.1, documents: int = 10, timing: float = 0.0) -> Speedup:
+    """A speedup of one domain."""
+    return Speedup(value, error, timing, documents - 1, documents)
+
+
+def factor(one: Speedup) -> float:
+    """What bounds lie away from the value, from Student's t as scipy has it."""
+    error = math.hypot(one.sampling_error, one.timing_error)
+    return math.exp(float(stats.t.ppf(CONFIDENCE, one.freedom)) * error)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "verdict"),
+    [(0.99, "GO"), (1.01, "UNDECIDED")],
+    ids=["just below the lower bound", "just above the lower bound"],
+)
+def test_lower_bound_decides_on_go(threshold: float, verdict: str) -> None:
+    one = found(1.5, timing=0.02)
+    assert decide(one, threshold * 1.5 / factor(one), CONFIDENCE, held_out=False).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("threshold", "verdict"),
+    [(0.99, "UNDECIDED"), (1.01, "NO-GO")],
+    ids=["just below the upper bound", "just above the upper bound"],
+)
+def test_upper_bound_decides_on_no_go(threshold: float, verdict: str) -> None:
+    one = found(1.5, timing=0.02)
+    assert decide(one, threshold * 1.5 * factor(one), CONFIDENCE, held_out=False).verdict == verdict
+
+
+def test_a_lower_bound_at_the_threshold_is_go_and_an_upper_bound_there_is_not_no_go() -> None:
+    low, high = found(1.5).bounds(1 - CONFIDENCE)
+    assert decide(found(1.5), low, CONFIDENCE, held_out=False).verdict == "GO"
+    assert decide(found(1.5), high, CONFIDENCE, held_out=False).verdict == "UNDECIDED"
+
+
+def test_a_decision_carries_its_bounds() -> None:
+    one = found(1.5, timing=0.02)
+    decision = decide(one, 1.1, CONFIDENCE, held_out=False)
+    assert (decision.low, decision.high) == pytest.approx((1.5 / factor(one), 1.5 * factor(one)))
+    assert decision.speedup == one
+
+
+@pytest.mark.parametrize("one", [None, Speedup(3.0, math.inf, 0.0, 0, 1), Speedup(0.3, math.inf, 0.01, 0, 5)])
+@pytest.mark.parametrize("half", [True, False])
+def test_what_is_unknown_is_undecided(one: Speedup | None, half: bool) -> None:
+    decision = decide(one, 1.1, CONFIDENCE, held_out=half)
+    assert (decision.verdict, decision.low, decision.high) == ("UNDECIDED", 0.0, math.inf)
+    assert decision.documents_needed is None
+    assert ("four or more" in decision.reason) == half
+
+
+@given(st.floats(0.2, 5), st.floats(0.001, 1), st.integers(2, 200), st.floats(0, 0.3), st.floats(0.2, 5))
+def test_verdict_reason_and_remedy_agree(value: float, error: float, size: int, timing: float, threshold: float) -> None:
+    """A reason names its bound on the right side of the threshold; documents are asked for only where undecided."""
+    decision = decide(found(value, error, size, timing), threshold, CONFIDENCE, held_out=False)
+    expected = "GO" if decision.low >= threshold else "NO-GO" if decision.high < threshold else "UNDECIDED"
+    assert decision.verdict == expected
+    assert decision.documents_needed is None or expected == "UNDECIDED"
+    assert {"GO": "reaches", "NO-GO": "is below", "UNDECIDED": "enclose"}[expected] in decision.reason
+    assert f"on {size} independent documents" in decision.reason
+
+
+@pytest.mark.parametrize(("above", "says"), [(True, "reaches 1.1"), (False, "1.09999")])
+def test_a_bound_is_never_rounded_across_the_threshold(above: bool, says: str) -> None:
+    """A lower bound of 1.09999 is undecided and must not read as 1.100."""
+    shift = 1e-5 if above else -1e-5
+    one = found((1.1 + shift) * factor(found(1.0)))
+    decision = decide(one, 1.1, CONFIDENCE, held_out=False)
+    assert decision.verdict == ("GO" if above else "UNDECIDED")
+    assert says in decision.reason
+
+
+def settles(one: Speedup, threshold: float, documents: int) -> bool:
+    """Whether that many documents like these would settle it, written out anew."""
+    share = documents / one.documents
+    error = math.sqrt(one.sampling_error**2 / share + one.timing_error**2)
+    half = float(stats.t.ppf(CONFIDENCE, one.freedom * share)) * error
+    return one.value * math.exp(-half) >= threshold or one.value * math.exp(half) < threshold
+
+
+@pytest.mark.parametrize("value", [1.6, 1.55, 1.45, 1.3])
+@pytest.mark.parametrize("documents", [2, 5, 30])
+@pytest.mark.parametrize("timing", [0.0, 0.005])
+def test_documents_needed_is_the_smallest_number_that_settles(value: float, documents: int, timing: float) -> None:
+    """Against every smaller number, one by one."""
+    one = found(value, 0.2, documents, timing)
+    needed = documents_needed(one, 1.5, CONFIDENCE)
+    assert needed is not None
+    assert settles(one, 1.5, needed)
+    assert not any(settles(one, 1.5, fewer) for fewer in range(documents, needed))
+
+
+@pytest.mark.parametrize(("value", "timing", "says"), [(1.51, 0.01, "step times"), (1.5, 0.0, "any number of documents")])
+def test_no_number_of_documents_is_named_where_none_would_do(value: float, timing: float, says: str) -> None:
+    decision = decide(found(value, 0.1, 10, timing), 1.5, CONFIDENCE, held_out=False)
+    assert (decision.verdict, decision.documents_needed) == ("UNDECIDED", None)
+    assert says in decision.reason
+
+
+def test_a_tested_half_needs_twice_its_documents() -> None:
+    whole, half = (decide(found(1.6), 1.5, CONFIDENCE, held_out=half) for half in (False, True))
+    assert whole.documents_needed is not None
+    assert half.documents_needed == 2 * whole.documents_needed
+    assert f"about {half.documents_needed} independent documents in all" in half.reason
+    assert "10 independent held-out documents" in half.reason
+
+
+def test_the_number_needed_settles_about_half_of_the_time() -> None:
+    """If the speedup is what it seemed: the bound then lies at the threshold on average."""
+    rng = np.random.default_rng(4)
+    needed = documents_needed(found(1.6, 0.4 / math.sqrt(10)), 1.5, CONFIDENCE)
+    assert needed is not None
+    go = 0
+    for _ in range(300):
+        sample = speedup([documents(rng, needed, 1.6, 0.4)], [1.0], free_draft(1))
+        go += decide(sample, 1.5, CONFIDENCE, held_out=False).verdict == "GO"
+    assert 0.4 < go / 300 < 0.6
+
+
+clusters = st.lists(st.text(max_size=4), max_size=40)
+several = st.dictionaries(st.sampled_from(["code", "chat", "maths"]), clusters, min_size=1)
+
+
+@given(several)
+def test_no_cluster_is_divided(domains: dict[str, list[str]]) -> None:
+    """Not even where its documents lie in several domains."""
+    halves = held_out(domains)
+    sides: dict[str, set[bool]] = {}
+    for domain, names in domains.items():
+        for name, tested in zip(names, halves[domain], strict=True):
+            sides.setdefault(name, set()).add(bool(tested))
+    assert all(len(side) == 1 for side in sides.values())
+
+
+@given(several)
+def test_halves_differ_by_at_most_one_cluster(domains: dict[str, list[str]]) -> None:
+    """Overall, and in every domain that shares no cluster with another one."""
+    halves = held_out(domains)
+    sides = {name: bool(side) for domain in domains for name, side in zip(domains[domain], halves[domain], strict=True)}
+    groups = [set(names) for names in domains.values()]
+    alone = [group for group in groups if all(group is other or not group & other for other in groups)]
+    for group in [set(sides), *alone]:
+        tested = sum(sides[name] for name in group)
+        assert abs(len(group) - 2 * tested) <= 1
+
+
+@given(clusters, st.randoms(use_true_random=False))
+def test_halves_do_not_depend_on_the_order(names: list[str], random: Any) -> None:
+    before = dict(zip(names, held_out({"code": names})["code"].tolist(), strict=True))
+    random.shuffle(names)
+    assert dict(zip(names, held_out({"code": names})["code"].tolist(), strict=True)) == before
+
+
+def test_halves_are_the_same_in_every_process() -> None:
+    """Every second one by SHA-256, not by Python's own hash, which changes from run to run."""
+    names = list("abcdefgh")
+    ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    assert {name for name, tested in zip(names, held_out({"code": names})["code"], strict=True) if tested} == set(
+        ordered[1::2]
+    )
+
+
+def documents(rng: np.random.Generator, size: int, value: float, spread: float) -> RoundCounts:
+    """Documents whose true speedup with a free draft is `value`: rounds of 100 tokens spread around 100 / value."""
+    rounds = 100 / value * rng.gamma(1 / spread**2, spread**2, size)
+    return RoundCounts(np.full(size, 100.0), rounds, rounds[:, None], np.arange(size).astype(str))
+
+
+def pool(counts: RoundCounts) -> Pool:
+    """Documents as a pool of one domain with gamma 1."""
+    columns = {"tokens": counts.tokens, "rounds_1": counts.rounds, "drafted_depths_1": counts.drafted}
+    return Pool(columns, counts.cluster, "greedy", True)
+
+
+DRAFTS, SIZE, REPEATS, TRUTH = 20, 40, 400, 1.5
+QUESTION = Question(rule="strict", draft="auto", gamma="auto", min_speedup=TRUTH, confidence=CONFIDENCE, weights=None)
+TIMES: Mapping[str, StepTimes] = {f"draft {index}": free_draft(1) for index in range(DRAFTS)}
+
+
+@pytest.fixture(scope="module")
+def equal_drafts() -> list[dict[str, dict[str, Pool]]]:
+    """Samples of 40 documents under 20 drafts, all of which are worth exactly the threshold."""
+    rng = np.random.default_rng(3)
+    return [{name: {"code": pool(documents(rng, SIZE, TRUTH, 0.3))} for name in TIMES} for _ in range(REPEATS)]
+
+
+def test_choosing_on_one_half_and_testing_on_the_other_is_not_fooled(equal_drafts: list[Any]) -> None:
+    """The best of 20 drafts that are exactly at the threshold is GO as rarely as one of them would be: nominally 5 %."""
+    verdicts = [choose_and_decide(sample, TIMES, {"code": 1.0}, QUESTION, [1])[1].verdict for sample in equal_drafts]
+    three_sigma = 3 * math.sqrt(0.05 * 0.95 / REPEATS)
+    assert verdicts.count("GO") / REPEATS <= 0.05 + three_sigma
+
+
+def test_testing_on_the_half_that_chose_is_fooled(equal_drafts: list[Any]) -> None:
+    """Why the split matters: the winner, judged by the luck that made it win, is GO in more than every third sample."""
+    go = 0
+    for sample in equal_drafts:
+        half = {domain: ~mask for domain, mask in held_out({"code": sample["draft 0"]["code"].cluster.tolist()}).items()}
+        speedups = [pooled_speedup(sample, (name, 1), TIMES, {"code": 1.0}, half) for name in TIMES]
+        best = max((one for one in speedups if one is not None), key=lambda one: one.value)
+        go += decide(best, TRUTH, CONFIDENCE, held_out=True).verdict == "GO"
+    assert go / REPEATS > 1 / 3
+
+
+def test_verdicts_at_the_threshold_are_wrong_as_rarely_as_they_say() -> None:
+    """One draft and gamma, 25 documents, a speedup exactly at the threshold: GO and NO-GO nominally 5 % each."""
+    rng = np.random.default_rng(11)
+    samples = [speedup([documents(rng, 25, TRUTH, 0.3)], [1.0], free_draft(1)) for _ in range(1000)]
+    verdicts = [decide(sample, TRUTH, CONFIDENCE, held_out=False).verdict for sample in samples]
+    for wrong in ("GO", "NO-GO"):
+        assert abs(verdicts.count(wrong) / 1000 - 0.05) <= 3 * math.sqrt(0.05 * 0.95 / 1000)
+
+
+def test_a_fixed_draft_and_gamma_are_tested_on_all_documents() -> None:
+    rng = np.random.default_rng(0)
+    only = {"draft 0": {"code": pool(documents(rng, SIZE, 2.0, 0.3))}}
+    option, decision = choose_and_decide(only, TIMES, {"code": 1.0}, QUESTION, [1])
+    assert option == ("draft 0", 1)
+    assert decision.speedup == pooled_speedup(only, ("draft 0", 1), TIMES, {"code": 1.0})
+    assert "held-out" not in decision.reason
+
+
+def test_a_chosen_draft_is_tested_on_the_other_half() -> None:
+    rng = np.random.default_rng(0)
+    two = {name: {"code": pool(documents(rng, SIZE, value, 0.3))} for name, value in (("draft 0", 1.2), ("draft 1", 2.5))}
+    option, decision = choose_and_decide(two, TIMES, {"code": 1.0}, QUESTION, [1])
+    assert option == ("draft 1", 1)
+    tested = held_out({"code": two["draft 1"]["code"].cluster.tolist()})
+    assert decision.speedup == pooled_speedup(two, ("draft 1", 1), TIMES, {"code": 1.0}, tested)
+    assert "20 independent held-out documents" in decision.reason
+
+
+def test_without_step_times_there_is_no_verdict() -> None:
+    rng = np.random.default_rng(0)
+    only = {"draft 0": {"code": pool(documents(rng, SIZE, 2.0, 0.3))}}
+    option, decision = choose_and_decide(only, {}, {"code": 1.0}, QUESTION, [1])
+    assert (option, decision.verdict) == (("draft 0", 1), "UNDECIDED")
+    assert "no step times" in decision.reason

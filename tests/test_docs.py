@@ -1,0 +1,69 @@
+"""The documentation is true: generated pages are in sync, commands and options exist, paths lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from alphaprof.cli import app
+from alphaprof.config import ProfileOptions
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def help_of(command: str) -> str:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_reference_pages_are_what_the_declarations_say() -> None:
+    generated = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))["pages"]()
+    assert [path.name for path, text in generated if path.read_text() != text] == []
+
+
+def test_every_command_and_option_in_the_readme_exists() -> None:
+    lines = [line for line in README.splitlines() if "alphaprof " in line and "pip" not in line]
+    commands = {match for line in lines for match in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line)}
+    assert commands == {"profile", "report", "schema"}
+    for line in lines:
+        for command in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line):
+            shown = help_of(command)
+            assert [option for option in re.findall(r"--[a-z-]+", line) if option not in shown] == []
+
+
+def test_the_profile_in_the_readme_is_valid() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 1
+    ProfileOptions.model_validate(yaml.safe_load(blocks[0]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_and_scripts_named_in_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (page.parent / link).exists(), link
+    for script in re.findall(r"\bscripts/[a-z_]+\.(?:py|sh)\b", text):
+        assert (ROOT / script).exists(), script
+
+
+def test_the_file_tree_in_the_readme_is_the_file_tree() -> None:
+    tree = README[README.index("alphaprof/\n") :].split("```")[0]
+    named = set(re.findall(r"[a-z_]+\.py", tree))
+    product = {path.name for path in (ROOT / "alphaprof").rglob("*.py")} | {path.name for path in (ROOT / "scripts").glob("*.py")}
+    assert named - product == set()
+    assert product - named - {"__init__.py"} == set()
+
+
+def test_the_changelog_names_the_version() -> None:
+    from alphaprof import __version__
+
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text()

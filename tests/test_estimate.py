@@ -1,0 +1,286 @@
+"""Ratio estimators and intervals: by hand, by property, and by how often they hold the truth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from alphaprof.analysis.estimate import (
+    Estimate,
+    Ratio,
+    bounded_ratio,
+    by_cluster,
+    influences,
+    log_interval,
+    quantile,
+    ratio,
+    share_interval,
+)
+from tests.synthetic import alpha_law, drawn_alphas, expected_rounds, simulated_rounds
+
+Array = np.ndarray[Any, Any]
+
+rows = st.lists(st.tuples(st.floats(0, 50), st.integers(1, 50)), min_size=2, max_size=12)
+shares = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 50)), min_size=1, max_size=12)
+
+
+def columns(found: list[tuple[float, int]]) -> tuple[Array, Array]:
+    """Totals and counts as arrays."""
+    return np.array([row[0] for row in found]), np.array([row[1] for row in found])
+
+
+def close(left: Ratio, right: Ratio) -> bool:
+    """The same estimate up to rounding; errors of rounding size count as none."""
+    scale = 1e-9 * (1 + abs(right.value))
+    return left.documents == right.documents and all(
+        math.isclose(a, b, rel_tol=1e-6, abs_tol=scale) for a, b in ((left.value, right.value), (left.stderr, right.stderr))
+    )
+
+
+def test_ratio_by_hand() -> None:
+    """8 / 16; residuals 1, -1, 0; SE^2 = 3/2 * 2 / 16^2 = 3 / 256."""
+    found = ratio(np.array([3.0, 1.0, 4.0]), np.array([4, 4, 8]))
+    assert found == Ratio(0.5, pytest.approx(math.sqrt(3) / 16, rel=1e-15), 3)
+
+
+def test_documents_of_different_length_weigh_by_their_length() -> None:
+    """(9 + 1) / (10 + 2) and not the mean of 0.9 and 0.5; residuals 2/3 and -2/3; SE^2 = 2 * 8/9 / 144."""
+    found = ratio(np.array([9.0, 1.0]), np.array([10, 2]))
+    assert found == Ratio(pytest.approx(5 / 6), pytest.approx(1 / 9), 2)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=20), st.integers(1, 100))
+def test_equal_lengths_give_the_textbook_standard_error(means: list[float], length: int) -> None:
+    found = ratio(np.array(means) * length, np.full(len(means), length))
+    textbook = np.std(means, ddof=1) / math.sqrt(len(means))
+    assert close(found, Ratio(float(np.mean(means)), float(textbook), len(means)))
+
+
+@given(rows, st.floats(0.01, 100))
+def test_estimate_scales_with_its_totals(found: list[tuple[float, int]], factor: float) -> None:
+    totals, counts = columns(found)
+    plain = ratio(totals, counts)
+    assert close(ratio(factor * totals, counts), Ratio(factor * plain.value, factor * plain.stderr, plain.documents))
+
+
+@given(rows, st.integers(2, 9))
+def test_unit_of_counting_does_not_matter(found: list[tuple[float, int]], factor: int) -> None:
+    totals, counts = columns(found)
+    assert close(ratio(factor * totals, factor * counts), ratio(totals, counts))
+
+
+@given(rows, st.randoms(use_true_random=False))
+def test_order_does_not_matter(found: list[tuple[float, int]], random: Any) -> None:
+    totals, counts = columns(found)
+    random.shuffle(found)
+    assert close(ratio(*columns(found)), ratio(totals, counts))
+
+
+@given(rows, st.integers(1, 5))
+def test_documents_without_counts_are_left_out(found: list[tuple[float, int]], empty: int) -> None:
+    totals, counts = columns(found)
+    padded = ratio(np.append(totals, np.zeros(empty)), np.append(counts, np.zeros(empty, dtype=int)))
+    assert close(padded, ratio(totals, counts))
+
+
+@given(rows)
+def test_influences_are_what_the_error_is_made_of(found: list[tuple[float, int]]) -> None:
+    totals, counts = columns(found)
+    parts = influences(totals, counts)
+    assert math.isclose(float(parts.sum()), 0, abs_tol=1e-9 * (1 + totals.max()))
+    assert math.sqrt(float((parts**2).sum())) == pytest.approx(ratio(totals, counts).stderr)
+
+
+def test_influences_agree_with_leaving_documents_out() -> None:
+    """The jackknife, computed by leaving out one document at a time, tends to the linearised error."""
+    rng = np.random.default_rng(1)
+    counts = rng.integers(20, 60, 400)
+    totals = rng.binomial(counts, rng.uniform(0.3, 0.9, 400)).astype(float)
+    without = (totals.sum() - totals) / (counts.sum() - counts)
+    jackknife = math.sqrt(399 / 400 * float(((without - without.mean()) ** 2).sum()))
+    assert ratio(totals, counts).stderr == pytest.approx(jackknife, rel=0.01)
+
+
+def test_one_document_gives_an_infinite_error() -> None:
+    assert ratio(np.array([3.0]), np.array([4])) == Ratio(0.75, math.inf, 1)
+
+
+def test_one_document_with_counts_is_one_document() -> None:
+    assert ratio(np.array([3.0, 0.0]), np.array([4, 0])) == Ratio(0.75, math.inf, 1)
+
+
+@pytest.mark.parametrize("documents", [0, 3])
+def test_no_counts_at_all_is_an_error(documents: int) -> None:
+    with pytest.raises(ValueError, match="no document has a count"):
+        ratio(np.zeros(documents), np.zeros(documents))
+
+
+def test_clusters_add_their_documents_up() -> None:
+    totals, counts = by_cluster(np.array(["b", "a", "b"]), np.array([1.0, 2.0, 4.0]), np.array([3, 5, 7]))
+    assert totals.tolist() == [2, 5]
+    assert counts.tolist() == [5, 10]
+
+
+def test_a_document_given_twice_adds_no_information() -> None:
+    """Copies in a cluster of their own leave value and error as they were; as documents they would shrink the error."""
+    totals, counts, names = np.array([3.0, 1.0, 4.0]), np.array([4, 4, 8]), np.array(["x", "y", "z"])
+    twice = [np.tile(column, 2) for column in (names, totals, counts)]
+    assert close(ratio(*by_cluster(*twice)), ratio(totals, counts))
+    assert ratio(twice[1], twice[2]).stderr < ratio(totals, counts).stderr
+
+
+def test_agreeing_documents_get_the_error_of_one_that_differs() -> None:
+    agreeing = bounded_ratio(np.array([2.0, 4.0]), np.array([1, 2]), 0.5, 6.5)
+    assert agreeing == Ratio(2.0, 3.0, 2)
+
+
+@given(rows)
+def test_spread_is_used_where_there_is_one(found: list[tuple[float, int]]) -> None:
+    totals, counts = columns(found)
+    plain = ratio(totals, counts)
+    bounded = bounded_ratio(totals, counts, 0.0, 60.0)
+    assert bounded == (plain if plain.stderr > 1e-6 * plain.value else Ratio(plain.value, 60 / len(found), len(found)))
+
+
+def test_rounding_is_not_spread() -> None:
+    """Documents that agree to float32 precision agree."""
+    totals = np.array([1.0, 1.0 + 2e-7, 1.0]) * 100
+    assert bounded_ratio(totals, np.full(3, 100), 0.0, 1.0).stderr == pytest.approx(1 / 3)
+
+
+def test_one_document_stays_unknown_within_bounds() -> None:
+    assert bounded_ratio(np.array([2.0]), np.array([1]), 0.0, 3.0) == Ratio(2.0, math.inf, 1)
+
+
+@pytest.mark.parametrize("documents", [2, 5, 40])
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_shares_at_the_edge_have_exact_intervals(documents: int, confidence: float) -> None:
+    """At 1 and at 0 the interval is that of Clopper and Pearson for the share of documents."""
+    at_one = share_interval(Ratio(1.0, 0.0, documents), confidence)
+    at_zero = share_interval(Ratio(0.0, 0.0, documents), confidence)
+    for found, successes in ((at_one, documents), (at_zero, 0)):
+        exact = stats.binomtest(successes, documents).proportion_ci(confidence, method="exact")
+        assert (found.low, found.high) == (pytest.approx(exact.low, abs=1e-12), pytest.approx(exact.high, abs=1e-12))
+
+
+def test_agreement_inside_is_no_certainty_either() -> None:
+    """Two documents at 1/2: with 97.5 % confidence at most 1 - sqrt(.025) = .842 of all differ, each anywhere in [0, 1]."""
+    found = share_interval(ratio(np.array([5.0, 5.0]), np.array([10, 10])), 0.95)
+    agree = math.sqrt(0.025)
+    assert found == Estimate(0.5, pytest.approx(agree / 2), pytest.approx(1 - agree / 2), 2)
+
+
+def test_share_of_one_document_is_unknown() -> None:
+    assert share_interval(Ratio(0.7, math.inf, 1), 0.95) == Estimate(0.7, 0.0, 1.0, 1)
+
+
+def test_share_interval_by_hand() -> None:
+    """t(4 degrees of freedom, 97.5 %) is 2.776445."""
+    found = share_interval(Ratio(0.6, 0.1, 5), 0.95)
+    assert (found.low, found.high) == (pytest.approx(0.6 - 0.2776445), pytest.approx(0.6 + 0.2776445))
+
+
+@given(shares, st.floats(0.51, 0.999))
+def test_share_intervals_lie_in_0_to_1_around_their_value(found: list[tuple[float, int]], confidence: float) -> None:
+    means, counts = columns(found)
+    estimate = share_interval(ratio(means * counts, counts), confidence)
+    assert 0 <= estimate.low <= estimate.value + 1e-12
+    assert estimate.value - 1e-12 <= estimate.high <= 1
+
+
+def test_worst_case_of_documents_that_are_all_or_nothing() -> None:
+    """Every outcome of 20 documents with share 1 or 0, enumerated: nominal 95 % intervals never fall below 86 %."""
+    agree, covered = np.linspace(0.5, 0.999, 200), np.zeros(200)
+    for ones in range(21):
+        found = share_interval(ratio(np.repeat([1.0, 0.0], [ones, 20 - ones]), np.ones(20)), 0.95)
+        covered += stats.binom.pmf(ones, 20, agree) * ((found.low <= agree) & (agree <= found.high))
+    assert covered.min() >= 0.86
+
+
+@pytest.mark.parametrize("freedom", [1, 2.5, 30])
+@pytest.mark.parametrize("probability", [0.9, 0.975])
+def test_quantile_is_that_of_student(freedom: float, probability: float) -> None:
+    assert quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom))
+
+
+def test_quantile_without_freedom_is_infinite() -> None:
+    assert quantile(0.95, 0) == math.inf
+
+
+def test_log_interval_by_hand() -> None:
+    """t(1 degree of freedom, 75 %) is 1, so that the bounds are 2 e^-0.5 and 2 e^0.5."""
+    assert log_interval(2.0, 0.5, 1, 0.25) == pytest.approx((2 * math.exp(-0.5), 2 * math.exp(0.5)))
+
+
+@pytest.mark.parametrize(("error", "freedom"), [(math.inf, 3), (0.1, 0), (math.inf, 0), (0.0, 0)])
+def test_what_is_unknown_is_unbounded(error: float, freedom: float) -> None:
+    assert log_interval(2.0, error, freedom, 0.05) == (0.0, math.inf)
+
+
+@given(st.floats(0.01, 100), st.floats(0, 2), st.floats(1, 100), st.floats(0.001, 0.4))
+def test_log_intervals_of_a_quantity_and_of_its_inverse_agree(
+    value: float, error: float, freedom: float, tail: float
+) -> None:
+    low, high = log_interval(value, error, freedom, tail)
+    inverse = log_interval(1 / value, error, freedom, tail)
+    assert 0 < low <= value * (1 + 1e-12)
+    assert inverse == pytest.approx((1 / high, 1 / low))
+
+
+TOKENS, GAMMA, REPEATS = 200, 5, 400
+
+
+@pytest.fixture(scope="module", params=[20, 50])
+def simulated(request: pytest.FixtureRequest) -> tuple[Array, Array]:
+    """Accepted positions and rounds of many samples of documents whose acceptance differs; [repeats, documents] each."""
+    rng = np.random.default_rng(request.param)
+    alpha = drawn_alphas(rng, (REPEATS, request.param))
+    return rng.binomial(TOKENS, alpha), simulated_rounds(rng, alpha, TOKENS, GAMMA)
+
+
+def true_tokens_per_round() -> float:
+    """Tokens over expected rounds, averaged over the law of the documents."""
+    alpha = alpha_law().ppf((np.arange(4000) + 0.5) / 4000)
+    return float(TOKENS / expected_rounds(alpha, TOKENS, GAMMA).mean())
+
+
+def test_simulation_and_recursion_agree() -> None:
+    """What the truth is taken from: the recursion over tokens, against the simulation of rounds."""
+    alpha = np.full(40_000, 0.65)
+    rounds = simulated_rounds(np.random.default_rng(5), alpha, 30, GAMMA)
+    error = rounds.std() / math.sqrt(len(rounds))
+    assert rounds.mean() == pytest.approx(expected_rounds(alpha[:1], 30, GAMMA)[0], abs=4 * error)
+
+
+def test_log_t_intervals_hold_the_truth_as_often_as_they_say(simulated: tuple[Array, Array]) -> None:
+    """Tokens per round of documents that differ: coverage of nominal 95 % intervals."""
+    truth, covered = true_tokens_per_round(), 0
+    for rounds in simulated[1]:
+        found = ratio(rounds, np.full(len(rounds), TOKENS))
+        low, high = log_interval(1 / found.value, found.stderr / found.value, found.documents - 1, 0.025)
+        covered += low <= truth <= high
+    assert 0.92 <= covered / REPEATS <= 0.98
+
+
+def test_intervals_of_alpha_hold_the_truth_as_often_as_they_say(simulated: tuple[Array, Array]) -> None:
+    truth, covered = alpha_law().mean(), 0
+    for accepted in simulated[0]:
+        found = share_interval(ratio(accepted, np.full(len(accepted), TOKENS)), 0.95)
+        covered += found.low <= truth <= found.high
+    assert 0.92 <= covered / REPEATS <= 0.98
+
+
+def test_treating_positions_as_independent_is_wrong(simulated: tuple[Array, Array]) -> None:
+    """The standard error that counts positions is less than half of the spread that alpha really has."""
+    accepted = simulated[0]
+    alphas = accepted.mean(1) / TOKENS
+    per_position = np.sqrt(alphas * (1 - alphas) / (TOKENS * accepted.shape[1]))
+    per_document = [ratio(row, np.full(len(row), TOKENS)).stderr for row in accepted]
+    assert per_position.max() < 0.5 * alphas.std()
+    assert np.mean(per_document) == pytest.approx(alphas.std(), rel=0.15)

@@ -1,0 +1,53 @@
+"""Step times: the timed step is the right one, and leaves the cache as it found it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from alphaprof.config import CostOptions
+from alphaprof.profiling.latency import Stepper, measure, rounds_of_repeats
+from alphaprof.profiling.models import Model
+from tests.tiny import llama, noisy
+
+pytestmark = pytest.mark.models
+TEXT = np.arange(10, dtype=np.int32)
+
+
+def test_a_step_feeds_its_tokens_on_top_of_the_context_and_takes_them_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode():
+        stepper = Stepper(Model("target", llama(), "model", "t"), np.resize(TEXT, 33))
+        seen = []
+        forward = stepper.model.network.forward
+
+        def spy(**arguments: object) -> object:
+            seen.append((arguments["input_ids"].shape[1], arguments["past_key_values"].get_seq_length()))
+            return forward(**arguments)
+
+        monkeypatch.setattr(stepper.model.network, "forward", spy)
+        for tokens in (1, 5, 2, 1):
+            assert stepper.step(tokens) > 0
+    assert seen == [(1, 32), (5, 32), (2, 32), (1, 32)]
+    assert stepper.cache.get_seq_length() == 32
+
+
+def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> None:
+    target = llama()
+    short = noisy(target, 0.1)
+    short.config.max_position_embeddings = 24
+    drafts = [Model("a", noisy(target, 0.1), "model", "a"), Model("b", short, "model", "b")]
+    costs = CostOptions(context=40, repeats=3)
+    ticks: list[int] = []
+    table = measure(Model("target", target, "model", "t"), drafts, TEXT, [1, 3], costs, lambda: ticks.append(1))
+    rows = table.to_pylist()
+    assert [(row["model"], row["step"], row["tokens"], row["context"]) for row in rows] == [
+        ("target", "decode", 1, 40),
+        ("target", "verify", 2, 40),
+        ("target", "verify", 3, 40),
+        ("target", "verify", 4, 40),
+        ("a", "draft", 1, 40),
+        ("b", "draft", 1, 19),
+    ]
+    assert len(ticks) == rounds_of_repeats(costs)
+    assert all(row["p10_ms"] <= row["median_ms"] <= row["p90_ms"] and row["repeats"] == 3 for row in rows)

@@ -1,0 +1,221 @@
+"""The declared columns, what they generate, what contradicts them, and the manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from alphaprof.analysis.rules import RULES
+from alphaprof.errors import RunUnreadable
+from alphaprof.log.manifest import Manifest, Shard, read_manifest
+from alphaprof.log.schema import (
+    CONTINUATION_COLUMNS,
+    DOCUMENT_COLUMNS,
+    LATENCY_COLUMNS,
+    SCHEMA_VERSION,
+    Column,
+    arrow_schema,
+    position_columns,
+    totals_columns,
+    violations,
+)
+from alphaprof.log.store import write_table
+from tests.synthetic import Recipe, facts, write_run
+
+TABLES = {
+    "positions": position_columns(RULES),
+    "totals": totals_columns([1, 4, 8]),
+    "documents": DOCUMENT_COLUMNS,
+    "continuations": CONTINUATION_COLUMNS,
+    "latency": LATENCY_COLUMNS,
+}
+COLUMNS = [pytest.param(column, id=f"{table}-{column.name}") for table, columns in TABLES.items() for column in columns]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_column_is_documented(column: Column) -> None:
+    assert column.doc.endswith(".")
+    assert len(column.doc) > 8
+    assert column.name == column.name.lower()
+    assert column.name.isidentifier()
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_range_is_a_range(column: Column) -> None:
+    assert column.low is None or column.high is None or column.low < column.high
+
+
+@pytest.mark.parametrize("columns", TABLES.values(), ids=TABLES)
+def test_names_are_unique(columns: tuple[Column, ...]) -> None:
+    names = [column.name for column in columns]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_arrow_fields_carry_unit_and_meaning(column: Column) -> None:
+    field = arrow_schema([column]).field(column.name)
+    assert field.metadata == {b"unit": column.unit.encode(), b"doc": column.doc.encode()}
+    assert (field.type, field.nullable) == (column.type, column.nullable)
+
+
+def test_arrow_schemas_carry_their_version_and_notes() -> None:
+    metadata = arrow_schema(DOCUMENT_COLUMNS, draft="small", rules=["strict"]).metadata
+    assert {key.decode(): json.loads(value) for key, value in metadata.items()} == {
+        "alphaprof_schema": SCHEMA_VERSION,
+        "draft": "small",
+        "rules": ["strict"],
+    }
+
+
+def test_every_rule_has_a_column() -> None:
+    assert [column.name for column in position_columns(RULES)][-len(RULES) :] == [f"accept_{rule}" for rule in RULES]
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("schema") / "run"
+    write_run(path, Recipe(gammas=(1, 4, 8)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("table", "part"),
+    [
+        ("positions", "positions/draft=small/part-00000.parquet"),
+        ("totals", "totals/draft=small/part-00000.parquet"),
+        ("continuations", "continuations/part-00000.parquet"),
+        ("documents", "documents.parquet"),
+        ("latency", "latency.parquet"),
+    ],
+)
+def test_files_hold_what_is_declared(run_path: Path, table: str, part: str) -> None:
+    """Names, types, units and meanings survive the way through Parquet."""
+    stored = pq.ParquetFile(run_path / part).read()
+    assert violations(stored, TABLES[table]) == []
+    for column in TABLES[table]:
+        assert stored.schema.field(column.name).metadata[b"doc"] == column.doc.encode()
+        assert stored.schema.field(column.name).metadata[b"unit"] == column.unit.encode()
+
+
+SHARE = Column("share", pa.float32(), "A share.", "ratio", 0, 1)
+MAYBE = dataclasses.replace(SHARE, nullable=True)
+COUNT = Column("count", pa.int32(), "A count.", "tokens", 1, 256)
+WORDS = Column("words", pa.string(), "Words.")
+PAIRS = Column("pairs", pa.list_(pa.float64(), 2), "Pairs.", "rounds", 0, nullable=True)
+OPEN = Column("open", pa.float32(), "Unbounded.", nullable=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        (SHARE, [0.0, 0.5, 1.0], []),
+        (SHARE, [1.0 + 5e-7], []),  # float32 rounding of a sum of probabilities
+        (SHARE, [0.5, None], ["share has 1 nulls"]),
+        (SHARE, [0.5, math.nan], ["share holds NaN"]),
+        (SHARE, [-0.5], ["share holds -0.5, below 0"]),
+        (SHARE, [1.5], ["share holds 1.5, above 1"]),
+        (SHARE, [math.inf], ["share holds inf, above 1"]),
+        (SHARE, [None, math.nan, -1.0, 2.0], ["share has 1 nulls", "share holds NaN", "below 0", "above 1"]),
+        (SHARE, [], []),
+        (MAYBE, [None, 0.5], []),
+        (MAYBE, [None, None], []),
+        (MAYBE, [None, math.nan], ["share holds NaN"]),
+        (COUNT, [1, 256], []),
+        (COUNT, [0], ["count holds 0, below 1"]),
+        (COUNT, [257], ["count holds 257, above 256"]),
+        (WORDS, ["", "x"], []),
+        (WORDS, [None], ["words has 1 nulls"]),
+        (OPEN, [math.inf, -math.inf, None], []),
+        (PAIRS, [[0.0, 1.0], None], []),
+        (PAIRS, [[0.0, math.nan]], ["pairs holds NaN"]),
+        (PAIRS, [[0.0, None]], ["nulls inside lists"]),
+        (PAIRS, [[0.0, -1.0]], ["pairs holds -1.0, below 0"]),
+    ],
+)
+def test_violations(column: Column, values: list[Any], said: list[str]) -> None:
+    table = pa.table({column.name: pa.array(values, column.type)})
+    problems = violations(table, [column])
+    assert len(problems) == len(said)
+    assert all(part in problem for part, problem in zip(said, problems, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (pa.table({"share": pa.array([0.5])}), "share has type double instead of float"),
+        (pa.table({"shares": pa.array([0.5], pa.float32())}), "columns ['shares'] instead of ['share']"),
+        (pa.table({"share": pa.array([0.5], pa.float32()), "more": [1]}), "columns ['share', 'more'] instead of ['share']"),
+    ],
+)
+def test_other_columns_and_types_are_violations(table: pa.Table, said: str) -> None:
+    assert violations(table, [SHARE]) == [said]
+
+
+def test_a_table_that_contradicts_its_declaration_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "shares.parquet"
+    with pytest.raises(ValueError, match="share holds NaN"):
+        write_table(path, pa.table({"share": pa.array([math.nan], pa.float32())}), [SHARE])
+    assert list(tmp_path.iterdir()) == []
+
+
+def manifest() -> Manifest:
+    return Manifest(
+        status="running",
+        alphaprof="0.1.0",
+        created="2026-01-01T00:00:00+00:00",
+        config={"rules": ["strict"], "gammas": [1]},
+        target=facts("target"),
+        drafts={"small": facts("small")},
+        tokenizer="0" * 64,
+        environment={"torch_threads": 1},
+        shards=(Shard(0, 4, 100, "ab", 1), Shard(1, 3, 50, "cd")),
+        skipped={"too long": 2},
+        truncated={"responses cut": 1},
+        warnings=({"code": "a", "message": "b", "remedy": "c"},),
+    )
+
+
+def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(manifest().to_json())
+    assert read_manifest(tmp_path) == manifest()
+    assert (manifest().documents, manifest().positions) == (7, 150)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "null", '{"format": "alphaprof-run"}', '{"format": "alphaprof-run", "version": 2}', "\xff\xfe"]
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RunUnreadable):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", [item.name for item in dataclasses.fields(Manifest)])
+@pytest.mark.parametrize("broken", [None, 7], ids=["null", "a number"])
+def test_a_damaged_manifest_is_refused(tmp_path: Path, name: str, broken: Any) -> None:
+    data = json.loads(manifest().to_json())
+    (tmp_path / "manifest.json").write_text(json.dumps(data | {name: broken}))
+    with pytest.raises(RunUnreadable, match="damaged"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["status", "config", "target", "drafts", "shards", "environment"])
+def test_an_incomplete_manifest_is_refused(tmp_path: Path, name: str) -> None:
+    data = json.loads(manifest().to_json())
+    del data[name]
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(RunUnreadable, match="damaged"):
+        read_manifest(tmp_path)
+
+
+def test_no_run_at_all_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(RunUnreadable, match=r"no manifest\.json") as caught:
+        read_manifest(tmp_path / "nothing")
+    assert "profile --out" in caught.value.hint
