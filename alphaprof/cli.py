@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,7 +71,7 @@ def profile(
     options = load_profile(profile_file, overrides, limit)
     _require_packages("torch", "transformers", "datasets")
     check_references(options)
-    with ConsoleProgress() as progress:
+    with ConsoleProgress() as progress, _interruptible(out):
         from alphaprof.analysis.totals import write_totals
         from alphaprof.profiling.pipeline import profile as run_profile
 
@@ -107,6 +109,20 @@ def schema() -> None:
     for column in position_columns(["RULE"]):
         unit = f" [{column.unit}]" if column.unit else ""
         print(f"{column.name:26} {column.type!s:50.50}{unit}\n    {column.doc}")
+
+
+@contextlib.contextmanager
+def _interruptible(out: Path) -> Iterator[None]:
+    """Ctrl-C ends the command with a word about what is left, and the exit code that shells expect."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (out / "manifest.json").exists()
+        hint = (
+            f"complete shards are in {out}: finish with the same line and --resume" if begun else "nothing was written yet"
+        )
+        print(f"interrupted\nhint: {_one_line(hint)}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from scipy import stats
 
 from alphaprof.analysis.rules import RULES
 from alphaprof.analysis.totals import write_totals
@@ -311,4 +310,6 @@ def drawn_alphas(rng: np.random.Generator, shape: tuple[int, ...], mean: float =
 
 def alpha_law(mean: float = 0.65, spread: float = 0.15) -> Any:
     """The law of `drawn_alphas`."""
+    from scipy import stats  # here, because it looks for torch among the loaded modules
+
     return stats.truncnorm((0.05 - mean) / spread, (0.98 - mean) / spread, mean, spread)

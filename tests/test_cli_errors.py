@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from alphaprof import cli
-from alphaprof.errors import DiskFull
+from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.log import store
 from alphaprof.report import build, render
 
@@ -139,6 +139,16 @@ def test_a_hub_that_does_not_answer_ends_in_two_lines(tmp_path: Path) -> None:
     assert_two_lines(result, 4, "hub/none is no local path, and the model hub cannot be reached", "HF_ENDPOINT")
 
 
+def test_a_model_in_the_cache_of_the_hub_needs_no_hub(tmp_path: Path) -> None:
+    cache = tmp_path / "hub" / "models--owner--name"
+    for name, content in (("refs/main", "abc"), ("snapshots/abc/config.json", "{}")):
+        (cache / name).parent.mkdir(parents=True)
+        (cache / name).write_text(content)
+    folder = profile(tmp_path / "place", target={"model": "owner/name"}, data=[SOURCE | {"path": "none.jsonl"}])
+    result = run(folder, "profile", "profile.yaml", "--out", "run", HF_HOME=str(tmp_path))
+    assert_two_lines(result, 3, "none.jsonl does not exist", "correct the path")
+
+
 def test_an_existing_directory_is_not_overwritten(tmp_path: Path) -> None:
     folder = profile(tmp_path / "place")
     (folder / "run").mkdir()
@@ -230,12 +240,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main()
 
 
-def errors() -> list[type[cli.AlphaprofError]]:
-    """Every error class of the project."""
-    return cli.AlphaprofError.__subclasses__()
-
-
-@pytest.mark.parametrize("kind", errors(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", AlphaprofError.__subclasses__(), ids=lambda kind: kind.__name__)
 def test_every_error_is_printed_in_two_lines_with_its_exit_code(
     kind: Callable[[str, str], Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

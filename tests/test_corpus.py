@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import json
 import logging
 from collections.abc import Callable, Iterable
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +156,9 @@ def test_a_directory_is_a_dataset(tmp_path: Path) -> None:
     assert texts(corpus({"path": str(tmp_path)})) == ["0", "1"]
 
 
-def test_cells_of_a_csv_file_are_read_as_they_stand(tmp_path: Path) -> None:
-    values = ["007", "1.10", "None", "null", "true", "2024-01-01", 'a\nb, "c"']
-    path = comma_separated(tmp_path / "rows.csv", [{"text": value} for value in values])
-    assert texts(corpus({"path": path})) == values
+@pytest.mark.parametrize("value", ["007", "1.10", "None", "null", "NA", "true", "2024-01-01", 'a\nb, "c"'])
+def test_a_cell_of_a_csv_file_is_read_as_it_stands(tmp_path: Path, value: str) -> None:
+    assert texts(corpus({"path": comma_separated(tmp_path / "rows.csv", [{"text": value}])})) == [value]
 
 
 @pytest.mark.parametrize("value", ["2024-01-31", "2024-01-31T10:20:30"])
@@ -279,11 +280,13 @@ def test_messages_pass_through_the_chat_template(tmp_path: Path, suffix: str) ->
 
 def test_a_chat_template_sees_its_options_and_only_the_keys_that_a_message_has(tmp_path: Path) -> None:
     words = tokenizer()
-    words.chat_template = "{{ mood }}{% for turn in messages %}<{{ turn.keys() | sort | join(' ') }}>{% endfor %}"
+    words.chat_template = (
+        "{{ mood }} {{ add_generation_prompt }}{% for turn in messages %}<{{ turn.keys() | sort | join(' ') }}>{% endfor %}"
+    )
     turns = [{"role": "user", "content": "a", "name": "b"}, {"role": "user", "content": None}]
     path = parquet(tmp_path / "rows.parquet", [{"turns": turns}])
     found = corpus({"path": path, "messages": "turns", "chat_options": {"mood": "calm"}}, words=words)
-    assert texts(found) == ["calm<content name role><role>"]
+    assert texts(found) == ["calm True<content name role><role>"]
 
 
 def test_bos_comes_before_a_plain_prompt_and_not_before_a_chat_or_a_response(tmp_path: Path) -> None:
@@ -529,18 +532,16 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(("name", "content"), UNREADABLE.items())
-def test_an_unreadable_file_is_named_in_one_place(tmp_path: Path, name: str, content: bytes) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    records: list[logging.LogRecord] = []
-    listener = logging.Handler()
-    listener.emit = records.append  # type: ignore[method-assign]
-    logging.getLogger("datasets").addHandler(listener)
-    error = refusal(corpus({"path": str(path)}))
-    logging.getLogger("datasets").removeHandler(listener)
+def test_an_unreadable_file_is_named_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> None:
+    listener = BufferingHandler(capacity=100)
+    monkeypatch.setattr(logging.getLogger("datasets"), "handlers", [listener])
+    (tmp_path / name).write_bytes(content)
+    error = refusal(corpus({"path": str(tmp_path / name)}))
     assert isinstance(error, DataUnreadable)
-    assert str(path) in error.message
-    assert records == []
+    assert str(tmp_path / name) in error.message
+    assert listener.buffer == []
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none"])
@@ -548,6 +549,18 @@ def test_a_path_that_does_not_exist_is_named(tmp_path: Path, name: str) -> None:
     error = refusal(corpus({"path": str(tmp_path / name)}))
     assert isinstance(error, DataUnreadable)
     assert error.message == f"dataset {tmp_path / name} does not exist"
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = corpus({"path": numbered(tmp_path / "rows.jsonl", 1)})
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    error = refusal(found)
+    assert isinstance(error, DataUnreadable)
+    assert error.message == f"cannot read {tmp_path / 'rows.jsonl'}: Permission denied"
 
 
 def test_a_directory_without_data_is_unreadable(tmp_path: Path) -> None:

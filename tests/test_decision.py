@@ -86,10 +86,10 @@ def test_verdict_reason_and_remedy_agree(value: float, error: float, size: int, 
     assert f"on {size} independent documents" in decision.reason
 
 
-@pytest.mark.parametrize(("above", "says"), [(True, "reaches 1.1"), (False, "1.09999")])
+@pytest.mark.parametrize(("above", "says"), [(True, "bound 1.100 reaches 1.1"), (False, "bounds 1.09997 and")])
 def test_a_bound_is_never_rounded_across_the_threshold(above: bool, says: str) -> None:
-    """A lower bound of 1.09999 is undecided and must not read as 1.100."""
-    shift = 1e-5 if above else -1e-5
+    """A lower bound of 1.09996667 is undecided and must not read as 1.100."""
+    shift = 1e-4 / 3 if above else -1e-4 / 3
     one = found((1.1 + shift) * factor(found(1.0)))
     decision = decide(one, 1.1, CONFIDENCE, held_out=False)
     assert decision.verdict == ("GO" if above else "UNDECIDED")

@@ -486,6 +486,11 @@ def test_a_default_yields_to_the_file_and_the_file_to_set_and_set_to_a_later_set
     assert dtype(in_file, "target.dtype=float32", "target.dtype=float16") == "float16"
 
 
+def test_the_continuation_of_the_profile_may_be_given_responses() -> None:
+    tree = changed((("continuation",), {"kind": "given", "column": "answer"}))
+    assert validate(tree, "").continuation.kind == "given"
+
+
 def test_a_source_may_override_the_continuation_of_the_profile() -> None:
     options = validate(PROFILE, "")
     assert [options.continuation_of(index).kind for index in range(3)] == ["given", "greedy", "greedy"]

@@ -91,8 +91,6 @@ def share_interval(estimate: Ratio, confidence: float) -> Estimate:
     (Clopper-Pearson at D of D).
     """
     tail = (1 - confidence) / 2
-    if estimate.documents < 2:
-        return Estimate(estimate.value, 0.0, 1.0, estimate.documents)
     if estimate.stderr <= NO_SPREAD * estimate.value:
         agree = tail ** (1 / estimate.documents)
         return Estimate(estimate.value, estimate.value * agree, 1 - (1 - estimate.value) * agree, estimate.documents)

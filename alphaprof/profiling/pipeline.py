@@ -33,8 +33,8 @@ from alphaprof.profiling.continuations import (
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import load_drafts
 from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
-from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.record import by_document, position_table
+from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Arrays, Scorer
 from alphaprof.profiling.vocabulary import token_count
 
@@ -67,9 +67,7 @@ class Plan:
     run: Run
 
 
-def profile(
-    options: ProfileOptions, out: Path, progress: Progress, resume: bool = False, reuse: Path | None = None
-) -> Run:
+def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool = False, reuse: Path | None = None) -> Run:
     """Profile into the directory `out`, or finish the interrupted run there. Raises the errors of `errors.py`.
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts.
@@ -106,7 +104,8 @@ def _earlier(out: Path, resume: bool) -> Run | None:
         return run
     if (out / "manifest.json").exists():
         raise RunExists(f"{out} holds a run already", "add --resume to finish it, or choose another --out")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    # A process that is killed at once may leave a directory with a half-written manifest: a hidden file.
+    if out.exists() and not (out.is_dir() and all(item.name.startswith(".") for item in out.iterdir())):
         raise RunExists(f"{out} exists and is not empty", "choose a new directory for --out")
     return None
 
@@ -118,7 +117,8 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
     target = load_model("target", "model", options.target, options.target.dtype)
     drafts = load_drafts(options, target, tokenizer)
     documents = Reused.open(reuse, options) if reuse else Corpus(options, tokenizer, target.context, target.vocabulary)
-    next(iter(documents), None)  # a missing file or column is found before any work
+    for _ in itertools.islice(documents, len(options.data)):  # one of every source
+        pass  # a missing file or column is found before any work
     scorer = Scorer(target, drafts, token_count(tokenizer))
     manifest = Manifest(
         status="running",

@@ -26,7 +26,8 @@ class Reused:
     @classmethod
     def open(cls, path: Path, options: ProfileOptions) -> Reused:
         """The documents of the complete run in `path`. Raises `RunUnreadable`, and `RunMismatch` where `options` ask for
-        other data or continuations than the run holds."""
+        other data or continuations than the run holds.
+        """
         run = Run.open(path)
         if run.manifest.status != "complete":
             raise RunMismatch(f"{path} is not complete", "finish it with alphaprof profile --resume first")

@@ -76,7 +76,7 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
 
 
 def _table(title: str) -> Table:
-    table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("domain", overflow="fold", max_width=NAME_WIDTH)
     return table
 
