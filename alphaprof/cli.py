@@ -108,7 +108,7 @@ def schema() -> None:
 
     for column in position_columns(["RULE"]):
         unit = f" [{column.unit}]" if column.unit else ""
-        print(f"{column.name:26} {column.type!s:50.50}{unit}\n    {column.doc}")
+        print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the reference pages from their one declaration: docs/columns.md (the log) and docs/profile.md (the profile file).
 
-    python scripts/make_reference.py            (a test holds that the pages are up to date)
+python scripts/make_reference.py            (a test holds that the pages are up to date)
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def columns_page() -> str:
 
 def column_row(column: schema.Column) -> str:
     """One column as a row of a Markdown table."""
-    low, high = column.low, column.high
-    bounds = "" if low is None and high is None else f"{'' if low is None else f'{low:g}'}–{'' if high is None else f'{high:g}'}"
+    bounds = (
+        "" if low is None and high is None else f"{'' if low is None else f'{low:g}'}–{'' if high is None else f'{high:g}'}"
+    )
     doc = column.doc + (" May be null." if column.nullable else "")
-    kind = str(column.type).replace("dictionary<values=string, indices=int32, ordered=0>", "dictionary<string>")
-    return f"| `{column.name}` | {kind} | {column.unit} | {bounds} | {doc.replace('|', chr(92) + '|')} |"
+    return f"| `{column.name}` | {column.type_name} | {column.unit} | {bounds} | {doc.replace('|', chr(92) + '|')} |"
 
 
 def profile_page() -> str:
     """The page about the profile file."""
     parts = [
         "# Profile file\n",
-        "Written by `scripts/make_reference.py` from `alphaprof/config.py`. A profile is a YAML file; unknown keys are errors.",
+        "Written by `scripts/make_reference.py` from `alphaprof/config.py`. A profile is a YAML file; other keys are errors.",
         "Any value can be overridden: `--set target.dtype=float32`, `--set data.code.limit=20` (a source by its domain),",
         "`--set data.0.limit=20` (or by its index). Relative paths start at the profile file.\n",
     ]

@@ -30,7 +30,10 @@ def rank(values: Array, index: int) -> int:
 def columns(target_logits: Array, draft_logits: Array, token: int) -> dict[str, float]:
     """All statistics of one position; the narrower row is padded with probability 0."""
     width = max(len(target_logits), len(draft_logits))
-    z, y = (np.pad(row.astype(np.float64), (0, width - len(row)), constant_values=-np.inf) for row in (target_logits, draft_logits))
+    z, y = (
+        np.pad(row.astype(np.float64), (0, width - len(row)), constant_values=-np.inf)
+        for row in (target_logits, draft_logits)
+    )
     p, q = softmax(z), softmax(y)
     top, draft_top = int(np.argmax(z)), int(np.argmax(y))
     first, second = np.sort(p)[::-1][:2]

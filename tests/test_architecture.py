@@ -1,4 +1,4 @@
-"""The structure that the project promises: who may import what, how long things may get, and that nothing heavy loads early."""
+"""The structure that the project promises: who may import what, how long things get, and that nothing heavy loads early."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ MODULES = sorted((ROOT / "alphaprof").rglob("*.py"))
 # One home per library: the only modules that may import it (a folder stands for all of its modules).
 HOMES = {
     "torch": ("profiling",),
-    "transformers": ("profiling/models.py", "profiling/drafts.py", "profiling/head.py", "profiling/latency.py")
-    + ("profiling/vocabulary.py", "profiling/corpus.py"),  # the last two for the type of a tokenizer
+    "transformers": (
+        "profiling/models.py",
+        "profiling/drafts.py",
+        "profiling/head.py",
+        "profiling/latency.py",
+        "profiling/vocabulary.py",  # for the type of a tokenizer, like the next one
+        "profiling/corpus.py",
+    ),
     "datasets": ("profiling/corpus.py",),
     "huggingface_hub": ("profiling/hub.py",),
     "typer": ("cli.py",),
@@ -93,5 +99,9 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 def test_tests_and_product_do_not_know_the_workplace() -> None:
     words = [left + right for left, right in (("../sha", "red"), ("/wo", "rk/"), ("pypi", ".org"))]
     files = [path for folder in ("alphaprof", "tests", "scripts", "profiles", "docs") for path in (ROOT / folder).rglob("*")]
-    texts = {path: path.read_text() for path in [*files, ROOT / "README.md"] if path.suffix in (".py", ".md", ".sh", ".yaml", ".jsonl")}
+    texts = {
+        path: path.read_text()
+        for path in [*files, ROOT / "README.md"]
+        if path.suffix in (".py", ".md", ".sh", ".yaml", ".jsonl")
+    }
     assert {str(path) for path, text in texts.items() if any(word in text for word in words)} == set()

@@ -49,7 +49,22 @@ def run(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_tokenizer_adds_no_bos_and_chat_text_is_what_the_template_says(demo_model: Path) -> None:
     tokenizer = load_tokenizer(TargetOptions(model=str(demo_model)))
-    assert tokenizer("Hello  world\n\tx = 12; Zürich")["input_ids"] == [19556, 216, 905, 198, 197, 104, 446, 216, 33, 34, 43, 1777, 7170, 5130]
+    assert tokenizer("Hello  world\n\tx = 12; Zürich")["input_ids"] == [
+        19556,
+        216,
+        905,
+        198,
+        197,
+        104,
+        446,
+        216,
+        33,
+        34,
+        43,
+        1777,
+        7170,
+        5130,
+    ]
     assert tokenizer.eos_token_id == 2
 
 
@@ -85,7 +100,11 @@ def test_greedy_text_and_hf_rounds_equal_assisted_generation(run: Run, target: M
         calls: list[int] = []
         hook = target.network.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         output = target.network.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), assistant_model=skip, max_new_tokens=NEW_TOKENS, do_sample=False
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            assistant_model=skip,
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
         )
         hook.remove()
         assert output[0, ids.shape[1] :].tolist() == row["continuation_ids"]

@@ -57,7 +57,9 @@ def test_links_and_scripts_named_in_a_page_exist(page: Path) -> None:
 def test_the_file_tree_in_the_readme_is_the_file_tree() -> None:
     tree = README[README.index("alphaprof/\n") :].split("```")[0]
     named = set(re.findall(r"[a-z_]+\.py", tree))
-    product = {path.name for path in (ROOT / "alphaprof").rglob("*.py")} | {path.name for path in (ROOT / "scripts").glob("*.py")}
+    product = {path.name for path in (ROOT / "alphaprof").rglob("*.py")} | {
+        path.name for path in (ROOT / "scripts").glob("*.py")
+    }
     assert named - product == set()
     assert product - named - {"__init__.py"} == set()
 

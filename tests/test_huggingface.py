@@ -137,7 +137,9 @@ def test_a_draft_that_is_the_target_is_always_accepted(pair: tuple[Model, Model]
         size = len(item.ids)
         agrees = columns["draft_top"] == columns["token"]
         assert agrees.all()
-        one = Trace(agrees, columns["proposed"].astype(np.int64), np.array([0]), np.array([size]), np.array([NEW_TOKENS]), agrees)
+        one = Trace(
+            agrees, columns["proposed"].astype(np.int64), np.array([0]), np.array([size]), np.array([NEW_TOKENS]), agrees
+        )
         assert replay(one, 4).rounds[0] == -(-(size - 1) // 5)
 
 
@@ -145,7 +147,9 @@ def test_a_draft_with_shuffled_logits_is_hardly_ever_accepted(pair: tuple[Model,
     target, _ = pair
     shuffled = noisy(target.network, 0.0)
     with torch.no_grad():
-        shuffled.lm_head.weight.copy_(shuffled.lm_head.weight[torch.randperm(260, generator=torch.Generator().manual_seed(3))])
+        shuffled.lm_head.weight.copy_(
+            shuffled.lm_head.weight[torch.randperm(260, generator=torch.Generator().manual_seed(3))]
+        )
     columns = [found for _, found in profiled((target, Model("draft", shuffled, "model", "s")))]
     agreed = np.concatenate([found["draft_top"] == found["token"] for found in columns])
     assert agreed.mean() < 0.05

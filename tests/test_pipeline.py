@@ -47,7 +47,7 @@ class Silent:
 
 def write_data(folder: Path) -> None:
     """Two domains of different lengths, and logged responses as text and as ids."""
-    words = "the quick brown fox jumps over a lazy dog and then some more of it".split()
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "some", "more", "of", "it"]
     generator = np.random.default_rng(0)
     for domain, count in (("long", 9), ("short", 6)):
         rows = []
@@ -236,7 +236,9 @@ def test_another_draft_is_measured_on_the_same_text_without_generating(
     finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "generate_greedy", None)
-    options = load_profile(finished.path.parent / "profile.yaml").model_copy(update={"batch_tokens": 90, "shard_documents": 7})
+    options = load_profile(finished.path.parent / "profile.yaml").model_copy(
+        update={"batch_tokens": 90, "shard_documents": 7}
+    )
     drafts = {name: draft for name, draft in options.drafts.items() if name == "skip"}
     options = options.model_copy(update={"drafts": drafts})
     run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=finished.path)
@@ -246,11 +248,11 @@ def test_another_draft_is_measured_on_the_same_text_without_generating(
         for path in (finished.path, run.path)
     )
     pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
+    shorter = options.model_copy(update={"continuation": options.continuation.model_copy(update={"max_new_tokens": 3})})
     with pytest.raises(RunMismatch, match=r"another profile \(continuation differ\)"):
-        shorter = options.model_copy(update={"continuation": options.continuation.model_copy(update={"max_new_tokens": 3})})
         pipeline.profile(shorter, tmp_path / "other", Silent(), reuse=finished.path)
+    other = options.model_copy(update={"target": options.target.model_copy(update={"model": str(tiny / "draft")})})
     with pytest.raises(RunMismatch, match="another target"):
-        other = options.model_copy(update={"target": options.target.model_copy(update={"model": str(tiny / "draft")})})
         pipeline.profile(other, tmp_path / "third", Silent(), reuse=finished.path)
 
 
@@ -303,8 +305,18 @@ def test_changed_profile_data_or_model_is_noticed_on_resume(
 
 def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> None:
     data = [
-        {"domain": "ids", "path": "long.jsonl", "prompt": "{text}", "continuation": {"kind": "given", "column": "ids", "on_policy": True}},
-        {"domain": "text", "path": "short.jsonl", "prompt": "{text}", "continuation": {"kind": "given", "column": "response"}},
+        {
+            "domain": "ids",
+            "path": "long.jsonl",
+            "prompt": "{text}",
+            "continuation": {"kind": "given", "column": "ids", "on_policy": True},
+        },
+        {
+            "domain": "text",
+            "path": "short.jsonl",
+            "prompt": "{text}",
+            "continuation": {"kind": "given", "column": "response"},
+        },
     ]
     run = run_profile(profile_file(tmp_path, tiny, data=data), tmp_path / "run")
     log = pd.read_parquet(tmp_path / "run" / "positions", filters=[("draft", "==", "close")])
@@ -354,8 +366,8 @@ def test_documents_beyond_the_context_are_counted_and_none_left_is_an_error(tiny
     run = run_profile(profile_file(tmp_path, tiny, data=[source | {"too_long": "truncate"}]), tmp_path / "cut")
     assert run.documents()["prompt_tokens"].to_pylist() == [512 - NEW_TOKENS, 1]
     assert run.manifest.truncated == {"prompts cut to the target's context": 1}
+    (tmp_path / "mixed.jsonl").write_text(json.dumps({"text": "a" * 600}) + "\n")
     with pytest.raises(DataEmpty, match="yields no document from 1 rows"):
-        (tmp_path / "mixed.jsonl").write_text(json.dumps({"text": "a" * 600}) + "\n")
         run_profile(tmp_path / "profile.yaml", tmp_path / "none", False, "data.0.too_long=skip")
 
 

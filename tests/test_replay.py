@@ -14,7 +14,9 @@ from alphaprof.analysis.replay import Trace, replay, run_lengths, walk
 UNLIMITED = 10_000
 
 
-def trace(agrees: list[int], proposed: list[int] | None = None, limit: int = UNLIMITED, ends: list[int] | None = None) -> Trace:
+def trace(
+    agrees: list[int], proposed: list[int] | None = None, limit: int = UNLIMITED, ends: list[int] | None = None
+) -> Trace:
     """One document."""
     size = len(agrees)
     return Trace(
@@ -51,9 +53,7 @@ def simulate(agrees: list[int], proposed: list[int], gamma: int) -> list[tuple[i
     return found
 
 
-documents = st.lists(
-    st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=1, max_size=30), min_size=1, max_size=6
-)
+documents = st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=1, max_size=30), min_size=1, max_size=6)
 
 
 def test_run_lengths_by_hand() -> None:

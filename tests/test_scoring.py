@@ -191,7 +191,9 @@ def test_padding_rows_of_one_model_are_cut_from_both(target: Model) -> None:
     assert np.array_equal(found["draft_top"], found["target_top"])
 
 
-@pytest.mark.parametrize(("widths", "tokens", "expected"), [([152064, 151936], 151669, 151936), ([32001, 32000], 32001, 32001), ([9, 9], 5, 9)])
+@pytest.mark.parametrize(
+    ("widths", "tokens", "expected"), [([152064, 151936], 151669, 151936), ([32001, 32000], 32001, 32001), ([9, 9], 5, 9)]
+)
 def test_scored_width(widths: list[int], tokens: int, expected: int) -> None:
     assert scored_width(widths, tokens) == expected
 
@@ -227,7 +229,10 @@ def test_layer_skip_equals_a_model_built_from_the_kept_layers_and_shares_its_wei
     with torch.inference_mode():
         assert torch.equal(skip.network(input_ids=ids).logits, separate(input_ids=ids).logits)
         mask = torch.ones_like(ids)
-        generated = [net.generate(input_ids=ids, attention_mask=mask, max_new_tokens=8, do_sample=False) for net in (skip.network, separate)]
+        generated = [
+            net.generate(input_ids=ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
+            for net in (skip.network, separate)
+        ]
     assert torch.equal(*generated)  # with a KV cache: layer indices are those of the cache
     theirs = {parameter.data_ptr() for parameter in target.network.parameters()}
     assert {parameter.data_ptr() for parameter in skip.network.parameters()} <= theirs
@@ -255,7 +260,9 @@ def test_options_of_a_draft_default_to_the_dtype_of_the_target() -> None:
 
 def test_a_draft_with_learned_positions_is_never_fed_more_than_its_context(target: Model) -> None:
     torch.manual_seed(2)
-    settings = GPT2Config(vocab_size=260, n_positions=24, n_embd=32, n_layer=2, n_head=2, eos_token_id=256, bos_token_id=None)
+    settings = GPT2Config(
+        vocab_size=260, n_positions=24, n_embd=32, n_layer=2, n_head=2, eos_token_id=256, bos_token_id=None
+    )
     draft = model("short", GPT2LMHeadModel(settings).eval())
     items = [continuation(9, 20, 10), continuation(10, 2, 4)]
     found = by_document(items, Scorer(target, [draft], TOKENS).score(items)["short"])

@@ -69,7 +69,7 @@ def _remedy(total: int | None, found: Speedup) -> str:
     if total is not None:
         return f"about {total} independent documents in all would settle it, if this speedup holds"
     if found.timing_error > 0:
-        return "more documents alone would not settle it: it is too close to the threshold for these step times"
+        return "more documents alone would not settle it: step times must be surer (idle machine, more costs.repeats)"
     return "it is too close to the threshold for any number of documents to settle it"
 
 

@@ -29,26 +29,50 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ratio:
-    """sum(totals) / sum(counts) with its standard error over documents (infinite for fewer than two)."""
+    """sum(totals) / sum(counts) with its standard error over documents (infinite for fewer than two), and the degrees of
+    freedom that the standard error was estimated with.
+    """
 
     value: float
     stderr: float
     documents: int
+    freedom: float
 
 
 def ratio(totals: Array, counts: Array) -> Ratio:
     """Ratio of sums and its linearised standard error; inputs [documents].
 
-    SE^2 = D / (D - 1) * sum((A_d - r n_d)^2) / (sum n_d)^2 (the ratio estimator for cluster samples). Documents without
-    counts carry no information and are left out. Raises `ValueError` when nothing is left.
+    SE^2 = k * sum((A_d - r n_d)^2) / (sum n_d)^2, the ratio estimator for cluster samples with Bell and McCaffrey's
+    correction k and degrees of freedom (2002, "Bias reduction in standard errors for linear regression with multi-stage
+    samples"): D / (D - 1) and D - 1 where all documents are of one length, more and fewer where some are much longer.
+    Documents without counts carry no information and are left out. Raises `ValueError` when nothing is left.
     """
     kept = counts > 0
     documents = int(kept.sum())
     if documents == 0:
         raise ValueError("no document has a count")
     value = float(totals[kept].sum()) / float(counts[kept].sum())
-    stderr = math.sqrt(float((influences(totals, counts) ** 2).sum())) if documents > 1 else math.inf
-    return Ratio(value, stderr, documents)
+    if documents == 1:
+        return Ratio(value, math.inf, 1, 0.0)
+    _, freedom = small_sample(counts[kept])
+    stderr = math.sqrt(float((influences(totals, counts) ** 2).sum()))
+    return Ratio(value, stderr, documents, freedom)
+
+
+def small_sample(counts: Array) -> tuple[float, float]:
+    """Bell and McCaffrey's correction and degrees of freedom for a ratio over documents of sizes `counts`, all positive.
+
+    With h = n / sum n, B = diag(h^2) and the documents' own ratios y, the sum of squared residuals is y' M y with
+    M = (I - 1 h')' B (I - 1 h'). Were the documents alike, sum h^2 / tr M would make it unbiased, with (tr M)^2 / tr M^2
+    degrees of freedom. M = B - h w' - w h' + s h h' with w = h^2 and s = sum w, so both traces are sums over documents.
+    """
+    h = counts / counts.sum()
+    w = h**2
+    s, hw, ww = float(w.sum()), float((h * w).sum()), float((w * w).sum())
+    hww = float((h * w * w).sum())
+    trace = s - 2 * hw + s * s
+    square = ww + 2 * (s * ww - 2 * hww) + 2 * (hw**2 + s * ww) + s**4 - 4 * s * s * hw
+    return s / trace, trace**2 / square
 
 
 def influences(totals: Array, counts: Array) -> Array:
@@ -57,9 +81,10 @@ def influences(totals: Array, counts: Array) -> Array:
     0 for documents without counts. Needs two documents with counts.
     """
     kept = counts > 0
-    documents, size = int(kept.sum()), counts[kept].sum()
+    size = counts[kept].sum()
     residuals = totals - totals[kept].sum() / size * counts
-    return np.where(kept, math.sqrt(documents / (documents - 1)) * residuals / size, 0.0)
+    correction, _ = small_sample(counts[kept])
+    return np.where(kept, math.sqrt(correction) * residuals / size, 0.0)
 
 
 def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Ratio:
@@ -70,7 +95,7 @@ def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Rati
     """
     found = ratio(totals, counts)
     if found.documents > 1 and found.stderr <= NO_SPREAD * found.value:
-        return Ratio(found.value, (high - low) / found.documents, found.documents)
+        return Ratio(found.value, (high - low) / found.documents, found.documents, found.documents - 1)
     return found
 
 
@@ -94,7 +119,7 @@ def share_interval(estimate: Ratio, confidence: float) -> Estimate:
     if estimate.stderr <= NO_SPREAD * estimate.value:
         agree = tail ** (1 / estimate.documents)
         return Estimate(estimate.value, estimate.value * agree, 1 - (1 - estimate.value) * agree, estimate.documents)
-    half = quantile(1 - tail, estimate.documents - 1) * estimate.stderr
+    half = quantile(1 - tail, estimate.freedom) * estimate.stderr
     return Estimate(estimate.value, max(0.0, estimate.value - half), min(1.0, estimate.value + half), estimate.documents)
 
 

@@ -154,7 +154,7 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
         value=1 / time,
         sampling_error=math.sqrt(sum(variances) + _covariance(domains, weights, times)) / time,
         timing_error=_timing_error(np.asarray(verify), draft, times),
-        freedom=min(_freedom(variances, [found.documents - 1 for found in ratios]), documents - 1),
+        freedom=min(_freedom(variances, [found.freedom for found in ratios]), documents - 1),
         documents=documents,
     )
 
@@ -186,7 +186,7 @@ def _timing_error(verify: Array, draft: float, times: StepTimes) -> float:
     return math.sqrt(sum(error**2 for error in errors))
 
 
-def _freedom(variances: Sequence[float], freedoms: Sequence[int]) -> float:
+def _freedom(variances: Sequence[float], freedoms: Sequence[float]) -> float:
     if not all(math.isfinite(variance) for variance in variances):
         return 0
     moments = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True) if variance > 0)

@@ -39,7 +39,7 @@ class Shape:
 
     def sums(self, values: Array) -> Array:
         """Sums [documents] of values [positions]."""
-        running = np.concatenate([[0], np.cumsum(values)])
+        running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])  # float32 sums drift within a shard
         return np.asarray(running[self.stop] - running[self.start])
 
 

@@ -30,6 +30,11 @@ class Column:
     high: float | None = None
     nullable: bool = False
 
+    @property
+    def type_name(self) -> str:
+        """The type in a word."""
+        return "dictionary<string>" if self.type == CATEGORY else str(self.type).replace("item: ", "")
+
     def field(self) -> pa.Field:
         """The Arrow field, with unit and meaning in its metadata."""
         return pa.field(self.name, self.type, self.nullable, metadata={"unit": self.unit, "doc": self.doc})
@@ -109,7 +114,12 @@ DOCUMENT_COLUMNS = (
     Column("domain", CATEGORY, "Domain of the document."),
     Column("cluster", pa.string(), "Group of dependent documents; null: the document stands alone.", nullable=True),
     Column("source", pa.int32(), "Index of the source in the profile's data.", low=0),
-    Column("source_row", pa.int64(), "Number of the row in its source, as it was read.", low=0),
+    Column(
+        "source_row",
+        pa.int64(),
+        "Number of the row in its source, as it was read: after shuffling, where the profile asks for it.",
+        low=0,
+    ),
     Column("prompt_hash", pa.string(), "SHA-256 of the prompt's token ids (little-endian int32), in hex."),
     Column("prompt_tokens", pa.int32(), "Length of the prompt.", "tokens", 1),
     Column("continuation_tokens", pa.int32(), "Length of the continuation, EOS included.", "tokens", 1),

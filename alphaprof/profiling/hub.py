@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from alphaprof.config import ModelDraft, ProfileOptions
+from alphaprof.config import ModelDraft, ModelOptions, ProfileOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable
 
 TIMEOUT_S = 3.0
@@ -14,7 +14,9 @@ TIMEOUT_S = 3.0
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
-def require(reference: str, error: type[AlphaprofError], what: str, cached_file: str | None = None) -> None:
+def require(
+    reference: str, error: type[AlphaprofError], what: str, cached_file: str | None = None, revision: str | None = None
+) -> None:
     """Raise `error` unless `reference` exists locally, lies in the hub's cache, or the hub answers.
 
     `cached_file` is a file that a complete cache of a hub repository holds (config.json for a model); None when a
@@ -24,7 +26,7 @@ def require(reference: str, error: type[AlphaprofError], what: str, cached_file:
         if not os.path.exists(reference):
             raise error(f"{what} {reference} does not exist", "correct the path; relative ones start at the profile file")
         return
-    if cached_file is not None and _cached(reference, cached_file):
+    if cached_file is not None and _cached(reference, cached_file, revision):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
         raise error(
@@ -35,10 +37,10 @@ def require(reference: str, error: type[AlphaprofError], what: str, cached_file:
 
 def check_references(options: ProfileOptions) -> None:
     """Raise the error of the first model or dataset of a profile that cannot be had. Imports nothing heavy."""
-    require_model(options.target.model, "target")
+    require_model(options.target, "target")
     for name, draft in options.drafts.items():
         if isinstance(draft, ModelDraft):
-            require_model(draft.model, f"draft {name}")
+            require_model(draft, f"draft {name}")
     for source in options.data:
         require_data(source.path)
 
@@ -85,9 +87,9 @@ def row_count(path: Path) -> int | None:
     return None
 
 
-def require_model(reference: str, name: str) -> None:
+def require_model(options: ModelOptions, name: str) -> None:
     """Raise `ModelUnloadable` unless a model can be had."""
-    require(reference, ModelUnloadable, f"model of {name}:", cached_file="config.json")
+    require(options.model, ModelUnloadable, f"model of {name}:", "config.json", options.revision)
 
 
 def is_local(reference: str) -> bool:
@@ -95,12 +97,12 @@ def is_local(reference: str) -> bool:
     return os.path.isabs(reference)
 
 
-def _cached(reference: str, name: str) -> bool:
+def _cached(reference: str, name: str, revision: str | None) -> bool:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return isinstance(try_to_load_from_cache(reference, name), str)
+        return isinstance(try_to_load_from_cache(reference, name, revision=revision), str)
     except HFValidationError:
         return False  # not a possible repository name: loading it will say so
 

@@ -90,7 +90,7 @@ def load_model(name: str, kind: str, options: ModelOptions, dtype: str, device: 
 
     `options.model` is a resolved reference; `device` (default: what the options say) is where it goes.
     """
-    require_model(options.model, name)
+    require_model(options, name)
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     where, arguments = _location(options)
@@ -115,7 +115,7 @@ def load_model(name: str, kind: str, options: ModelOptions, dtype: str, device: 
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to a model. Raises `ModelUnloadable`."""
-    require_model(options.model, "the tokenizer")
+    require_model(options, "the tokenizer")
     from transformers import AutoTokenizer
 
     where, arguments = _location(options)
