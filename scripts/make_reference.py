@@ -52,9 +52,8 @@ def columns_page() -> str:
 
 def column_row(column: schema.Column) -> str:
     """One column as a row of a Markdown table."""
-    bounds = (
-        "" if low is None and high is None else f"{'' if low is None else f'{low:g}'}–{'' if high is None else f'{high:g}'}"
-    )
+    ends = ["" if end is None else f"{end:g}" for end in (column.low, column.high)]
+    bounds = " to ".join(ends).strip() if any(ends) else ""
     doc = column.doc + (" May be null." if column.nullable else "")
     return f"| `{column.name}` | {column.type_name} | {column.unit} | {bounds} | {doc.replace('|', chr(92) + '|')} |"
 
@@ -63,7 +62,7 @@ def profile_page() -> str:
     """The page about the profile file."""
     parts = [
         "# Profile file\n",
-        "Written by `scripts/make_reference.py` from `alphaprof/config.py`. A profile is a YAML file; other keys are errors.",
+        "Written by `scripts/make_reference.py` from `config.py`. A profile is a YAML file; unknown keys are errors.",
         "Any value can be overridden: `--set target.dtype=float32`, `--set data.code.limit=20` (a source by its domain),",
         "`--set data.0.limit=20` (or by its index). Relative paths start at the profile file.\n",
     ]
