@@ -52,8 +52,8 @@ def columns_page() -> str:
 
 def column_row(column: schema.Column) -> str:
     """One column as a row of a Markdown table."""
-    ends = ["" if end is None else f"{end:g}" for end in (column.low, column.high)]
-    bounds = " to ".join(ends).strip() if any(ends) else ""
+    low, high = column.low, column.high
+    bounds = "" if low is None else f"from {low:g}" if high is None else f"{low:g} to {high:g}"
     doc = column.doc + (" May be null." if column.nullable else "")
     return f"| `{column.name}` | {column.type_name} | {column.unit} | {bounds} | {doc.replace('|', chr(92) + '|')} |"
 
