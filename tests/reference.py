@@ -1,4 +1,6 @@
-"""Every column of the position log from full logits, in float64 NumPy: the second implementation, as plain as possible."""
+"""Second implementations in float64 NumPy, as plain as possible: every column of the position log from full logits, and
+the small-sample correction of a ratio from explicit matrices.
+"""
 
 from __future__ import annotations
 
@@ -59,3 +61,11 @@ def columns(target_logits: Array, draft_logits: Array, token: int) -> dict[str, 
         "kl_draft_target": kl(q, p),
         "js": (kl(p, mixture) + kl(q, mixture)) / 2,
     }
+
+
+def small_sample(sizes: Array) -> tuple[float, float]:
+    """Correction and degrees of freedom of a ratio over documents of these sizes, from the matrix of its squares."""
+    h = sizes / sizes.sum()
+    residual = np.eye(len(h)) - np.outer(np.ones(len(h)), h)  # of each document's own ratio from that of all of them
+    matrix = residual.T @ np.diag(h**2) @ residual
+    return float(np.sum(h**2) / np.trace(matrix)), float(np.trace(matrix) ** 2 / np.trace(matrix @ matrix))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -21,13 +22,16 @@ from alphaprof.analysis.estimate import (
     quantile,
     ratio,
     share_interval,
+    small_sample,
 )
+from tests import reference
 from tests.synthetic import alpha_law, drawn_alphas, expected_rounds, simulated_rounds
 
 Array = np.ndarray[Any, Any]
 
 rows = st.lists(st.tuples(st.floats(0, 50), st.integers(1, 50)), min_size=2, max_size=12)
 shares = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 50)), min_size=1, max_size=12)
+sizes = st.lists(st.integers(1, 60) | st.integers(1, 1_000_000), min_size=2, max_size=12)
 
 
 def columns(found: list[tuple[float, int]]) -> tuple[Array, Array]:
@@ -39,34 +43,102 @@ def close(left: Ratio, right: Ratio) -> bool:
     """The same estimate up to rounding; errors of rounding size count as none."""
     scale = 1e-9 * (1 + abs(right.value))
     return left.documents == right.documents and all(
-        math.isclose(a, b, rel_tol=1e-6, abs_tol=scale) for a, b in ((left.value, right.value), (left.stderr, right.stderr))
+        math.isclose(a, b, rel_tol=1e-6, abs_tol=scale)
+        for a, b in ((left.value, right.value), (left.stderr, right.stderr), (left.freedom, right.freedom))
     )
 
 
 def test_ratio_by_hand() -> None:
-    """8 / 16; residuals 1, -1, 0; SE^2 = 3/2 * 2 / 16^2 = 3 / 256."""
+    """8 / 12; residuals 1/3, -5/3, 4/3; SE^2 = 3/2 * 42/9 / 12^2 = 7 / 144."""
+    found = ratio(np.array([3.0, 1.0, 4.0]), np.array([4, 4, 4]))
+    assert found == Ratio(pytest.approx(2 / 3), pytest.approx(math.sqrt(7) / 12, rel=1e-15), 3, pytest.approx(2))
+
+
+def test_ratio_of_unequal_documents_by_hand() -> None:
+    """8 / 16; residuals 1, -1, 0; h = 1/4, 1/4, 1/2 and 128 M = [[7, -1, -6], [-1, 7, -6], [-6, -6, 12]].
+
+    Its trace is 26 and that of its square 388; sum h^2 = 48 / 128. SE^2 = 48/26 * 2 / 16^2 = 3 / 208; 26^2 / 388 of freedom.
+    """
     found = ratio(np.array([3.0, 1.0, 4.0]), np.array([4, 4, 8]))
-    assert found == Ratio(0.5, pytest.approx(math.sqrt(3) / 16, rel=1e-15), 3)
+    assert found == Ratio(0.5, pytest.approx(math.sqrt(3 / 208), rel=1e-15), 3, pytest.approx(26**2 / 388, rel=1e-15))
 
 
 def test_documents_of_different_length_weigh_by_their_length() -> None:
-    """(9 + 1) / (10 + 2) and not the mean of 0.9 and 0.5; residuals 2/3 and -2/3; SE^2 = 2 * 8/9 / 144."""
+    """(9 + 1) / (10 + 2) and not the mean of 0.9 and 0.5.
+
+    Of two documents, the variance of one is (0.9 - 0.5)^2 / 2, of which the ratio has (10^2 + 2^2) / 12^2.
+    """
     found = ratio(np.array([9.0, 1.0]), np.array([10, 2]))
-    assert found == Ratio(pytest.approx(5 / 6), pytest.approx(1 / 9), 2)
+    assert found == Ratio(pytest.approx(5 / 6), pytest.approx(math.sqrt(0.08 * 104 / 144)), 2, pytest.approx(1))
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=20), st.integers(1, 100))
 def test_equal_lengths_give_the_textbook_standard_error(means: list[float], length: int) -> None:
     found = ratio(np.array(means) * length, np.full(len(means), length))
     textbook = np.std(means, ddof=1) / math.sqrt(len(means))
-    assert close(found, Ratio(float(np.mean(means)), float(textbook), len(means)))
+    assert close(found, Ratio(float(np.mean(means)), float(textbook), len(means), len(means) - 1))
+
+
+@given(rows)
+def test_any_lengths_give_the_standard_error_of_the_matrices(found: list[tuple[float, int]]) -> None:
+    totals, counts = columns(found)
+    correction, freedom = reference.small_sample(counts)
+    value = totals.sum() / counts.sum()
+    stderr = math.sqrt(correction * float(((totals - value * counts) ** 2).sum())) / counts.sum()
+    assert close(ratio(totals, counts), Ratio(float(value), float(stderr), len(found), freedom))
+
+
+@given(sizes)
+@example([100_000, 1])
+@example([1_000_000, 3, 2, 1])
+def test_small_sample_is_that_of_the_matrices(found: list[int]) -> None:
+    """Also where one document is nearly everything, and rounding of sums that cancel would be all that is left."""
+    assert small_sample(np.array(found)) == pytest.approx(reference.small_sample(np.array(found)), rel=1e-8)
+
+
+@given(st.integers(2, 200), st.integers(1, 100_000))
+def test_equal_lengths_need_the_usual_correction(documents: int, length: int) -> None:
+    expected = (documents / (documents - 1), documents - 1)
+    assert small_sample(np.full(documents, length)) == pytest.approx(expected, rel=1e-9)
+
+
+@given(sizes, st.randoms(use_true_random=False))
+def test_small_sample_does_not_know_an_order(found: list[int], random: Any) -> None:
+    plain = small_sample(np.array(found))
+    random.shuffle(found)
+    assert small_sample(np.array(found)) == pytest.approx(plain, rel=1e-9)
+
+
+@given(sizes, st.floats(1e-3, 1e3))
+def test_small_sample_does_not_know_a_unit(found: list[int], factor: float) -> None:
+    assert small_sample(factor * np.array(found)) == pytest.approx(small_sample(np.array(found)), rel=1e-9)
+
+
+@given(sizes)
+def test_unequal_lengths_only_take_certainty_away(found: list[int]) -> None:
+    """No less correction and no more freedom than equal lengths give, and never less than one degree of it."""
+    correction, freedom = small_sample(np.array(found))
+    assert correction >= len(found) / (len(found) - 1) * (1 - 1e-9)
+    assert 1 - 1e-9 <= freedom <= (len(found) - 1) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("documents", [3, 8, 50])
+def test_the_longer_one_document_the_fewer_degrees_of_freedom(documents: int) -> None:
+    """From D - 1, as it grows to ten thousand times the length of the others, to less than 2."""
+    freedoms = [small_sample(np.array([longest] + [1] * (documents - 1)))[1] for longest in (1, 2, 5, 20, 100, 10_000)]
+    assert freedoms == sorted(freedoms, reverse=True)
+    assert freedoms[0] == pytest.approx(documents - 1)
+    assert freedoms[1] < documents - 1.1
+    assert freedoms[-1] < 2
 
 
 @given(rows, st.floats(0.01, 100))
 def test_estimate_scales_with_its_totals(found: list[tuple[float, int]], factor: float) -> None:
     totals, counts = columns(found)
     plain = ratio(totals, counts)
-    assert close(ratio(factor * totals, counts), Ratio(factor * plain.value, factor * plain.stderr, plain.documents))
+    assert close(
+        ratio(factor * totals, counts), dataclasses.replace(plain, value=factor * plain.value, stderr=factor * plain.stderr)
+    )
 
 
 @given(rows, st.integers(2, 9))
@@ -108,11 +180,11 @@ def test_influences_agree_with_leaving_documents_out() -> None:
 
 
 def test_one_document_gives_an_infinite_error() -> None:
-    assert ratio(np.array([3.0]), np.array([4])) == Ratio(0.75, math.inf, 1)
+    assert ratio(np.array([3.0]), np.array([4])) == Ratio(0.75, math.inf, 1, 0)
 
 
 def test_one_document_with_counts_is_one_document() -> None:
-    assert ratio(np.array([3.0, 0.0]), np.array([4, 0])) == Ratio(0.75, math.inf, 1)
+    assert ratio(np.array([3.0, 0.0]), np.array([4, 0])) == Ratio(0.75, math.inf, 1, 0)
 
 
 @pytest.mark.parametrize("documents", [0, 3])
@@ -137,7 +209,7 @@ def test_a_document_given_twice_adds_no_information() -> None:
 
 def test_agreeing_documents_get_the_error_of_one_that_differs() -> None:
     agreeing = bounded_ratio(np.array([2.0, 4.0]), np.array([1, 2]), 0.5, 6.5)
-    assert agreeing == Ratio(2.0, 3.0, 2)
+    assert agreeing == Ratio(2.0, 3.0, 2, 1)
 
 
 @given(rows)
@@ -145,7 +217,8 @@ def test_spread_is_used_where_there_is_one(found: list[tuple[float, int]]) -> No
     totals, counts = columns(found)
     plain = ratio(totals, counts)
     bounded = bounded_ratio(totals, counts, 0.0, 60.0)
-    assert bounded == (plain if plain.stderr > 1e-6 * plain.value else Ratio(plain.value, 60 / len(found), len(found)))
+    edge = Ratio(plain.value, 60 / len(found), len(found), len(found) - 1)
+    assert bounded == (plain if plain.stderr > 1e-6 * plain.value else edge)
 
 
 def test_rounding_is_not_spread() -> None:
@@ -155,15 +228,15 @@ def test_rounding_is_not_spread() -> None:
 
 
 def test_one_document_stays_unknown_within_bounds() -> None:
-    assert bounded_ratio(np.array([2.0]), np.array([1]), 0.0, 3.0) == Ratio(2.0, math.inf, 1)
+    assert bounded_ratio(np.array([2.0]), np.array([1]), 0.0, 3.0) == Ratio(2.0, math.inf, 1, 0)
 
 
 @pytest.mark.parametrize("documents", [2, 5, 40])
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_shares_at_the_edge_have_exact_intervals(documents: int, confidence: float) -> None:
     """At 1 and at 0 the interval is that of Clopper and Pearson for the share of documents."""
-    at_one = share_interval(Ratio(1.0, 0.0, documents), confidence)
-    at_zero = share_interval(Ratio(0.0, 0.0, documents), confidence)
+    at_one = share_interval(Ratio(1.0, 0.0, documents, documents - 1), confidence)
+    at_zero = share_interval(Ratio(0.0, 0.0, documents, documents - 1), confidence)
     for found, successes in ((at_one, documents), (at_zero, 0)):
         exact = stats.binomtest(successes, documents).proportion_ci(confidence, method="exact")
         assert (found.low, found.high) == (pytest.approx(exact.low, abs=1e-12), pytest.approx(exact.high, abs=1e-12))
@@ -177,12 +250,12 @@ def test_agreement_inside_is_no_certainty_either() -> None:
 
 
 def test_share_of_one_document_is_unknown() -> None:
-    assert share_interval(Ratio(0.7, math.inf, 1), 0.95) == Estimate(0.7, 0.0, 1.0, 1)
+    assert share_interval(Ratio(0.7, math.inf, 1, 0), 0.95) == Estimate(0.7, 0.0, 1.0, 1)
 
 
 def test_share_interval_by_hand() -> None:
-    """t(4 degrees of freedom, 97.5 %) is 2.776445."""
-    found = share_interval(Ratio(0.6, 0.1, 5), 0.95)
+    """t(4 degrees of freedom, 97.5 %) is 2.776445, whatever the number of documents."""
+    found = share_interval(Ratio(0.6, 0.1, 7, 4), 0.95)
     assert (found.low, found.high) == (pytest.approx(0.6 - 0.2776445), pytest.approx(0.6 + 0.2776445))
 
 
@@ -263,7 +336,7 @@ def test_log_t_intervals_hold_the_truth_as_often_as_they_say(simulated: tuple[Ar
     truth, covered = true_tokens_per_round(), 0
     for rounds in simulated[1]:
         found = ratio(rounds, np.full(len(rounds), TOKENS))
-        low, high = log_interval(1 / found.value, found.stderr / found.value, found.documents - 1, 0.025)
+        low, high = log_interval(1 / found.value, found.stderr / found.value, found.freedom, 0.025)
         covered += low <= truth <= high
     assert 0.92 <= covered / REPEATS <= 0.98
 
@@ -284,3 +357,59 @@ def test_treating_positions_as_independent_is_wrong(simulated: tuple[Array, Arra
     per_document = [ratio(row, np.full(len(row), TOKENS)).stderr for row in accepted]
     assert per_position.max() < 0.5 * alphas.std()
     assert np.mean(per_document) == pytest.approx(alphas.std(), rel=0.15)
+
+
+UNEVEN = 2000
+
+
+@pytest.fixture(scope="module", params=[8, 20])
+def uneven(request: pytest.FixtureRequest) -> tuple[Array, Array]:
+    """Times and tokens of many samples of documents, [samples, documents] each: lengths lognormal with sigma 1.5, and the
+    time per token drawn on its own.
+    """
+    rng = np.random.default_rng(request.param)
+    tokens = np.ceil(rng.lognormal(4, 1.5, (UNEVEN, request.param)))
+    return tokens * time_per_token(drawn_alphas(rng, tokens.shape)), tokens
+
+
+def time_per_token(alpha: Array) -> Array:
+    """Rounds per token of a long document: 1 / (1 + alpha + ... + alpha^gamma)."""
+    return np.asarray(1 / sum(alpha**depth for depth in range(GAMMA + 1)))
+
+
+def true_speedup() -> float:
+    """What the speedup is with infinitely many documents, their lengths telling nothing about their time per token."""
+    alpha = alpha_law().ppf((np.arange(4000) + 0.5) / 4000)
+    return float(1 / time_per_token(alpha).mean())
+
+
+def usual_bounds(times: Array, tokens: Array) -> Array:
+    """95 % lower bounds [samples] with the correction D / (D - 1) and D - 1 degrees of freedom, whatever the lengths."""
+    documents = times.shape[1]
+    value = times.sum(1) / tokens.sum(1)
+    squares = ((times - value[:, None] * tokens) ** 2).sum(1)
+    error = np.sqrt(documents / (documents - 1) * squares) / times.sum(1)
+    return np.asarray(np.exp(-stats.t.ppf(0.95, documents - 1) * error) / value)
+
+
+def test_lower_bounds_reach_the_truth_no_more_often_than_they_say(uneven: tuple[Array, Array]) -> None:
+    """A threshold that is exactly the truth: at most 5 % false GO, and 3 standard errors of the simulation."""
+    truth, reached = true_speedup(), 0
+    for times, tokens in zip(*uneven, strict=True):
+        found = ratio(times, tokens)
+        low, _ = log_interval(1 / found.value, found.stderr / found.value, found.freedom, 0.05)
+        reached += low >= truth
+    assert reached / UNEVEN <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / UNEVEN)
+
+
+@pytest.mark.parametrize("uneven", [8], indirect=True)
+def test_without_the_correction_lower_bounds_reach_the_truth_too_often(uneven: tuple[Array, Array]) -> None:
+    assert (usual_bounds(*uneven) >= true_speedup()).mean() > 0.08
+
+
+def test_the_usual_bounds_are_those_of_equal_lengths() -> None:
+    """The formula that is compared with: where lengths do not differ, it is the same."""
+    times, tokens = np.array([[3.0, 1.0, 4.0, 2.5]]), np.full((1, 4), 5.0)
+    found = ratio(times[0], tokens[0])
+    low, _ = log_interval(1 / found.value, found.stderr / found.value, found.freedom, 0.05)
+    assert usual_bounds(times, tokens)[0] == pytest.approx(low)

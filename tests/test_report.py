@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from scipy import stats
 
 from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.totals import write_totals
@@ -29,6 +30,7 @@ from alphaprof.report.json import render_json
 from alphaprof.report.model import Interval, Report, Result
 from alphaprof.report.render import render
 from alphaprof.report.terminal import render_terminal
+from tests import reference
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 ROOT = Path(__file__).parent.parent
@@ -135,17 +137,19 @@ def test_alpha_is_that_of_the_position_log(report: Report, positions: pd.DataFra
     assert result.alpha.low <= result.alpha.value <= result.alpha.high
 
 
-def spread(totals: Any, counts: Any) -> tuple[float, float]:
-    """A ratio of sums, and how far its two-sided 95 % bounds lie from it: Student's t over 8 documents."""
+def spread(totals: Any, counts: Any) -> tuple[float, float, float]:
+    """A ratio of sums, its standard error over documents, and Student's t with its freedom at two-sided 95 %."""
     share = totals.sum() / counts.sum()
-    error = math.sqrt(8 / 7 * ((totals - share * counts) ** 2).sum()) / counts.sum()
-    return share, 2.364624 * error
+    correction, freedom = reference.small_sample(np.asarray(counts))
+    error = math.sqrt(correction * ((totals - share * counts) ** 2).sum()) / counts.sum()
+    return share, error, float(stats.t.ppf(0.975, freedom))
 
 
 def test_alpha_interval_is_that_of_documents(report: Report, positions: pd.DataFrame) -> None:
     """From sums by document, in pandas."""
     by_document = rows_of(positions, "chat", "small").groupby("document")["accept_strict"].agg(["sum", "count"])
-    share, half = spread(by_document["sum"], by_document["count"])
+    share, error, t = spread(by_document["sum"], by_document["count"])
+    half = t * error
     alpha = only(report, "chat").alpha
     assert alpha is not None
     assert (alpha.low, alpha.high) == (pytest.approx(share - half, abs=1e-5), pytest.approx(share + half, abs=1e-5))
@@ -162,10 +166,10 @@ def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.Dat
         np.array([one["with"] for one in documents]),
         np.array([one["rounds"] + 0.15 * one["with"] for one in documents]),
     )
-    relative, half = spread(time, tokens)
+    relative, error, t = spread(time, tokens)
     plain, verify, draft = ((time - 1.15 * drafting).sum(), 1.05 * drafting.sum(), 0.1 * drafting.sum()) / time.sum()
     timing = 0.01 * math.sqrt((1 - plain) ** 2 + verify**2 + draft**2)
-    both = math.hypot(half / relative, 2.364624 * timing)
+    both = t * math.hypot(error / relative, timing)
     found = only(report, "chat").gammas[0].speedup
     assert found is not None
     assert (found.low, found.high) == (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from alphaprof.analysis.estimate import ratio
@@ -23,6 +23,7 @@ from alphaprof.analysis.speedup import (
     speedup,
     time_shares,
 )
+from tests import reference
 
 Array = np.ndarray[Any, Any]
 
@@ -84,18 +85,22 @@ def test_cost_of_a_round_by_hand() -> None:
 
 
 def test_relative_time_by_hand() -> None:
-    """1 + 1.4 + 3 * 1.9 = 8.1 and 4 * 1.9 = 7.6 for 10 and 6 tokens; residuals -1.7125 and 1.7125."""
+    """1 + 1.4 + 3 * 1.9 = 8.1 and 4 * 1.9 = 7.6 for 10 and 6 tokens.
+
+    Of two documents, the variance of one is (7.6 / 6 - 8.1 / 10)^2 / 2 = 1.37^2 / 18, of which the ratio has
+    (10^2 + 6^2) / 16^2.
+    """
     found = relative_time(HAND, TIMES)
     assert found.value == pytest.approx(15.7 / 16)
-    assert found.stderr == pytest.approx(2 * 1.7125 / 16)
-    assert found.documents == 2
+    assert found.stderr == pytest.approx(1.37 * math.sqrt(136 / 18) / 16)
+    assert (found.documents, found.freedom) == (2, pytest.approx(1))
 
 
 def test_speedup_by_hand() -> None:
     found = known(speedup([HAND], [1.0], TIMES))
     assert found.value == pytest.approx(16 / 15.7)
-    assert found.sampling_error == pytest.approx(2 * 1.7125 / 15.7)
-    assert (found.freedom, found.documents) == (1, 2)
+    assert found.sampling_error == pytest.approx(1.37 * math.sqrt(136 / 18) / 15.7)
+    assert (found.freedom, found.documents) == (pytest.approx(1), 2)
 
 
 def test_break_even_by_hand() -> None:
@@ -224,15 +229,26 @@ def test_bounds_by_hand() -> None:
 
 
 @given(documents)
-def test_freedom_of_one_domain_is_one_less_than_its_documents(rows: list[tuple[int, int, int, int]]) -> None:
-    assert known(speedup([drawn(rows)], [1.0], TIMES)).freedom == pytest.approx(len(rows) - 1)
+def test_freedom_of_one_domain_is_that_of_its_documents(rows: list[tuple[int, int, int, int]]) -> None:
+    found = drawn(rows)
+    assume(np.ptp((found.exactly() @ np.array([1.0, 1.4, 1.9])) / found.tokens) > 0.01)  # they do not agree
+    _, freedom = reference.small_sample(found.tokens)
+    assert known(speedup([found], [1.0], TIMES)).freedom == pytest.approx(freedom)
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 60)), min_size=2, max_size=8))
+def test_freedom_of_documents_of_one_length_is_one_less_than_them(rows: list[tuple[int, int, int]]) -> None:
+    """Whether they agree or not."""
+    of_one_length = drawn([(200 - sum(row), *row) for row in rows])
+    assert known(speedup([of_one_length], [1.0], TIMES)).freedom == pytest.approx(len(rows) - 1)
 
 
 def test_freedom_of_two_domains_is_that_of_welch_and_satterthwaite() -> None:
-    """(V1 + V2)^2 / (V1^2 / 1 + V2^2 / 2)."""
+    """(V1 + V2)^2 / (V1^2 / 1 + V2^2 / f), f of three documents of 20, 30 and 25 tokens."""
     other = dataclasses.replace(OTHER, cluster=np.array(["x", "y", "z"], dtype=object))
     first, second = (0.5 * relative_time(part, TIMES).stderr for part in (HAND, other))
-    expected = (first**2 + second**2) ** 2 / (first**4 / 1 + second**4 / 2)
+    _, freedom = reference.small_sample(OTHER.tokens)
+    expected = (first**2 + second**2) ** 2 / (first**4 / 1 + second**4 / freedom)
     found = known(speedup([HAND, other], [0.5, 0.5], TIMES))
     assert found.freedom == pytest.approx(expected)
     assert 1 <= found.freedom <= 3
@@ -267,6 +283,20 @@ def test_clusters_that_lie_in_two_domains_count_once() -> None:
     """The same conversations in two domains are no more evidence than in one."""
     one, twice = known(speedup([OTHER], [1.0], TIMES)), known(speedup([OTHER, OTHER], [0.4, 0.6], TIMES))
     assert dataclasses.astuple(twice) == pytest.approx(dataclasses.astuple(one))
+
+
+@pytest.mark.parametrize(
+    ("names", "once"), [(["a", "b", "c"], 2 / 4), (["a", "b", "x"], 3 / 4), (["a", "x", "y"], 1), (["x", "y", "z"], 1)]
+)
+def test_freedom_of_domains_with_the_same_clusters_is_not_counted_twice(names: list[str], once: float) -> None:
+    """Both have the freedom f of their lengths, and errors so alike that Welch and Satterthwaite make 2 f of it.
+
+    Three clusters in each leave 2 + 2; as the 3, 4, 5 or 6 different ones that they are, 2, 3, 4 or 5, and at most all.
+    """
+    one = dataclasses.replace(OTHER, cluster=np.array(["a", "b", "c"], dtype=object))
+    other = dataclasses.replace(OTHER, cluster=np.array(names, dtype=object))
+    _, freedom = reference.small_sample(OTHER.tokens)
+    assert known(speedup([one, other], [0.5, 0.5], TIMES)).freedom == pytest.approx(2 * freedom * once)
 
 
 def test_errors_that_seem_to_cancel_are_not_believed() -> None:

@@ -62,17 +62,22 @@ def ratio(totals: Array, counts: Array) -> Ratio:
 def small_sample(counts: Array) -> tuple[float, float]:
     """Bell and McCaffrey's correction and degrees of freedom for a ratio over documents of sizes `counts`, all positive.
 
-    With h = n / sum n, B = diag(h^2) and the documents' own ratios y, the sum of squared residuals is y' M y with
-    M = (I - 1 h')' B (I - 1 h'). Were the documents alike, sum h^2 / tr M would make it unbiased, with (tr M)^2 / tr M^2
-    degrees of freedom. M = B - h w' - w h' + s h h' with w = h^2 and s = sum w, so both traces are sums over documents.
+    With h = n / sum n and y the documents' own ratios, the squared residuals add up to y' M y with
+    M = (I - 1 h')' diag(h^2) (I - 1 h'); were the documents alike, the correction sum h^2 / tr M would make that unbiased,
+    with (tr M)^2 / tr M^2 degrees of freedom. M_ij = h_i h_j (s - h_i - h_j), on the diagonal with h_i^2 added and
+    s = sum h^2, so both traces are sums over documents. What the longest one has in them stands apart: where it is nearly
+    everything, terms of size 1 would have to cancel.
     """
-    h = counts / counts.sum()
-    w = h**2
-    s, hw, ww = float(w.sum()), float((h * w).sum()), float((w * w).sum())
-    hww = float((h * w * w).sum())
-    trace = s - 2 * hw + s * s
-    square = ww + 2 * (s * ww - 2 * hww) + 2 * (hw**2 + s * ww) + s**4 - 4 * s * s * hw
-    return s / trace, trace**2 / square
+    shares = np.sort(counts) / counts.sum()
+    rest, longest = shares[:-1], float(shares[-1])
+    p1, p2, p3, p4, p5 = (float((rest**power).sum()) for power in range(1, 6))
+    s = longest**2 + p2
+    own = longest**2 * (p1**2 + p2)
+    lead = longest * p1 - p2  # M of the longest and of document j is -h_j longest (lead + h_j)
+    across = longest**2 * (lead**2 * p2 + 2 * lead * p3 + p4)
+    among = (1 + 2 * s) * p4 - 4 * p5 + (s * p2 - 2 * p3) ** 2 + 2 * (p2 * p4 - p3**2)
+    trace = own + (1 + s) * p2 - 2 * p3
+    return s / trace, trace**2 / (own**2 + 2 * across + among)
 
 
 def influences(totals: Array, counts: Array) -> Array:

@@ -154,7 +154,7 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
         value=1 / time,
         sampling_error=math.sqrt(sum(variances) + _covariance(domains, weights, times)) / time,
         timing_error=_timing_error(np.asarray(verify), draft, times),
-        freedom=min(_freedom(variances, [found.freedom for found in ratios]), documents - 1),
+        freedom=_freedom(variances, ratios, documents),
         documents=documents,
     )
 
@@ -186,8 +186,14 @@ def _timing_error(verify: Array, draft: float, times: StepTimes) -> float:
     return math.sqrt(sum(error**2 for error in errors))
 
 
-def _freedom(variances: Sequence[float], freedoms: Sequence[float]) -> float:
+def _freedom(variances: Sequence[float], ratios: Sequence[Ratio], documents: int) -> float:
+    """Welch and Satterthwaite's degrees of freedom of a sum of domains with `documents` different clusters in all.
+
+    At most the sum over domains, less the share of it that clusters in several of them count more than once.
+    """
     if not all(math.isfinite(variance) for variance in variances):
         return 0
-    moments = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True) if variance > 0)
-    return sum(variances) ** 2 / moments if moments > 0 else 0
+    moments = sum(variance**2 / found.freedom for variance, found in zip(variances, ratios, strict=True) if variance > 0)
+    once = (documents - 1) / sum(found.documents - 1 for found in ratios)
+    most = once * sum(found.freedom for found in ratios)
+    return min(sum(variances) ** 2 / moments, most) if moments > 0 else 0
