@@ -163,7 +163,7 @@ def _early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool)
     if raw and has_template:
         yield {
             "code": "raw_prompts",
-            "message": f"the target has a chat template, and {', '.join(raw)} is profiled without it",
+            "message": f"the target has a chat template, and prompts are profiled without it ({', '.join(raw)})",
             "remedy": "set chat: true or use messages if the traffic goes through the template",
         }
     for source in options.data:
