@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 echo "== demo model"
 .venv/bin/python scripts/fetch_demo_models.py models
 
-echo "== profile: SmolLM2-135M-Instruct against itself without six layers, 112 prompts (about 4 minutes on 2 cores)"
+echo "== profile: SmolLM2-135M-Instruct against itself without six layers, 112 prompts (about 3 minutes on 2 cores)"
 resume=()
 if [ -f runs/demo/manifest.json ]; then
   resume=(--resume)

@@ -41,13 +41,20 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise DiskFull(
-                f"cannot write {path}: {error.strerror}", "free space or mend permissions, then --resume"
-            ) from None
-        raise
+        if error.errno not in UNWRITABLE:
+            raise
+        raise DiskFull(f"cannot write {path}: {error.strerror}", "free space or mend permissions, then --resume") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def require_writable(folder: Path) -> None:
+    """Raise `DiskFull` where a directory cannot be made or written: known before any work."""
+    parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        reason = "is no directory" if not parent.is_dir() else "is not writable"
+        raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or mend permissions")
 
 
 def write_table(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:

@@ -19,7 +19,7 @@ from alphaprof import __version__
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunExists, RunMismatch
 from alphaprof.log.manifest import Manifest, Shard
-from alphaprof.log.store import Run
+from alphaprof.log.store import Run, require_writable
 from alphaprof.profiling import corpus, latency
 from alphaprof.profiling.batching import batches, halving
 from alphaprof.profiling.continuations import (
@@ -107,6 +107,7 @@ def _earlier(out: Path, resume: bool) -> Run | None:
     # A process that is killed at once may leave a directory with a half-written manifest: a hidden file.
     if out.exists() and not (out.is_dir() and all(item.name.startswith(".") for item in out.iterdir())):
         raise RunExists(f"{out} exists and is not empty", "choose a new directory for --out")
+    require_writable(out)
     return None
 
 
