@@ -13,17 +13,29 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from alphaprof.profiling.models import Model
+
+
+class _States:
+    """What a decoder returns, with a last hidden state and nothing else: no attentions, router logits or cache."""
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
 
 
 class _PassThrough(nn.Module):
     """A decoder that returns its input embeddings as its last hidden state."""
 
-    def forward(self, inputs_embeds: torch.Tensor, **_: Any) -> BaseModelOutputWithPast:
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _States:
         """`inputs_embeds` [1, rows, hidden] unchanged."""
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+        return _States(inputs_embeds)
 
 
 class Head:

@@ -30,6 +30,8 @@ class Stepper:
         self.context = self.text.shape[1] - 1
         self.cache: Any = DynamicCache(config=model.network.config)
         model.network(input_ids=self.text[:, :-1], past_key_values=self.cache, use_cache=True)
+        # Layers with a sliding window forget what falls out of it, unless they are told that it will be needed again.
+        self.cache.activate_past_recording()
 
     def step(self, tokens: int) -> float:
         """Seconds that the model takes for `tokens` new tokens, the choice of the next token included."""

@@ -1,0 +1,115 @@
+"""Other architectures than Llama, tiny and random: logits in chunks, skipped layers, and a cache that steps leave alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.drafts import layer_skip
+from alphaprof.profiling.head import Head
+from alphaprof.profiling.latency import Stepper
+from alphaprof.profiling.models import Model
+
+pytestmark = pytest.mark.models
+
+COMMON = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 256,
+    "pad_token_id": 257,
+    "bos_token_id": None,
+}
+EXPERTS = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GPT2 = {"vocab_size": 260, "n_positions": 256, "n_embd": 32, "n_layer": 4, "n_head": 4, "bos_token_id": None}
+NEOX = {name: COMMON[name] for name in COMMON if name != "num_key_value_heads"}
+OPT = {"vocab_size": 260, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Qwen3Config": COMMON | {"head_dim": 8},
+    "MistralConfig": COMMON | {"sliding_window": 16},
+    "Gemma2Config": COMMON | {"head_dim": 8, "sliding_window": 16, "final_logit_softcapping": 3.0},
+    "Gemma3TextConfig": COMMON | {"head_dim": 8, "sliding_window": 16},
+    "Phi3Config": COMMON,
+    "MixtralConfig": COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3MoeConfig": COMMON | EXPERTS,
+    "CohereConfig": COMMON | {"logit_scale": 0.3},
+    "GraniteConfig": COMMON | {"logits_scaling": 4.0},
+    "GPTNeoXConfig": NEOX,
+    "GPT2Config": GPT2,
+    "OPTConfig": OPT | {"max_position_embeddings": 256, "word_embed_proj_dim": 16},
+}
+NOT_CHUNKED = {"OPTConfig"}  # projects between decoder and head: the full forward serves
+NOT_SKIPPABLE = {"GPT2Config", "OPTConfig"}
+
+
+def network(name: str, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, name)(**CONFIGS[name] | changes)
+    return transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_of_chosen_rows_are_those_of_the_full_forward(name: str) -> None:
+    net = network(name)
+    head = Head(Model("target", net, "model", name))
+    assert head.chunked == (name not in NOT_CHUNKED)
+    ids, row, column = torch.randint(0, 250, (2, 40)), torch.tensor([0, 0, 1]), torch.tensor([3, 39, 20])
+    with torch.inference_mode():
+        expected = net(input_ids=ids, use_cache=False).logits[row, column]
+        assert torch.allclose(head.logits(head.rows(ids, row, column)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in NOT_SKIPPABLE])
+def test_a_skipping_draft_is_the_model_of_the_kept_layers(name: str) -> None:
+    net = network(name)
+    # Layers 0 and 2: where kinds of layers alternate, two of one kind.
+    draft = layer_skip("skip", Model("target", net, "model", name), [1, 3]).network
+    kinds = getattr(net.config, "layer_types", None)
+    separate = network(name, num_hidden_layers=2, **({"layer_types": [kinds[0], kinds[2]]} if kinds else {}))
+    kept = {"0": "0", "2": "1"}
+    state = {}
+    for key, value in net.state_dict().items():
+        parts = key.split(".")
+        if parts[1] == "layers":
+            if parts[2] not in kept:
+                continue
+            parts[2] = kept[parts[2]]
+        state[".".join(parts)] = value
+    separate.load_state_dict(state)
+    ids = torch.randint(0, 250, (2, 40))
+    with torch.inference_mode():
+        assert torch.equal(draft(input_ids=ids).logits, separate(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("name", NOT_SKIPPABLE)
+def test_layers_of_other_models_cannot_be_skipped(name: str) -> None:
+    with pytest.raises(ModelUnloadable, match="layers cannot be left out"):
+        layer_skip("skip", Model("target", network(name), "model", name), [1])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_steps_leave_the_cache_as_it_was_sliding_windows_included(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    with torch.inference_mode():
+        stepper = Stepper(Model("target", network(name), "model", name), np.arange(60, dtype=np.int32))
+        forward = stepper.model.network.forward
+
+        def spy(**arguments: Any) -> Any:
+            output = forward(**arguments)
+            seen.append(output.logits[0, 0].clone())
+            return output
+
+        monkeypatch.setattr(stepper.model.network, "forward", spy)
+        for tokens in (1, 5, 1, 9, 1):
+            stepper.step(tokens)
+    assert all(torch.allclose(logits, seen[0], atol=1e-5) for logits in seen)
+    assert stepper.cache.get_seq_length() == 59
