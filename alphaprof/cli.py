@@ -85,16 +85,23 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Decide otherwise: decision.min_speedup=1.2.")
+    ] = None,
     replay: Annotated[
         ReplayFlavour, typer.Option(help="Rounds as engines run them, or as Hugging Face does.")
     ] = ReplayFlavour.engine,
 ) -> None:
     """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
+    from alphaprof.loader import changed_decision
     from alphaprof.log.store import Run
     from alphaprof.report.build import build_report
     from alphaprof.report.render import render
+    from alphaprof.report.verdict import Question
 
-    text = render(build_report(Run.open(run), replay.value), output.value, to_file=out is not None)
+    opened = Run.open(run)
+    question = Question.of(changed_decision(opened.manifest.config, overrides)) if overrides else None
+    text = render(build_report(opened, replay.value, question), output.value, to_file=out is not None)
     if out is None:
         sys.stdout.write(text)
     else:

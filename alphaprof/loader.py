@@ -51,6 +51,18 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
     return options
 
 
+def changed_decision(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """A run's profile, as its manifest holds it, with `decision.KEY=VALUE` overrides: what a report may still decide."""
+    tree = copy.deepcopy(config)
+    for override in overrides:
+        if not override.startswith("decision."):
+            raise ProfileInvalid(
+                f"--set {override}: a report can change decision.* only", "the rest was measured; profile again to change it"
+            )
+        apply_override(tree, override)
+    return validate(tree, "report").model_dump(mode="json")
+
+
 def read_tree(path: Path) -> dict[str, Any]:
     """The profile file as plain data. Raises `ProfileInvalid`."""
     try:

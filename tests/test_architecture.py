@@ -23,8 +23,12 @@ HOMES = {
         "profiling/latency.py",
         "profiling/vocabulary.py",  # for the type of a tokenizer, like the next one
         "profiling/corpus.py",
+        "profiling/pipeline.py",
     ),
-    "datasets": ("profiling/corpus.py",),
+    "datasets": (
+        "profiling/corpus.py",
+        "profiling/pipeline.py",
+    ),
     "huggingface_hub": ("profiling/hub.py",),
     "typer": ("cli.py",),
     "rich": ("report/terminal.py", "report/render.py", "progress.py"),

@@ -23,7 +23,8 @@ from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
-from alphaprof.profiling.corpus import Corpus, Document, expected_documents, read_whole, render, rows
+from alphaprof.profiling.corpus import Corpus, Document, render, rows
+from alphaprof.profiling.hub import expected_documents, read_whole
 from tests.tiny import tokenizer
 
 VOCABULARY = 260
@@ -432,11 +433,11 @@ def test_a_missing_column_like_no_other_is_answered_with_what_there_is(tmp_path:
 
 
 @TYPED
-def test_an_empty_cell_is_named_with_its_row(tmp_path: Path, suffix: str) -> None:
+def test_a_row_with_an_empty_cell_is_left_out_and_counted(tmp_path: Path, suffix: str) -> None:
     path = WRITERS[suffix](tmp_path / f"rows{suffix}", [{"text": "a"}, {"text": None}])
-    error = refusal(corpus({"path": path}))
-    assert isinstance(error, ColumnMissing)
-    assert error.message == f"{path} row 1: column 'text' is empty there"
+    found = corpus({"path": path})
+    assert [document.source_row for document in found] == [0]
+    assert found.skipped == {"with nothing in the column text": 1}
 
 
 def test_an_empty_cell_of_a_csv_file_is_nothing_rather_than_a_word(tmp_path: Path) -> None:
@@ -446,7 +447,21 @@ def test_an_empty_cell_of_a_csv_file_is_nothing_rather_than_a_word(tmp_path: Pat
 
 def test_a_row_without_a_column_that_others_have_is_an_empty_cell(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, {"other": "b"}])
-    assert "row 1: column 'text' is empty there" in refusal(corpus({"path": path})).message
+    found = corpus({"path": path})
+    assert len(list(found)) == 1
+    assert found.skipped == {"with nothing in the column text": 1}
+
+
+def test_a_row_without_a_cluster_stands_alone(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a", "chat": "x"}, {"text": "b", "chat": None}])
+    assert [document.cluster for document in corpus({"path": path, "cluster": "chat"})] == ["0:x", None]
+
+
+def test_messages_that_end_with_an_answer_are_refused(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path = jsonl(tmp_path / "rows.jsonl", [{"turns": turns}])
+    error = refusal(corpus({"path": path, "messages": "turns"}))
+    assert "end with an assistant turn" in error.message
 
 
 @pytest.mark.parametrize("column", ["text", "answer"])

@@ -28,7 +28,7 @@ NEW_TOKENS = 32
 
 @pytest.fixture(scope="module")
 def target(demo_model: Path) -> Model:
-    return load_model("target", "model", TargetOptions(model=str(demo_model)), "float32")
+    return load_model("target", TargetOptions(model=str(demo_model)), "float32")
 
 
 @pytest.fixture(scope="module")

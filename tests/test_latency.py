@@ -17,7 +17,7 @@ TEXT = np.arange(10, dtype=np.int32)
 
 def test_a_step_feeds_its_tokens_on_top_of_the_context_and_takes_them_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
-        stepper = Stepper(Model("target", llama(), "model", "t"), np.resize(TEXT, 33))
+        stepper = Stepper(Model("target", llama(), "model", "t"), np.resize(TEXT, 32))
         seen = []
         forward = stepper.model.network.forward
 
@@ -47,7 +47,7 @@ def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> N
         ("target", "verify", 3, 40),
         ("target", "verify", 4, 40),
         ("a", "draft", 1, 40),
-        ("b", "draft", 1, 19),
+        ("b", "draft", 1, 20),
     ]
     assert len(ticks) == rounds_of_repeats(costs)
     assert all(row["p10_ms"] <= row["median_ms"] <= row["p90_ms"] and row["repeats"] == 3 for row in rows)

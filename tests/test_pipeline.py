@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import torch
+import transformers
 import yaml
 
 from alphaprof.analysis.totals import read_totals, write_totals
@@ -24,6 +27,8 @@ from alphaprof.log import store
 from alphaprof.log.schema import position_columns
 from alphaprof.log.store import Run
 from alphaprof.profiling import pipeline
+from alphaprof.report.build import build_report
+from tests.tiny import tokenizer
 
 pytestmark = pytest.mark.models
 NEW_TOKENS = 24
@@ -242,6 +247,7 @@ def test_another_draft_is_measured_on_the_same_text_without_generating(
     drafts = {name: draft for name, draft in options.drafts.items() if name == "skip"}
     options = options.model_copy(update={"drafts": drafts})
     run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=finished.path)
+    assert run.manifest.reused == str(finished.path)
     assert run.documents().to_pylist() == finished.documents().to_pylist()
     before, now = (
         pd.read_parquet(path / "positions", filters=[("draft", "==", "skip")]).reset_index(drop=True)
@@ -401,3 +407,91 @@ def test_step_times_cover_every_length_and_draft(finished: Run) -> None:
     assert (rows["median_ms"] > 0).all()
     assert (rows["p10_ms"] <= rows["median_ms"]).all()
     assert rows.loc[rows["model"] == "target", "context"].tolist() == [16] * 5
+
+
+def edited(folder: Path, name: str, **changes: Any) -> None:
+    """Change a model's JSON file."""
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def own_target(tiny: Path, tmp_path: Path) -> Path:
+    """A copy of the target that a test may change."""
+    return Path(shutil.copytree(tiny / "target", tmp_path / "own"))
+
+
+def test_another_eos_or_another_version_is_noticed_on_resume(
+    tiny: Path, own_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"}), tmp_path / "run"
+    interrupted(path, out, monkeypatch)
+    edited(own_target, "generation_config.json", eos_token_id=[256, 97])
+    with pytest.raises(RunMismatch, match=r"target is not the model .*\(eos differ\)"):
+        run_profile(path, out, True)
+    edited(own_target, "generation_config.json", eos_token_id=256)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "version", lambda name: "1.0")
+        with pytest.raises(RunMismatch, match="the run began with torch"):
+            run_profile(path, out, True)
+    assert run_profile(path, out, True, "decision.min_speedup=2").manifest.status == "complete"
+
+
+def test_a_text_ends_at_the_tokenizers_eos_too(tiny: Path, own_target: Path, tmp_path: Path) -> None:
+    edited(own_target, "generation_config.json", eos_token_id=97)
+    edited(own_target, "config.json", eos_token_id=97)
+    path = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"})
+    assert run_profile(path, tmp_path / "run").manifest.target.eos == (97, 256)
+
+
+def test_weights_that_a_checkpoint_lacks_are_an_error_and_not_random(tiny: Path, own_target: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(own_target / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, own_target / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelUnloadable, match=r"lacks weights .*lm_head\.weight"):
+        run_profile(profile_file(tmp_path, tiny), tmp_path / "run", False, f"target.model={own_target}")
+
+
+def test_a_damaged_weight_file_is_an_error_with_a_hint(tiny: Path, own_target: Path, tmp_path: Path) -> None:
+    file = own_target / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ModelUnloadable, match="cannot load"):
+        run_profile(profile_file(tmp_path, tiny), tmp_path / "run", False, f"target.model={own_target}")
+
+
+def test_models_that_do_not_fit_into_memory_say_so(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(pipeline, "load_model", full)
+    with pytest.raises(OutOfMemory, match="the models do not fit into memory"):
+        run_profile(profile_file(tmp_path, tiny), tmp_path / "run")
+
+
+def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(tiny: Path, tmp_path: Path) -> None:
+    config = transformers.MambaConfig(
+        vocab_size=260, hidden_size=32, num_hidden_layers=2, eos_token_id=256, pad_token_id=257
+    )
+    torch.manual_seed(0)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
+    tokenizer().save_pretrained(tmp_path / "mamba")
+    progress = Silent()
+    drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}}
+    path = profile_file(tmp_path, tiny, target={"model": str(tmp_path / "mamba"), "dtype": "float32"}, drafts=drafts)
+    run = pipeline.profile(load_profile(path), tmp_path / "run", progress)
+    assert "not_timed" in progress.warnings
+    assert run.latency() is None
+    report = build_report(run)
+    assert report.traffic.verdict == "UNDECIDED"
+    assert report.results[0].alpha is not None
+    assert report.results[0].gammas[0].tokens_per_round is not None
+
+
+def test_totals_of_another_version_are_computed_anew(finished: Run, tmp_path: Path) -> None:
+    run = Run.open(Path(shutil.copytree(finished.path, tmp_path / "old")))
+    expected = read_totals(run, "close")
+    for part in (run.path / "totals" / "draft=close").iterdir():
+        pq.write_table(pq.ParquetFile(part).read().drop_columns(["near_ties"]), part)
+    assert read_totals(run, "close").equals(expected)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
@@ -23,13 +24,17 @@ from scipy import stats
 
 from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.totals import write_totals
+from alphaprof.errors import ProfileInvalid
+from alphaprof.loader import changed_decision
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
 from alphaprof.report.json import render_json
 from alphaprof.report.model import Interval, Report, Result
+from alphaprof.report.pool import units
 from alphaprof.report.render import render
 from alphaprof.report.terminal import render_terminal
+from alphaprof.report.verdict import Question
 from tests import reference
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
@@ -192,7 +197,8 @@ def test_rounds_are_those_of_the_position_log(
     assert found.tokens_per_round.value == pytest.approx(again["tokens"] / again["rounds"])
     assert found.acceptance_length == pytest.approx(1 + accepted / again["with"])
     assert found.accepted_per_drafted == pytest.approx(accepted / again["drafted"])
-    assert found.marginal == pytest.approx(again["by_depth"] / again["rounds"])
+    assert found.marginal == pytest.approx(tuple(again["by_depth"] / again["with"]))
+    assert found.acceptance_length == pytest.approx(1 + sum(found.marginal))
     assert found.conditional == pytest.approx(again["by_depth"] / again["tested"])
 
 
@@ -664,3 +670,57 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.split()) == 4
+
+
+def documents_of(prompts: list[str], clusters: list[str | None]) -> pa.Table:
+    return pa.table({"prompt_hash": prompts, "cluster": pa.array(clusters, pa.string())})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "clusters", "expected"),
+    [
+        (["a", "b", "c"], [None, None, None], [0, 1, 2]),
+        (["a", "a", "b"], [None, None, None], [0, 0, 1]),  # the same prompt twice is one observation
+        (["a", "b", "c"], ["x", "x", None], [0, 0, 1]),
+        (["a", "a", "b"], ["x", "y", "y"], [0, 0, 0]),  # connected through the prompt and through the cluster
+        (["a", "b", "a", "c", "d"], ["x", "y", "z", "z", None], [0, 1, 0, 0, 2]),
+    ],
+)
+def test_documents_that_share_a_cluster_or_a_prompt_are_one_unit(
+    prompts: list[str], clusters: list[str | None], expected: list[int]
+) -> None:
+    found = units(documents_of(prompts, clusters)).tolist()
+    order = list(dict.fromkeys(found))
+    assert [order.index(unit) for unit in found] == expected
+
+
+def test_a_go_that_rests_on_a_slow_baseline_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(decision={"min_speedup": 0.1, "gamma": 2, "draft": "small"}))
+    table = run.latency().to_pandas()
+    table.loc[(table["model"] == "target") & (table["tokens"] == 3), "median_ms"] = 0.5 * table["median_ms"][0]
+    run.write_latency(pa.Table.from_pandas(table, schema=run.latency().schema, preserve_index=False))
+    report = build_report(run)
+    found = [result for result in report.results if result.draft == "small" and result.verdict == "GO"]
+    assert found
+    assert all("decoding is slow here (v = 0.50 < 1)" in result.reason for result in found)
+    assert "slow_baseline" in {warning.code for warning in report.warnings}
+
+
+def test_step_times_at_another_context_are_pointed_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    report = build_report(run)
+    assert report.run.mean_context is not None
+    ratio = report.run.mean_context / report.cost.context
+    assert ("other_context" in {warning.code for warning in report.warnings}) == (not 0.5 <= ratio <= 2)
+
+
+def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    models = {"target": {"model": "t"}, "drafts": {"small": {"kind": "model", "model": "d"}}}
+    whole = run.manifest.config | models | {"data": [{"domain": "code", "path": "x.jsonl", "prompt": "{text}"}]}
+    config = changed_decision(whole, ["decision.min_speedup=50", "decision.confidence=0.9"])
+    report = build_report(run, question=Question.of(config))
+    assert (report.traffic.min_speedup, report.confidence) == (50, 0.9)
+    assert {result.verdict for result in report.results if result.on_policy} == {"NO-GO"}
+    with pytest.raises(ProfileInvalid, match=r"decision\.\* only"):
+        changed_decision(whole, ["target.dtype=float32"])

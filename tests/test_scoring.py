@@ -59,10 +59,12 @@ def logits_alone(network: Any, item: Continuation) -> np.ndarray:
     return logits[len(item.document.prompt) - 1 :].double().numpy()
 
 
-def assert_equal(found: dict[str, np.ndarray], target: Model, draft: Model, item: Continuation, **tolerance: float) -> None:
-    """The columns of one document against the reference."""
+def assert_equal(
+    found: dict[str, np.ndarray], target: Model, draft: Model, item: Continuation, upto: int | None = None
+) -> None:
+    """The columns of one document, or of its first positions, against the reference."""
     ours, theirs = logits_alone(target.network, item), logits_alone(draft.network, item)
-    for place, token in enumerate(item.ids):
+    for place, token in enumerate(item.ids[:upto]):
         expected = reference.columns(ours[place], theirs[place], int(token))
         got = {name: float(found[name][place]) for name in expected}
         assert got == pytest.approx(expected, abs=2e-5, rel=2e-5), f"document {item.document.document} position {place}"
@@ -285,3 +287,22 @@ def test_raw_columns_of_greedy_text_are_those_of_the_plain_softmax(target: Model
             assert rows["accept_strict"][place] == float(expected["draft_top"] == token)
             assert rows["position"][place] == place
             assert rows["domain"][place] == item.document.domain
+
+
+def test_behind_a_token_that_the_draft_does_not_have_it_proposes_nothing(target: Model) -> None:
+    small = llama(vocabulary=250, pad_token_id=249, eos_token_id=248)
+    item = continuation(9, 6, 8)
+    item.document.prompt[:], item.ids[:] = item.document.prompt % 200, item.ids % 200
+    item.ids[3] = 255  # fed to the draft from position 4 on
+    scored = by_document([item], Scorer(target, [model("small", small)], TOKENS).score([item])["small"])
+    assert scored[9]["proposed"].tolist() == [4, 3, 2, 1, 0, 0, 0, 0]
+    assert scored[9]["draft_token_prob"][3] == 0.0
+    known = Continuation(item.document, item.ids[:4], "length")
+    assert_equal({name: values[:3] for name, values in scored[9].items()}, target, model("small", small), known, upto=3)
+
+
+def test_layers_of_a_model_with_hooks_cannot_be_skipped(target: Model) -> None:
+    network = copy.deepcopy(target.network)
+    network.model.layers[0]._hf_hook = object()
+    with pytest.raises(ModelUnloadable, match="device_map"):
+        layer_skip("skip", model("target", network), [1])

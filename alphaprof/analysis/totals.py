@@ -90,12 +90,15 @@ def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dic
     # On the plain softmax the log of a ratio of probabilities is the difference of the logits.
     with np.errstate(divide="ignore"):
         gap = np.log(columns["target_top_prob"]) - np.log(columns["target_second_prob"])
+    tied = gap <= noise * (1 + 1e-3)  # a gap of just one step of the dtype comes back rounded
+    odd = (columns["token"] != columns["target_top"]) & columns["greedy"]
     return {
         "document": shape.document,
         "positions": shape.stop - shape.start,
         "proposals": shape.sums(columns["proposed"] > 0).astype(np.int64),
-        "mismatches": shape.sums((columns["token"] != columns["target_top"]) & columns["greedy"]).astype(np.int64),
-        "near_ties": shape.sums(gap <= noise).astype(np.int64),
+        "mismatches": shape.sums(odd).astype(np.int64),
+        "clear_mismatches": shape.sums(odd & ~tied).astype(np.int64),
+        "near_ties": shape.sums(tied).astype(np.int64),
     }
 
 
@@ -135,10 +138,14 @@ def write_totals(run: Run) -> None:
 
 
 def read_totals(run: Run, draft: str, flavour: Flavour = "engine") -> pa.Table:
-    """Totals of all complete shards; what is not stored (an interrupted run, the `hf` flavour) is computed, not written."""
+    """Totals of all complete shards. What is not stored is computed from the log and not written: of an interrupted run, in
+    the `hf` flavour, or where another version of alphaprof stored other columns.
+    """
+    schema = arrow_schema(totals_columns(run.gammas))
     tables = []
     for shard in run.shards:
-        stored = run.totals(draft, shard.index) if flavour == "engine" else None
-        tables.append(stored if stored is not None else compute_totals(run, draft, shard.index, flavour))
-    schema = arrow_schema(totals_columns(run.gammas))
-    return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
+        table = run.totals(draft, shard.index) if flavour == "engine" else None
+        if table is None or table.schema.names != schema.names:
+            table = compute_totals(run, draft, shard.index, flavour)
+        tables.append(table.cast(schema))
+    return pa.concat_tables(tables) if tables else schema.empty_table()

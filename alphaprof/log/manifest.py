@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from alphaprof.errors import RunUnreadable
@@ -48,7 +49,9 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json. `status` is running until every shard is written."""
+    """The content of manifest.json. `status` is running until every shard is written; `reused`: the run whose continuations
+    were measured again, None where they are this run's own.
+    """
 
     status: Literal["running", "complete"]
     alphaprof: str
@@ -62,6 +65,7 @@ class Manifest:
     skipped: dict[str, int] = field(default_factory=dict)
     truncated: dict[str, int] = field(default_factory=dict)
     warnings: tuple[dict[str, str], ...] = ()
+    reused: str | None = None
 
     @property
     def documents(self) -> int:
@@ -113,7 +117,10 @@ def _parse(data: dict[str, Any], path: Path) -> Manifest:
 
 def _fits(value: object, hint: Any) -> bool:
     """Whether a field's value is of the kind that its annotation names, without a look at what it contains."""
-    return value in get_args(hint) if get_origin(hint) is Literal else isinstance(value, get_origin(hint) or hint)
+    origin = get_origin(hint)
+    if origin is Literal:
+        return value in get_args(hint)
+    return isinstance(value, hint if origin in (None, UnionType) else origin)
 
 
 def _facts(data: dict[str, Any]) -> ModelFacts:

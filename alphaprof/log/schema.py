@@ -170,6 +170,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         Column("proposals", pa.int64(), "Positions where the draft has a proposal: what alpha is over.", "positions", 0),
         Column("accepted", count, "Sum of accept_<rule> over the proposals; accepted / proposals is alpha.", "positions", 0),
         Column("mismatches", pa.int64(), "Greedy positions whose token is not target_top of the scoring pass.", low=0),
+        Column("clear_mismatches", pa.int64(), "Those of them that are no near-tie.", low=0),
         Column("near_ties", pa.int64(), "Positions whose two top logits differ by at most the dtype's noise.", low=0),
         Column(
             "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True

@@ -37,7 +37,7 @@ def halving(
     try:
         return run(items), 0
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
     # Outside the except block, where the traceback no longer keeps the tensors of the failed attempt alive.
     if torch.cuda.is_available():
@@ -53,6 +53,7 @@ def halving(
     return first + second, 1 + halved_first + halved_second
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that memory ran out, by its type or in one of the many wordings of torch and its backends."""
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     return known or any(words in str(error) for words in OUT_OF_MEMORY)  # allocators without an error of their own

@@ -17,7 +17,7 @@ import numpy as np
 
 from alphaprof.config import DomainColumn, GivenContinuation, ProfileOptions, SourceOptions, template_parts
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
-from alphaprof.profiling.hub import FORMATS, is_local, require_data, row_count
+from alphaprof.profiling.hub import FORMATS, is_local, require_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +42,10 @@ class Document:
     max_new_tokens: int | None
     kind: str
     on_policy: bool
+
+
+class _EmptyCell(Exception):
+    """A row lacks a value that its document needs: it is left out and counted."""
 
 
 @dataclass
@@ -97,6 +101,12 @@ class Corpus:
 
     def _document(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | str:
         """All fields of a row's document but its number, or the reason why it is left out."""
+        try:
+            return self._fields(source, index, row_number, row)
+        except _EmptyCell as error:
+            return f"with nothing in the column {error}"
+
+    def _fields(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | str:
         continuation = self.options.continuation_of(index)
         where = f"{source.path} row {row_number}"
         prompt = encode_prompt(source, row, self.tokenizer, where)
@@ -120,7 +130,7 @@ class Corpus:
             return f"longer than the target's context of {self.context} tokens"
         self.truncated.update(["responses cut to max_new_tokens"] if cut else [])
         self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
-        cluster = _value(row, source.cluster, where) if source.cluster else None
+        cluster = _value(row, source.cluster, where, optional=True) if source.cluster else None
         domain = source.domain
         return {
             "domain": _text(_value(row, domain.column, where)) if isinstance(domain, DomainColumn) else domain,
@@ -202,26 +212,6 @@ def _bad_line(path: Path) -> str | None:
     return None
 
 
-def expected_documents(options: ProfileOptions) -> int | None:
-    """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
-    total = 0
-    for source in options.data:
-        count = row_count(Path(source.path))
-        if count is None and source.limit is None:
-            return None
-        total += min(known for known in (count, source.limit) if known is not None)
-    return total
-
-
-def read_whole(source: SourceOptions) -> bool:
-    """Whether a source has to be read whole before its first row: a .json file that holds one array."""
-    path = Path(source.path)
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        return file.read(1024).lstrip().startswith("[")
-
-
 def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
     """Token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template."""
     if source.prompt_ids is not None:
@@ -230,6 +220,11 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
         messages = _value(row, source.messages, where)
         if not isinstance(messages, list) or not all(isinstance(turn, Mapping) and turn.get("role") for turn in messages):
             raise ColumnMissing(f"{where}: {source.messages} holds no chat messages", "it must be a list of {role, content}")
+        if messages and messages[-1]["role"] == "assistant":
+            raise ColumnMissing(
+                f"{where}: {source.messages} end with an assistant turn: the target would be asked for a second answer",
+                "end them with the user's turn; a logged answer goes into a column for continuation: {kind: given}",
+            )
         return _chat(messages, source, tokenizer, where)
     text = render(str(source.prompt), row, where)
     if source.chat:
@@ -283,12 +278,12 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _value(row: Row, column: str, where: str) -> Any:
-    """A cell that must exist and hold something."""
+def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
+    """A cell of a column that must exist; raises `_EmptyCell` where it holds nothing, unless that is allowed."""
     if column not in row:
         near = difflib.get_close_matches(column, list(row), n=1)
         hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(row)}"
         raise ColumnMissing(f"{where} has no column {column!r}", hint)
-    if row[column] is None:
-        raise ColumnMissing(f"{where}: column {column!r} is empty there", "fill it in, or remove such rows")
+    if row[column] is None and not optional:
+        raise _EmptyCell(column)
     return row[column]

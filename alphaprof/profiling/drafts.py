@@ -29,7 +29,7 @@ def _load_draft(
         return layer_skip(name, target, draft.drop_layers)
     check_vocabulary(tokenizer, load_tokenizer(draft), name)
     device = draft.device if draft.device != "auto" else str(target.device)
-    return load_model(name, "model", draft, draft.dtype or options.target.dtype, device)
+    return load_model(name, draft, draft.dtype or options.target.dtype, device)
 
 
 def layer_skip(name: str, target: Model, drop_layers: list[int]) -> Model:
@@ -45,6 +45,11 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> Model:
         raise ModelUnloadable(
             f"draft {name}: layers cannot be left out of a {type(network).__name__}",
             "use kind: model; layer_skip needs a plain decoder whose layers do not share a KV cache",
+        )
+    if any(hasattr(module, "_hf_hook") for module in network.modules()):
+        raise ModelUnloadable(
+            f"draft {name}: layers cannot be left out of a target that device_map spreads",
+            "load the target on one device, or use kind: model",
         )
     kept = [index for index in range(len(layers)) if index not in drop_layers]
     if max(drop_layers) >= len(layers) or not kept:

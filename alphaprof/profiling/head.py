@@ -51,9 +51,10 @@ class Head:
         """What `logits` needs for chosen tokens (`row`, `column` [n]) of right-padded ids [batch, length].
 
         No mask is needed: attention is causal, so real tokens never see the padding behind them. Ids beyond the model's
-        context are not fed; a chosen token there yields the row of the last one that is.
+        context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
+        fed as its last id; what follows them means nothing.
         """
-        fed = ids[:, : self.model.context].to(self.model.device)
+        fed = ids[:, : self.model.context].clamp(max=self.model.vocabulary - 1).to(self.model.device)
         column = column.clamp(max=fed.shape[1] - 1)
         if self.chunked:
             states = self._hidden(fed)

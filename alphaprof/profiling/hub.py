@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from alphaprof.config import ModelDraft, ModelOptions, ProfileOptions
+from alphaprof.config import ModelDraft, ModelOptions, ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable
 
 TIMEOUT_S = 3.0
@@ -85,6 +85,26 @@ def row_count(path: Path) -> int | None:
         with path.open("rb") as file:
             return sum(1 for line in file if line.strip()) - (path.suffix == ".csv")
     return None
+
+
+def expected_documents(options: ProfileOptions) -> int | None:
+    """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
+    total = 0
+    for source in options.data:
+        count = row_count(Path(source.path))
+        if count is None and source.limit is None:
+            return None
+        total += min(known for known in (count, source.limit) if known is not None)
+    return total
+
+
+def read_whole(source: SourceOptions) -> bool:
+    """Whether a source has to be read whole before its first row: a .json file that holds one array."""
+    path = Path(source.path)
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return file.read(1024).lstrip().startswith("[")
 
 
 def require_model(options: ModelOptions, name: str) -> None:

@@ -11,12 +11,18 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config import CostOptions
+from alphaprof.config import GAMMA_LIMIT, CostOptions
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
+from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.corpus import Ids
 from alphaprof.profiling.models import Model
 
 WARM_UP = 3
+LONGEST_STEP = GAMMA_LIMIT + 1
+
+
+class NotTimed(Exception):
+    """Steps of a model cannot be timed; the message says why."""
 
 
 class Stepper:
@@ -26,16 +32,18 @@ class Stepper:
         from transformers import DynamicCache
 
         self.model = model
-        self.text = torch.from_numpy(text.astype(np.int64))[None].to(model.device)
-        self.context = self.text.shape[1] - 1
+        ids = np.minimum(text.astype(np.int64), model.vocabulary - 1)
+        prefix = torch.from_numpy(ids)[None].to(model.device)
+        self.context = len(text)
+        self.next = torch.from_numpy(np.resize(ids, LONGEST_STEP))[None].to(model.device)
         self.cache: Any = DynamicCache(config=model.network.config)
-        model.network(input_ids=self.text[:, :-1], past_key_values=self.cache, use_cache=True)
+        model.network(input_ids=prefix, past_key_values=self.cache, use_cache=True)
         # Layers with a sliding window forget what falls out of it, unless they are told that it will be needed again.
         self.cache.activate_past_recording()
 
     def step(self, tokens: int) -> float:
         """Seconds that the model takes for `tokens` new tokens, the choice of the next token included."""
-        ids = self.text[:, :tokens]
+        ids = self.next[:, :tokens]
         _synchronise(self.model.device)
         start = time.perf_counter()
         output = self.model.network(input_ids=ids, past_key_values=self.cache, use_cache=True)
@@ -53,9 +61,9 @@ def measure(
 
     Repeats are interleaved over all steps, so that a disturbance of the machine falls on all of them alike. `text` are
     real token ids that fill the cache, repeated or cut to `costs.context` (and to what a model's context allows); `tick`
-    is called after every round of repeats.
+    is called after every round of repeats. Raises `NotTimed` for a model without a cache that can be cut back.
     """
-    steppers = [Stepper(model, _fitted(text, model, costs.context, max(gammas) + 1)) for model in (target, *drafts)]
+    steppers = [_stepper(model, _fitted(text, model, costs.context, max(gammas) + 1)) for model in (target, *drafts)]
     lengths = range(1, max(gammas) + 2)
     jobs = [(steppers[0], "decode" if tokens == 1 else "verify", tokens) for tokens in lengths]
     jobs += [(stepper, "draft", 1) for stepper in steppers[1:]]
@@ -70,16 +78,31 @@ def measure(
     return pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS))
 
 
+def _stepper(model: Model, text: Ids) -> Stepper:
+    """A stepper that has shown that it can take its step back."""
+    try:
+        stepper = Stepper(model, text)
+        stepper.step(1)
+        if stepper.cache.get_seq_length() == stepper.context:
+            return stepper
+        reason = "its cache does not shrink"
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason[:200]}")
+
+
 def rounds_of_repeats(costs: CostOptions) -> int:
     """How often `measure` calls `tick`."""
     return WARM_UP + costs.repeats
 
 
 def _fitted(text: Ids, model: Model, context: int, longest_step: int) -> Ids:
-    length = context + 1
-    if model.context is not None:
-        length = max(2, min(length, model.context - longest_step))
-    return np.resize(text, length)
+    room = context if model.context is None else min(context, model.context - longest_step)
+    if room < 1:
+        raise NotTimed(f"{model.name} has a context of {model.context} tokens, too short for steps of {longest_step}")
+    return np.resize(text, room)
 
 
 def _row(job: tuple[Stepper, str, int], ms: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:

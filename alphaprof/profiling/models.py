@@ -17,6 +17,7 @@ import torch
 from alphaprof.config import ModelOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import ModelFacts
+from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.hub import is_local, require_model
 
 if TYPE_CHECKING:
@@ -85,10 +86,13 @@ class Model:
         )
 
 
-def load_model(name: str, kind: str, options: ModelOptions, dtype: str, device: str | None = None) -> Model:
+def load_model(
+    name: str, options: ModelOptions, dtype: str, device: str | None = None, extra_eos: tuple[int, ...] = ()
+) -> Model:
     """Load one model for inference. Raises `ModelUnloadable`.
 
-    `options.model` is a resolved reference; `device` (default: what the options say) is where it goes.
+    `options.model` is a resolved reference; `device` (default: what the options say) is where it goes; `extra_eos` are ids
+    that end a text beside those of the model's generation config.
     """
     require_model(options, name)
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -103,14 +107,29 @@ def load_model(name: str, kind: str, options: ModelOptions, dtype: str, device: 
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
     with _quiet(), _explained(options.model):
-        network = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], **arguments)
+        network, loaded = AutoModelForCausalLM.from_pretrained(
+            where, dtype=DTYPES[dtype], output_loading_info=True, **arguments
+        )
+    _require_all_weights(loaded, options.model)
     if options.device_map is None:
         network = network.to(choose_device(device or options.device))
-    eos = _ids(network.generation_config.eos_token_id)
+    # A server stops at the tokenizer's EOS as well as at those of the generation config.
+    eos = tuple(dict.fromkeys((*_ids(network.generation_config.eos_token_id), *extra_eos)))
     # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
     # settings would slip into greedy text.
     network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
-    return Model(name, network.eval().requires_grad_(False), kind, options.model)
+    return Model(name, network.eval().requires_grad_(False), "model", options.model)
+
+
+def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:
+    """Weights that a checkpoint lacks are filled in at random, which would make every number noise."""
+    for what in ("missing_keys", "mismatched_keys"):
+        if names := sorted(str(key) for key in loaded.get(what) or ()):
+            raise ModelUnloadable(
+                f"{reference} lacks weights of its architecture: {what.replace('_', ' ')} {', '.join(names[:3])}"
+                + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+                "give a checkpoint of a causal language model with its head, for the architecture in its config.json",
+            )
 
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
@@ -154,7 +173,9 @@ def _explained(reference: str) -> Iterator[None]:
     """Turns the many exceptions with which transformers refuses a model into `ModelUnloadable`."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
         if "trust_remote_code" in str(error):

@@ -11,17 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from alphaprof import __version__
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import RunExists, RunMismatch
+from alphaprof.errors import OutOfMemory, RunExists, RunMismatch
 from alphaprof.log.manifest import Manifest, Shard
 from alphaprof.log.store import Run, require_writable
-from alphaprof.profiling import corpus, latency
-from alphaprof.profiling.batching import batches, halving
+from alphaprof.profiling import hub, latency
+from alphaprof.profiling.batching import batches, halving, is_out_of_memory
+from alphaprof.profiling.checks import early_warnings, require_same_data, require_same_models, require_same_profile
 from alphaprof.profiling.continuations import (
     Continuation,
     continuation_table,
@@ -37,6 +38,9 @@ from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Arrays, Scorer
 from alphaprof.profiling.vocabulary import token_count
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Progress(Protocol):
@@ -72,20 +76,31 @@ def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts.
     """
+    try:
+        return _profile(options, out, progress, resume, reuse)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    raise OutOfMemory("the models do not fit into memory", "use a smaller dtype, another device, or a device_map")
+
+
+def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool, reuse: Path | None) -> Run:
     earlier = _earlier(out, resume)
     if earlier is not None and earlier.manifest.status == "complete":
-        _require_same_profile(earlier, options)
+        require_same_profile(earlier, options)
         progress.say(f"{out} is complete already")
         return earlier
+    if earlier is not None and earlier.manifest.reused is not None:
+        reuse = Path(earlier.manifest.reused)
     plan = _load(options, out, earlier, reuse, progress)
-    if plan.run.latency() is None:
+    if plan.run.latency() is None and not any(found["code"] == "not_timed" for found in plan.run.manifest.warnings):
         _measure_latency(plan, progress)
-    progress.start("profiling", corpus.expected_documents(options), "documents")
+    progress.start("profiling", hub.expected_documents(options), "documents")
     done = len(plan.run.shards)
     seen = 0
     for index, documents in enumerate(_shards(plan.documents, options.shard_documents)):
         if index < done:
-            _require_same_data(plan.run.shards[index], documents)
+            require_same_data(plan.run.shards[index], documents)
             progress.advance(len(documents))
         else:
             _write_shard(plan, index, documents, progress)
@@ -115,7 +130,7 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
     """Load models and open the run directory; everything that can fail early fails here."""
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
-    target = load_model("target", "model", options.target, options.target.dtype)
+    target = load_model("target", options.target, options.target.dtype, extra_eos=_eos(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
     documents = Reused.open(reuse, options) if reuse else Corpus(options, tokenizer, target.context, target.vocabulary)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
@@ -130,21 +145,26 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
         drafts={draft.name: draft.facts() for draft in drafts},
         tokenizer=tokenizer_fingerprint(tokenizer),
         environment=_environment(),
+        reused=str(reuse.resolve()) if reuse else None,
     )
     if isinstance(documents, Reused):
         documents.require_same_target(manifest)
     run = Run(out, manifest)
     if earlier is not None:
-        _require_same_profile(earlier, options)
-        _require_same_models(earlier.manifest, manifest)
+        require_same_profile(earlier, options)
+        require_same_models(earlier.manifest, manifest)
         run = earlier
         progress.say(f"resuming after {len(run.shards)} complete shards")
     else:
-        warnings = tuple(_early_warnings(options, scorer, tokenizer.chat_template is not None))
+        warnings = tuple(early_warnings(options, scorer, tokenizer.chat_template is not None))
         for warning in warnings:
             progress.warn(**warning)
         run.write_manifest(dataclasses.replace(manifest, warnings=warnings))
     return Plan(options, target, drafts, documents, scorer, run)
+
+
+def _eos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
 
 def _environment() -> dict[str, object]:
@@ -158,40 +178,20 @@ def _environment() -> dict[str, object]:
     }
 
 
-def _early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
-    """What is known to be odd before any work, as code, message and remedy."""
-    raw = [Path(source.path).name for source in options.data if source.prompt is not None and not source.chat]
-    if raw and has_template:
-        yield {
-            "code": "raw_prompts",
-            "message": f"the target has a chat template, and prompts are profiled without it ({', '.join(raw)})",
-            "remedy": "set chat: true or use messages if the traffic goes through the template",
-        }
-    for source in options.data:
-        if corpus.read_whole(source):
-            yield {
-                "code": "json_array",
-                "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
-                "remedy": "store large data as .jsonl, one object a line",
-            }
-    for head in (scorer.target, *scorer.drafts):
-        if not head.chunked:
-            yield {
-                "code": "full_logits",
-                "message": f"{head.model.name}: logits need the full forward of a whole document at once",
-                "remedy": "expect more memory per document; lower max_new_tokens if it runs out",
-            }
-
-
 def _measure_latency(plan: Plan, progress: Progress) -> None:
     """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
     costs = plan.options.costs
     progress.start("timing steps", latency.rounds_of_repeats(costs), "rounds")
     prompts = [document.prompt for document in itertools.islice(plan.documents, 8)]
     text = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).numpy()
-    plan.run.write_latency(
-        latency.measure(plan.target, plan.drafts, text, plan.options.gammas, costs, lambda: progress.advance(1))
-    )
+    try:
+        table = latency.measure(plan.target, plan.drafts, text, plan.options.gammas, costs, lambda: progress.advance(1))
+    except latency.NotTimed as error:
+        warning = {"code": "not_timed", "message": f"no step times: {error}", "remedy": "the report has no speedup then"}
+        progress.warn(**warning)
+        _update(plan, warnings=(*plan.run.manifest.warnings, warning))
+        return
+    plan.run.write_latency(table)
 
 
 def _shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
@@ -252,33 +252,3 @@ def _update(plan: Plan, **changes: Any) -> None:
     """Replace the manifest by one with changes and with what the corpus has left out so far."""
     skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
     plan.run.write_manifest(dataclasses.replace(plan.run.manifest, skipped=skipped, truncated=truncated, **changes))
-
-
-def _require_same_profile(earlier: Run, options: ProfileOptions) -> None:
-    before, now = earlier.manifest.config, options.model_dump(mode="json")
-    changed = [key for key in now if before.get(key) != now[key]]
-    if changed:
-        raise RunMismatch(
-            f"{earlier.path} was made with another profile ({', '.join(changed)} changed)",
-            "resume with the profile and options of the first call, or choose another --out",
-        )
-
-
-def _require_same_models(before: Manifest, now: Manifest) -> None:
-    pairs = {"target": (before.target, now.target)}
-    pairs |= {name: (before.drafts[name], facts) for name, facts in now.drafts.items()}
-    for name, (old, new) in pairs.items():
-        if (old.fingerprint, old.dtype, old.device) != (new.fingerprint, new.dtype, new.device):
-            raise RunMismatch(
-                f"{name} is not the model that the interrupted run used (weights, dtype or device differ)",
-                "put the same model back, or profile into a new directory",
-            )
-    if before.tokenizer != now.tokenizer:
-        raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
-
-
-def _require_same_data(shard: Shard, documents: Sequence[Document]) -> None:
-    if digest(documents) != shard.digest:
-        raise RunMismatch(
-            f"the data have changed since shard {shard.index} was written", "put them back, or profile into a new directory"
-        )

@@ -12,6 +12,7 @@ from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunMismatch
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
+from alphaprof.profiling.checks import differing
 from alphaprof.profiling.corpus import Document
 
 
@@ -43,11 +44,7 @@ class Reused:
     def require_same_target(self, now: Manifest) -> None:
         """Raise `RunMismatch` unless the run was made with this target, dtype and tokenizer."""
         before = self.run.manifest
-        if (before.target.fingerprint, before.target.dtype, before.tokenizer) != (
-            now.target.fingerprint,
-            now.target.dtype,
-            now.tokenizer,
-        ):
+        if differing(before.target, now.target) or before.tokenizer != now.tokenizer:
             raise RunMismatch(
                 f"{self.run.path} was made with another target, dtype or tokenizer",
                 "profile without --reuse-continuations: another target writes other text",

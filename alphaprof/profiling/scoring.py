@@ -113,10 +113,14 @@ def _joined(pieces: Sequence[Columns]) -> Arrays:
 
 
 def _proposed(draft: Model, layout: Layout) -> np.ndarray[Any, Any]:
-    """Tokens that a round starting at each position may propose: until the draft's context is full."""
-    if draft.context is None:
-        return np.full(len(layout.token), PROPOSED_LIMIT, dtype=np.int16)
-    return np.asarray((draft.context - layout.column).clamp(0, PROPOSED_LIMIT).numpy(), dtype=np.int16)
+    """Tokens that a round starting at each position may propose: until the draft's context is full, and none behind a
+    token that the draft does not have.
+    """
+    unknown = layout.ids >= draft.vocabulary
+    length = layout.ids.shape[1] + PROPOSED_LIMIT
+    known = torch.where(unknown.any(1), unknown.int().argmax(1), length if draft.context is None else draft.context)
+    limit = known if draft.context is None else known.clamp(max=draft.context)
+    return np.asarray((limit[layout.row] - layout.column).clamp(0, PROPOSED_LIMIT).numpy(), dtype=np.int16)
 
 
 def _require_finite(entropy: np.ndarray[Any, Any], name: str, batch: Sequence[Continuation], layout: Layout) -> None:

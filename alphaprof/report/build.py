@@ -20,10 +20,13 @@ from alphaprof.report.verdict import Pair, Pools, Question, choose_and_decide, n
 from alphaprof.report.warnings import report_warnings
 
 
-def build_report(run: Run, flavour: Flavour = "engine") -> Report:
-    """The report of a run, complete or not. Raises `RunUnreadable`."""
+def build_report(run: Run, flavour: Flavour = "engine", question: Question | None = None) -> Report:
+    """The report of a run, complete or not. Raises `RunUnreadable`.
+
+    `question`: what the verdict is about, where it is not what the profile asked.
+    """
     manifest = run.manifest
-    question = Question.of(manifest.config)
+    question = question or Question.of(manifest.config)
     documents = run.documents()
     times = step_times(run)
     results: list[Result] = []
@@ -45,6 +48,7 @@ def build_report(run: Run, flavour: Flavour = "engine") -> Report:
         drafts=tuple(manifest.drafts),
         dtype=manifest.target.dtype,
         created=manifest.created,
+        mean_context=_mean_context(documents),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
     )
@@ -77,6 +81,12 @@ def _observed_weights(documents: pa.Table) -> dict[str, float]:
     for domain, count in zip(domains, documents["continuation_tokens"].to_pylist(), strict=True):
         tokens[domain] = tokens.get(domain, 0) + count
     return {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
+
+
+def _mean_context(documents: pa.Table) -> float | None:
+    """Tokens before a position, on average over positions: the prompt and half of the continuation."""
+    prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+    return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None
 
 
 def step_times(run: Run) -> dict[str, StepTimes]:
@@ -145,6 +155,7 @@ def _result(
         alpha=alpha,
         coverage=float(pool["proposals"].sum()) / positions,
         mismatches=float(pool["mismatches"].sum()) / positions if pool.on_policy else None,
+        clear_mismatches=float(pool["clear_mismatches"].sum()) / positions if pool.on_policy else None,
         near_ties=float(pool["near_ties"].sum()) / positions,
         gammas=gamma_results,
         best_gamma=best[1] if best else None,
@@ -168,14 +179,14 @@ def _gamma(pool: Pool, gamma: int, times: StepTimes | None, confidence: float) -
         gamma=gamma,
         rounds=rounds,
         tokens_per_round=_tokens(speedup([counts], [1.0], free_draft(gamma)), gamma, confidence),
-        acceptance_length=1 + float(accepted.sum()) / drafted[0] if drafted[0] else None,
-        accepted_per_drafted=float(accepted.sum()) / drafted.sum() if drafted.sum() else None,
+        acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] else None,
+        accepted_per_drafted=float(accepted.sum() / drafted.sum()) if drafted.sum() else None,
         break_even_length=times.break_even(gamma) if times else None,
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
         speedup=_interval(faster, confidence),
-        marginal=tuple(float(count) / rounds if rounds else None for count in accepted),
-        conditional=tuple(float(a) / t if t else None for a, t in zip(accepted, tested, strict=True)),
+        marginal=tuple(float(count / drafted[0]) if drafted[0] else None for count in accepted),
+        conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
     )
 
 

@@ -21,8 +21,8 @@ class Interval:
 class GammaResult:
     """One speculation length: rounds, and what they say about tokens and time.
 
-    `marginal[d-1]`: share of rounds whose first d drafts were all accepted; `conditional[d-1]`: share accepted of the
-    drafts at depth d that were reached.
+    `marginal[d-1]`: share of rounds with a proposal whose first d drafts were all accepted; `conditional[d-1]`: share
+    accepted of the drafts at depth d that were reached.
     """
 
     gamma: int
@@ -55,6 +55,7 @@ class Result:
     alpha: Interval | None  # acceptance pooled over positions with a proposal
     coverage: float  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
+    clear_mismatches: float | None  # those of them that are no near-ties
     near_ties: float  # share of positions whose two top logits lie within the dtype's noise
     gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text)
     best_gamma: int | None
@@ -111,6 +112,7 @@ class RunFacts:
     drafts: tuple[str, ...]
     dtype: str
     created: str
+    mean_context: float | None  # tokens in the cache while these documents decode, on average over positions
     skipped: dict[str, int]
     truncated: dict[str, int]
 

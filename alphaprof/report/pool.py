@@ -42,15 +42,34 @@ def pools(totals: pa.Table, documents: pa.Table, rule: str, gammas: list[int]) -
 
     Kinds of continuation are kept apart: a domain that has several yields a pool for each.
     """
+    independent = units(documents)
     chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
     for (domain, kind, on_policy), rows in _groups(documents):
         part = chosen.take(rows)
         numbers = documents["document"].to_numpy()[rows]
         if not np.array_equal(part["document"].to_numpy(), numbers):
             raise ValueError("totals and documents are not in the same order")  # a bug: both are written by shard
-        # Documents without a cluster stand alone, except that equal prompts are the same observation twice.
-        cluster = pc.coalesce(documents["cluster"], documents["prompt_hash"]).take(rows).to_numpy()
-        yield domain, Pool(_arrays(part, gammas), cluster, kind, on_policy)
+        yield domain, Pool(_arrays(part, gammas), independent[rows], kind, on_policy)
+
+
+def units(documents: pa.Table) -> Array:
+    """The independent unit that each document belongs to, [documents], named after a prompt in it.
+
+    Documents of one cluster belong together, and so do equal prompts, the same observation twice: what is connected through
+    either is one unit.
+    """
+    prompts = documents["prompt_hash"].to_pylist()
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    for prompt, cluster in zip(prompts, documents["cluster"].to_pylist(), strict=True):
+        if cluster is not None:
+            parent[root(f"cluster {cluster}")] = root(prompt)
+    return np.array([root(prompt) for prompt in prompts], dtype=object)
 
 
 def merged(parts: Sequence[Pool]) -> Pool:
@@ -77,8 +96,8 @@ def _groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, bool], Array]
 
 
 def _arrays(part: pa.Table, gammas: list[int]) -> dict[str, Array]:
-    plain = ["positions", "proposals", "accepted", "mismatches", "near_ties", "tokens"]
-    plain += [f"{name}_{gamma}" for name in ("rounds", "drafted") for gamma in gammas]
+    plain = ["positions", "proposals", "accepted", "mismatches", "clear_mismatches", "near_ties", "tokens"]
+    plain += [f"rounds_{gamma}" for gamma in gammas]
     arrays = {name: part[name].to_numpy() for name in plain}
     for gamma in gammas:
         for name in DEPTH_COUNTS:

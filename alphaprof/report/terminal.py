@@ -173,8 +173,8 @@ def _definitions(report: Report, console: Console) -> None:
         "tokens/round: tokens emitted per verification, the target's own included. gamma: drafted tokens per round.",
         "break-even: tokens/round at which the draft starts to pay, gamma c + v; c = T_draft/T(1), v = T(gamma+1)/T(1).",
         "speedup: decode time without the draft / with it, prefill excluded.",
-        "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested, so that a",
-        "verdict can differ from the interval over all documents.",
+        "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. An interval",
+        "over all documents at what was chosen contains the half that chose it, and is a little too hopeful.",
     )
     for line in lines:
         console.print(line, style="dim", highlight=False)

@@ -12,6 +12,7 @@ from alphaprof.analysis.decision import Decision, Mask, decide, held_out
 from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
 from alphaprof.report.pool import Pool
 
+SLOW_BASELINE = 0.97
 Pair = tuple[str, int]  # a draft and a gamma
 Pools = Mapping[str, Mapping[str, Pool]]  # by draft, then domain
 
@@ -53,7 +54,7 @@ def choose_and_decide(
         return only, no_decision("no step times were measured, so acceptance cannot be turned into speedup")
     if only is not None:
         found = pooled_speedup(candidates, only, times, weights)
-        return only, _explained(decide(found, question.min_speedup, question.confidence, held_out=False))
+        return only, _explained(decide(found, question.min_speedup, question.confidence, held_out=False), _v(times, only))
     testing = held_out({domain: next(iter(candidates.values()))[domain].cluster.tolist() for domain in weights})
     choosing = {domain: ~mask for domain, mask in testing.items()}
     chosen = {option: pooled_speedup(candidates, option, times, weights, choosing) for option in options}
@@ -62,7 +63,11 @@ def choose_and_decide(
         return None, _explained(decide(None, question.min_speedup, question.confidence, held_out=True))
     best = max(known, key=lambda option: known[option])
     found = pooled_speedup(candidates, best, times, weights, testing)
-    return best, _explained(decide(found, question.min_speedup, question.confidence, held_out=True))
+    return best, _explained(decide(found, question.min_speedup, question.confidence, held_out=True), _v(times, best))
+
+
+def _v(times: Mapping[str, StepTimes], pair: Pair) -> float:
+    return times[pair[0]].v(pair[1])
 
 
 def not_defined(rule: str) -> str:
@@ -75,9 +80,14 @@ def no_decision(reason: str) -> Decision:
     return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
 
 
-def _explained(decision: Decision) -> Decision:
-    """A verdict on step times that were measured with another engine than the one that will serve says so first."""
+def _explained(decision: Decision, v: float = 1.0) -> Decision:
+    """A verdict on step times that were measured with another engine than the one that will serve says so first.
+
+    And a GO that rests on verification being cheaper than decoding (`v` < 1) says so last.
+    """
     reason = f"by step times measured here with Hugging Face, {decision.reason}"
+    if decision.verdict == "GO" and v < SLOW_BASELINE:
+        reason += f"; but decoding is slow here (v = {v:.2f} < 1), which flatters every draft"
     return dataclasses.replace(decision, reason=reason)
 
 

@@ -9,6 +9,8 @@ from alphaprof.log.manifest import Manifest
 from alphaprof.report.model import Report, ReportWarning
 
 TIES_WORTH_SAYING = 0.01
+MISMATCHES_WORTH_SAYING = 0.01
+CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
 def report_warnings(report: Report, manifest: Manifest) -> Report:
@@ -49,30 +51,36 @@ def _halved(manifest: Manifest) -> Iterator[ReportWarning]:
 def _numerics(report: Report) -> Iterator[ReportWarning]:
     """What numerical noise costs: it caps what any draft can reach."""
     on_policy = [result for result in report.results if result.mismatches is not None]
-    if not on_policy:
-        return
+    for result in on_policy:
+        if (result.clear_mismatches or 0) > MISMATCHES_WORTH_SAYING:
+            yield ReportWarning(
+                "not_greedy",
+                f"{result.domain}: {result.clear_mismatches:.1%} of tokens are clearly not the target's own top token",
+                "check that given continuations were produced greedily by this target, or drop on_policy",
+            )
     positions = sum(result.positions for result in on_policy)
-    mismatches = sum((result.mismatches or 0) * result.positions for result in on_policy) / positions
-    ties = sum(result.near_ties * result.positions for result in on_policy) / positions
-    if mismatches > ties and mismatches > TIES_WORTH_SAYING:
-        yield ReportWarning(
-            "not_greedy",
-            f"{mismatches:.1%} of tokens are not the target's own top token, more than near-ties ({ties:.1%}) explain",
-            "check that given continuations were produced greedily by this target, or drop on_policy",
-        )
-    elif ties > TIES_WORTH_SAYING:
+    mismatches = sum((result.mismatches or 0) * result.positions for result in on_policy)
+    ties = sum(result.near_ties * result.positions for result in on_policy)
+    if ties > TIES_WORTH_SAYING * positions:
         yield ReportWarning(
             "near_ties",
-            f"{ties:.1%} of positions are near-ties in {report.run.dtype} and {mismatches:.2%} of greedy tokens change "
-            "with the batch shape: no draft can be sure of them",
+            f"{ties / positions:.1%} of positions are near-ties in {report.run.dtype}, and {mismatches / positions:.2%} of "
+            "greedy tokens change with the batch shape: no draft can be sure of them",
             "expected in 16-bit dtypes; profile in the dtype that is served",
         )
 
 
 def _cost(report: Report) -> Iterator[ReportWarning]:
     if report.cost is None:
-        yield ReportWarning("no_step_times", "no step times were measured", "profile again with costs in the profile")
+        yield ReportWarning("no_step_times", "no step times were measured", "see the warnings of the profiling run")
         return
+    typical, timed = report.run.mean_context, report.cost.context
+    if typical is not None and not 1 / CONTEXT_FACTOR <= typical / timed <= CONTEXT_FACTOR:
+        yield ReportWarning(
+            "other_context",
+            f"step times were measured with {timed} tokens in the cache, and these documents decode at about {typical:.0f}",
+            f"set costs.context to about {typical:.0f}: steps get slower as the cache grows",
+        )
     decode = report.cost.target_ms[1]
     faster = [tokens for tokens, ms in report.cost.target_ms.items() if ms < 0.97 * decode]
     if faster:

@@ -1,0 +1,86 @@
+"""What is held against each other before work begins or goes on: profile, models, versions and data of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from alphaprof.config import ProfileOptions
+from alphaprof.errors import RunMismatch
+from alphaprof.log.manifest import Manifest, ModelFacts, Shard
+from alphaprof.log.store import Run
+from alphaprof.profiling import hub
+from alphaprof.profiling.continuations import digest
+from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.scoring import Scorer
+
+
+def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
+    """What is known to be odd before any work, as code, message and remedy."""
+    raw = [Path(source.path).name for source in options.data if source.prompt is not None and not source.chat]
+    if raw and has_template:
+        yield {
+            "code": "raw_prompts",
+            "message": f"the target has a chat template, and prompts are profiled without it ({', '.join(raw)})",
+            "remedy": "set chat: true or use messages if the traffic goes through the template",
+        }
+    for source in options.data:
+        if hub.read_whole(source):
+            yield {
+                "code": "json_array",
+                "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
+                "remedy": "store large data as .jsonl, one object a line",
+            }
+    for head in (scorer.target, *scorer.drafts):
+        if not head.chunked:
+            yield {
+                "code": "full_logits",
+                "message": f"{head.model.name}: logits need the full forward of a whole document at once",
+                "remedy": "expect more memory per document; lower max_new_tokens if it runs out",
+            }
+
+
+def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
+    """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
+    before, now = earlier.manifest.config, options.model_dump(mode="json")
+    changed = [key for key in now if key != "decision" and before.get(key) != now[key]]
+    if changed:
+        raise RunMismatch(
+            f"{earlier.path} was made with another profile ({', '.join(changed)} changed)",
+            "resume with the profile and options of the first call, or choose another --out",
+        )
+
+
+def require_same_models(before: Manifest, now: Manifest) -> None:
+    """Raise `RunMismatch` unless models, tokenizer and the packages that run them are those of the interrupted run."""
+    pairs = {"target": (before.target, now.target)}
+    pairs |= {name: (before.drafts[name], facts) for name, facts in now.drafts.items()}
+    for name, (old, new) in pairs.items():
+        if odd := differing(old, new):
+            raise RunMismatch(
+                f"{name} is not the model that the interrupted run used ({', '.join(odd)} differ)",
+                "put the same model back, or profile into a new directory",
+            )
+    if before.tokenizer != now.tokenizer:
+        raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
+    for package in ("torch", "transformers"):
+        old_version, new_version = (manifest.environment["packages"][package] for manifest in (before, now))
+        if old_version != new_version:
+            raise RunMismatch(
+                f"the run began with {package} {old_version}, and this is {new_version}: its rows could differ",
+                "install the version of the first call, or profile into a new directory",
+            )
+
+
+def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
+    """In which facts two models differ; where they lie does not matter."""
+    return [name for name in vars(old) if name != "reference" and getattr(old, name) != getattr(new, name)]
+
+
+def require_same_data(shard: Shard, documents: Sequence[Document]) -> None:
+    """Raise `RunMismatch` unless a shard was made from these documents."""
+    if digest(documents) != shard.digest:
+        raise RunMismatch(
+            f"the data have changed since shard {shard.index} was written",
+            "put them back, or profile into a new directory",
+        )
