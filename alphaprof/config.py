@@ -111,7 +111,9 @@ class SourceOptions(Options):
     system: str | None = Field(None, description="system message, with chat: true")
     chat_options: dict[str, Any] = Field({}, description="variables of the chat template, e.g. {enable_thinking: false}")
     continuation: ContinuationOptions | None = Field(None, description="default: the profile's continuation")
-    cluster: str | None = Field(None, description="column that groups dependent documents, e.g. a conversation id")
+    cluster: str | None = Field(
+        None, description="column that groups dependent documents of this source, e.g. a conversation id"
+    )
     limit: Whole | None = Field(None, ge=1, description="most documents taken from this source")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
