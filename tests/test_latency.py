@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alphaprof.config import CostOptions
-from alphaprof.profiling.latency import Stepper, measure, rounds_of_repeats
+from alphaprof.profiling.latency import Stepper, measure, timed_repeats
 from alphaprof.profiling.models import Model
 from tests.tiny import llama, noisy
 
@@ -49,5 +49,5 @@ def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> N
         ("a", "draft", 1, 40),
         ("b", "draft", 1, 20),
     ]
-    assert len(ticks) == rounds_of_repeats(costs)
+    assert len(ticks) == timed_repeats(costs)
     assert all(row["p10_ms"] <= row["median_ms"] <= row["p90_ms"] and row["repeats"] == 3 for row in rows)

@@ -434,7 +434,10 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
         patch.setattr(pipeline, "version", lambda name: "1.0")
         with pytest.raises(RunMismatch, match="the run began with torch"):
             run_profile(path, out, True)
-    assert run_profile(path, out, True, "decision.min_speedup=2").manifest.status == "complete"
+    run = run_profile(path, out, True, "decision.min_speedup=2")
+    assert run.manifest.status == "complete"
+    assert build_report(run).traffic.min_speedup == 2
+    assert build_report(run_profile(path, out, True, "decision.min_speedup=3")).traffic.min_speedup == 3
 
 
 def test_a_text_ends_at_the_tokenizers_eos_too(tiny: Path, own_target: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def measure(
 
     Repeats are interleaved over all steps, so that a disturbance of the machine falls on all of them alike. `text` are
     real token ids that fill the cache, repeated or cut to `costs.context` (and to what a model's context allows); `tick`
-    is called after every round of repeats. Raises `NotTimed` for a model without a cache that can be cut back.
+    is called after every repeat of all steps. Raises `NotTimed` for a model without a cache that can be cut back.
     """
     steppers = [_stepper(model, _fitted(text, model, costs.context, max(gammas) + 1)) for model in (target, *drafts)]
     lengths = range(1, max(gammas) + 2)
@@ -93,7 +93,7 @@ def _stepper(model: Model, text: Ids) -> Stepper:
     raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason[:200]}")
 
 
-def rounds_of_repeats(costs: CostOptions) -> int:
+def timed_repeats(costs: CostOptions) -> int:
     """How often `measure` calls `tick`."""
     return WARM_UP + costs.repeats
 

@@ -86,8 +86,10 @@ def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool
 
 def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool, reuse: Path | None) -> Run:
     earlier = _earlier(out, resume)
-    if earlier is not None and earlier.manifest.status == "complete":
+    if earlier is not None:
         require_same_profile(earlier, options)
+        _adopt_decision(earlier, options, progress)
+    if earlier is not None and earlier.manifest.status == "complete":
         progress.say(f"{out} is complete already")
         return earlier
     if earlier is not None and earlier.manifest.reused is not None:
@@ -126,6 +128,14 @@ def _earlier(out: Path, resume: bool) -> Run | None:
     return None
 
 
+def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -> None:
+    """A changed decision needs no new measurement: the run takes it over, and reports ask it from then on."""
+    config = options.model_dump(mode="json")
+    if earlier.manifest.config["decision"] != config["decision"]:
+        earlier.write_manifest(dataclasses.replace(earlier.manifest, config=config))
+        progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
+
+
 def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path | None, progress: Progress) -> Plan:
     """Load models and open the run directory; everything that can fail early fails here."""
     progress.say(f"loading {options.target.model}")
@@ -151,7 +161,6 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
         documents.require_same_target(manifest)
     run = Run(out, manifest)
     if earlier is not None:
-        require_same_profile(earlier, options)
         require_same_models(earlier.manifest, manifest)
         run = earlier
         progress.say(f"resuming after {len(run.shards)} complete shards")
@@ -181,7 +190,7 @@ def _environment() -> dict[str, object]:
 def _measure_latency(plan: Plan, progress: Progress) -> None:
     """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
     costs = plan.options.costs
-    progress.start("timing steps", latency.rounds_of_repeats(costs), "rounds")
+    progress.start("timing steps", latency.timed_repeats(costs), "repeats")
     prompts = [document.prompt for document in itertools.islice(plan.documents, 8)]
     text = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).numpy()
     try:
