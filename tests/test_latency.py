@@ -51,3 +51,12 @@ def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> N
     ]
     assert len(ticks) == timed_repeats(costs)
     assert all(row["p10_ms"] <= row["median_ms"] <= row["p90_ms"] and row["repeats"] == 3 for row in rows)
+
+
+def test_ids_that_a_draft_does_not_have_do_not_stop_the_clock() -> None:
+    small = Model("small", llama(vocabulary=250, pad_token_id=249, eos_token_id=248), "model", "s")
+    text = np.full(20, 259, dtype=np.int32)
+    table = measure(
+        Model("target", llama(), "model", "t"), [small], text, [1], CostOptions(context=8, repeats=3), lambda: None
+    )
+    assert table["model"].to_pylist() == ["target", "target", "small"]

@@ -82,6 +82,17 @@ def test_near_ties_and_mismatches_are_counted_where_they_are() -> None:
     found = totals(log(target_top_prob=tied, target_second_prob=seconds, target_top=[1, 3, 3, 4, 9, 5, 5, 5]))
     assert [row["near_ties"] for row in found] == [2, 0]
     assert [row["mismatches"] for row in found] == [1, 2]
+    assert [row["clear_mismatches"] for row in found] == [0, 2]  # the first document's one lies at a near-tie
+
+
+@pytest.mark.parametrize(("gap", "tied"), [(0.125, 1), (0.1255, 0)])
+def test_a_gap_of_one_step_of_the_dtype_is_a_near_tie_however_its_probabilities_round(gap: float, tied: int) -> None:
+    ties = []
+    for top in np.linspace(0.1, 0.5, 40, dtype=np.float32):
+        second = np.float32(top * np.exp(-gap))
+        rows = totals(log(target_top_prob=[0.5] * 7 + [float(top)], target_second_prob=[0.2] * 7 + [float(second)]))
+        ties.append(rows[1]["near_ties"])
+    assert ties == [tied] * 40
 
 
 def test_positions_without_a_proposal_count_for_nothing_but_their_round() -> None:
