@@ -173,8 +173,10 @@ class ProfileOptions(Options):
     drafts: dict[str, DraftOptions] = Field(min_length=1)
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()
-    rules: list[str] = Field(["strict"], min_length=1)
-    gammas: list[Whole] = Field([1, 2, 3, 4, 5, 6, 7, 8], min_length=1)
+    rules: list[str] = Field(["strict"], min_length=1, description="acceptance rules; this version models strict")
+    gammas: list[Whole] = Field(
+        [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="drafted tokens per round that are replayed"
+    )
     costs: CostOptions = CostOptions()
     decision: DecisionOptions = DecisionOptions()
     batch_tokens: Whole = Field(8192, ge=1, description="padded tokens in one batch, at most (a document alone may exceed)")

@@ -42,7 +42,7 @@ def documents(on_policy: tuple[bool, bool] = (True, True)) -> pa.Table:
 
 def totals(positions: pa.Table, **options: object) -> list[dict]:
     given = options.pop("documents", documents())
-    return shard_totals(positions, given, (FACTS, FACTS), ["strict"], [1, 2], **options).to_pylist()
+    return shard_totals(positions, given, FACTS, ["strict"], [1, 2], **options).to_pylist()
 
 
 def test_two_documents_by_hand() -> None:
@@ -113,5 +113,5 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
 @pytest.mark.parametrize(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
 def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
     facts = dataclasses.replace(FACTS, eos=eos)
-    rows = shard_totals(log(), documents(), (facts, FACTS), ["strict"], [2], "hf").to_pylist()
+    rows = shard_totals(log(), documents(), facts, ["strict"], [2], "hf").to_pylist()
     assert rows[0]["drafted_2"] == drafted

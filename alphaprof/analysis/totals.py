@@ -12,7 +12,7 @@ import pyarrow as pa
 from alphaprof.analysis.replay import Flavour, Rounds, Trace, replay
 from alphaprof.analysis.rules import RULES
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.log.schema import arrow_schema, totals_columns
+from alphaprof.log.schema import DEPTH_COUNTS, arrow_schema, totals_columns
 from alphaprof.log.store import Run
 
 Array = np.ndarray[Any, Any]
@@ -46,18 +46,17 @@ class Shape:
 def shard_totals(
     positions: pa.Table,
     documents: pa.Table,
-    facts: tuple[ModelFacts, ModelFacts],
+    target: ModelFacts,
     rules: Sequence[str],
     gammas: Sequence[int],
     flavour: Flavour = "engine",
 ) -> pa.Table:
-    """Totals of one shard of one draft's log; `facts` are the target's and the draft's.
+    """Totals of one shard of one draft's log.
 
     Rounds are null where the rule's replay is not exact: on text that the target did not produce greedily.
     """
     shape = Shape.of(documents)
     columns = _columns(positions, shape)
-    target, _ = facts
     shared = _shared_counts(columns, shape, target.noise)
     # Hugging Face stops the draft at the target's EOS ids.
     draft_ends = np.isin(columns["draft_top"], target.eos) & (columns["proposed"] > 0)
@@ -108,7 +107,7 @@ def _table(data: dict[str, Any], per_gamma: dict[int, Rounds], defined: Array, g
     for gamma, rounds in per_gamma.items():
         data[f"rounds_{gamma}"] = pa.array(rounds.rounds, mask=~defined)
         data[f"drafted_{gamma}"] = pa.array(rounds.drafted.sum(1), mask=~defined)
-        for name in ("drafted", "tested", "accepted"):
+        for name in DEPTH_COUNTS:
             counts = pa.array(getattr(rounds, name).ravel())
             lists = pa.FixedSizeListArray.from_arrays(counts, gamma, mask=pa.array(~defined))
             data[f"{name}_depths_{gamma}"] = lists
@@ -122,7 +121,7 @@ def compute_totals(run: Run, draft: str, index: int, flavour: Flavour = "engine"
     return shard_totals(
         run.positions(draft, index),
         run.continuations(index),
-        (manifest.target, manifest.drafts[draft]),
+        manifest.target,
         run.rules,
         run.gammas,
         flavour,

@@ -13,9 +13,10 @@ from alphaprof.analysis.estimate import by_cluster, ratio, share_interval
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.speedup import Speedup, StepTime, StepTimes, free_draft, speedup
 from alphaprof.analysis.totals import read_totals
+from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.model import Cost, GammaResult, Interval, Report, Result, RunFacts, Traffic
-from alphaprof.report.pool import Pool, merged, pools
+from alphaprof.report.pool import Pool, merged, pools, units
 from alphaprof.report.verdict import Pair, Pools, Question, choose_and_decide, no_decision, not_defined, pooled_speedup
 from alphaprof.report.warnings import report_warnings
 
@@ -28,13 +29,16 @@ def build_report(run: Run, flavour: Flavour = "engine", question: Question | Non
     manifest = run.manifest
     question = question or Question.of(manifest.config)
     documents = run.documents()
-    times = step_times(run)
+    latency = run.latency()
+    steps = latency.to_pylist() if latency is not None else []
+    times = step_times(steps)
+    independent = units(documents)
     results: list[Result] = []
     by_draft: dict[str, dict[str, Pool]] = {}
     for draft in manifest.drafts:
         totals = read_totals(run, draft, flavour)
         for rule in run.rules:
-            found = list(pools(totals, documents, rule, run.gammas))
+            found = list(pools(totals, documents, independent, rule, run.gammas))
             results += [_result(domain, draft, rule, pool, times.get(draft), question, run.gammas) for domain, pool in found]
             if rule == question.rule:
                 by_draft[draft] = _on_policy(found)
@@ -57,7 +61,7 @@ def build_report(run: Run, flavour: Flavour = "engine", question: Question | Non
         confidence=question.confidence,
         replay=flavour,
         run=facts,
-        cost=_cost(run),
+        cost=_cost(steps, manifest) if steps else None,
         traffic=traffic,
         results=tuple(results),
         warnings=(),
@@ -89,31 +93,23 @@ def _mean_context(documents: pa.Table) -> float | None:
     return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None
 
 
-def step_times(run: Run) -> dict[str, StepTimes]:
-    """Step times by draft; empty where none were measured."""
-    table = run.latency()
-    if table is None:
-        return {}
-    rows = table.to_pylist()
+def step_times(rows: Sequence[Mapping[str, Any]]) -> dict[str, StepTimes]:
+    """Step times by draft, from rows of the latency table; empty where none were measured."""
     target = {row["tokens"]: StepTime(row["median_ms"], row["relative_error"]) for row in rows if row["model"] == "target"}
     drafts = {row["model"]: StepTime(row["median_ms"], row["relative_error"]) for row in rows if row["step"] == "draft"}
     return {name: StepTimes(target, draft) for name, draft in drafts.items()}
 
 
-def _cost(run: Run) -> Cost | None:
-    table = run.latency()
-    if table is None:
-        return None
-    rows = table.to_pylist()
-    environment = run.manifest.environment
+def _cost(rows: Sequence[Mapping[str, Any]], manifest: Manifest) -> Cost:
+    environment = manifest.environment
     return Cost(
-        source=run.manifest.config["costs"]["source"],
+        source=manifest.config["costs"]["source"],
         engine=f"transformers {environment['packages']['transformers']}",
-        device=run.manifest.target.device,
-        dtype=run.manifest.target.dtype,
+        device=manifest.target.device,
+        dtype=manifest.target.dtype,
         concurrency=1,
         context=rows[0]["context"],
-        threads=environment["torch_threads"] if run.manifest.target.device == "cpu" else None,
+        threads=environment["torch_threads"] if manifest.target.device == "cpu" else None,
         overhead_ms=None,
         target_ms={row["tokens"]: row["median_ms"] for row in rows if row["model"] == "target"},
         draft_ms={row["model"]: row["median_ms"] for row in rows if row["step"] == "draft"},

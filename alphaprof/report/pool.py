@@ -37,12 +37,14 @@ class Pool:
         return RoundCounts(self["tokens"], self[f"rounds_{gamma}"], self[f"drafted_depths_{gamma}"], self.cluster)
 
 
-def pools(totals: pa.Table, documents: pa.Table, rule: str, gammas: list[int]) -> Iterator[tuple[str, Pool]]:
-    """The pool of each domain, in the order in which domains occur. `documents` are all documents of the run.
+def pools(
+    totals: pa.Table, documents: pa.Table, independent: Array, rule: str, gammas: list[int]
+) -> Iterator[tuple[str, Pool]]:
+    """The pool of each domain, in the order in which domains occur. `documents` are all documents of the run, `independent`
+    their `units`.
 
     Kinds of continuation are kept apart: a domain that has several yields a pool for each.
     """
-    independent = units(documents)
     chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
     for (domain, kind, on_policy), rows in _groups(documents):
         part = chosen.take(rows)

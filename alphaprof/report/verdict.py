@@ -12,14 +12,14 @@ from alphaprof.analysis.decision import Decision, Mask, decide, held_out
 from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
 from alphaprof.report.pool import Pool
 
-SLOW_BASELINE = 0.97
+SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
 Pair = tuple[str, int]  # a draft and a gamma
 Pools = Mapping[str, Mapping[str, Pool]]  # by draft, then domain
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the verdict is about: the profile's decision."""
+    """What the verdict is about: the profile's decision, as plain data, so that reports need no validation library."""
 
     rule: str
     draft: str

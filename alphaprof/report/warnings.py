@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from alphaprof.log.manifest import Manifest
 from alphaprof.report.model import Report, ReportWarning
+from alphaprof.report.verdict import SLOW_BASELINE
 
 TIES_WORTH_SAYING = 0.01
 MISMATCHES_WORTH_SAYING = 0.01
@@ -51,7 +52,8 @@ def _halved(manifest: Manifest) -> Iterator[ReportWarning]:
 def _numerics(report: Report) -> Iterator[ReportWarning]:
     """What numerical noise costs: it caps what any draft can reach."""
     on_policy = [result for result in report.results if result.mismatches is not None]
-    for result in on_policy:
+    # These facts are the target's: every draft's result of a text repeats them.
+    for result in {(result.domain, result.continuation): result for result in on_policy}.values():
         if (result.clear_mismatches or 0) > MISMATCHES_WORTH_SAYING:
             yield ReportWarning(
                 "not_greedy",
@@ -82,7 +84,7 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
             f"set costs.context to about {typical:.0f}: steps get slower as the cache grows",
         )
     decode = report.cost.target_ms[1]
-    faster = [tokens for tokens, ms in report.cost.target_ms.items() if ms < 0.97 * decode]
+    faster = [tokens for tokens, ms in report.cost.target_ms.items() if ms < SLOW_BASELINE * decode]
     if faster:
         yield ReportWarning(
             "slow_baseline",
