@@ -88,12 +88,16 @@ def report(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Decide otherwise: decision.min_speedup=1.2.")
     ] = None,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
+    ] = None,
     replay: Annotated[
         ReplayFlavour, typer.Option(help="Rounds as engines run them, or as Hugging Face does.")
     ] = ReplayFlavour.engine,
 ) -> None:
     """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
-    from alphaprof.loader import changed_decision
+    from alphaprof.loader import changed_decision, known_rules
     from alphaprof.log.store import Run
     from alphaprof.report.build import build_report
     from alphaprof.report.render import render
@@ -101,11 +105,28 @@ def report(
 
     opened = Run.open(run)
     question = Question.of(changed_decision(opened.manifest.config, overrides)) if overrides else None
-    text = render(build_report(opened, replay.value, question), output.value, to_file=out is not None)
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        _write(out, text)
+    ids = known_rules(rules) if rules else None
+    _print(render(build_report(opened, replay.value, question, ids), output.value, to_file=out is not None), out)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
+    second: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="The other one.")],
+    rules: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
+    ] = None,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+) -> None:
+    """Paired differences of two drafts on the same prompts: acceptance and tokens per round."""
+    from alphaprof.loader import known_rules
+    from alphaprof.report.compare import compare as compare_sides
+    from alphaprof.report.compare import side_of
+    from alphaprof.report.render import render_comparison
+
+    found = compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None)
+    _print(render_comparison(found, output.value, to_file=out is not None), out)
 
 
 @app.command()
@@ -116,6 +137,20 @@ def schema() -> None:
     for column in position_columns(["RULE"]):
         unit = f" [{column.unit}]" if column.unit else ""
         print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
+
+
+@app.command()
+def rules() -> None:
+    """The acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
+    from alphaprof.analysis.rules import NOT_MODELLED, RULES
+
+    for name, rule in RULES.items():
+        spelling = f"{name}:{','.join(parameter.name for parameter in rule.parameters)}".rstrip(":")
+        text = " and ".join(rule.policies) + " text"
+        print(f"{spelling:28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
+    print("\nnot modelled:")
+    for name, about in NOT_MODELLED.items():
+        print(f"{name:28} {about}")
 
 
 @contextlib.contextmanager
@@ -132,7 +167,10 @@ def _interruptible(out: Path) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _write(path: Path, text: str) -> None:
+def _print(text: str, path: Path | None) -> None:
+    if path is None:
+        sys.stdout.write(text)
+        return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -6,86 +6,41 @@ The command line, the manifest and the reference derive from these classes. Prec
 from __future__ import annotations
 
 import os
-import re
 import string
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from alphaprof.analysis.rules import RULES, rule_id
+from alphaprof.analysis.rules import DEFAULT_RULES, parse_rule
+from alphaprof.options import (
+    DRAFT_NAME,
+    GAMMA_LIMIT,
+    ContinuationOptions,
+    DraftOptions,
+    GreedyContinuation,
+    ModelDraft,
+    Options,
+    TargetOptions,
+    TextContinuation,
+    Whole,
+)
 
-Dtype = Literal["float32", "bfloat16", "float16"]
-DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
-GAMMA_LIMIT = 64
-Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
-
-
-class Options(BaseModel):
-    """Base of all option groups: unknown keys are errors and values never change after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelOptions(Options):
-    """How to load a model: a hub id, a local directory, or a .gguf file."""
-
-    model: str = Field(
-        min_length=1, description="hub id, local directory or .gguf file; relative paths start at the profile file"
-    )
-    revision: str | None = Field(None, description="branch, tag or commit on the hub")
-    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
-    device: str = Field("auto", description="auto (CUDA where there is one, else CPU), cpu, cuda, cuda:1")
-    device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
+AUTO = "auto"
 
 
-class TargetOptions(ModelOptions):
-    """The model that is served; its tokenizer encodes the text for every draft as well."""
-
-    dtype: Dtype = Field("bfloat16", description="profile in the dtype that is served: near-ties depend on it")
+def _rule(given: object) -> object:
+    return given if given == AUTO else parse_rule(given).id
 
 
-class ModelDraft(ModelOptions):
-    """An independent draft model."""
-
-    kind: Literal["model"]
-    dtype: Dtype | None = Field(None, description="default: the target's")
+RuleId = Annotated[str, BeforeValidator(_rule)]
 
 
-class LayerSkipDraft(Options):
-    """The target without some of its layers: shared weights, its own KV cache."""
+class Markers(Options):
+    """What encloses the part of a text in which the model thinks, as it stands in the text."""
 
-    kind: Literal["layer_skip"]
-    drop_layers: list[Whole] = Field(min_length=1, description="0-based indices of the target's layers that are left out")
-
-    @field_validator("drop_layers")
-    @classmethod
-    def _distinct(cls, layers: list[int]) -> list[int]:
-        if len(set(layers)) != len(layers) or min(layers) < 0:
-            raise ValueError("must be distinct indices, 0 or above")
-        return sorted(layers)
-
-
-DraftOptions = Annotated[ModelDraft | LayerSkipDraft, Field(discriminator="kind")]
-
-
-class GreedyContinuation(Options):
-    """The target's own greedy continuation."""
-
-    kind: Literal["greedy"] = "greedy"
-    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
-
-
-class GivenContinuation(Options):
-    """Logged responses: text, or token ids that are never re-tokenised."""
-
-    kind: Literal["given"]
-    column: str = Field(description="column with the response, as text or as a list of token ids")
-    on_policy: bool = Field(False, description="states that this target produced the responses, greedily")
-    max_new_tokens: Whole | None = Field(None, ge=1, description="cut longer responses (counted); default: no limit")
-
-
-ContinuationOptions = Annotated[GreedyContinuation | GivenContinuation, Field(discriminator="kind")]
+    begin: str = Field("<think>", min_length=1, description="where thinking begins; it may stand in the prompt already")
+    end: str = Field("</think>", min_length=1, description="where it ends")
 
 
 class DomainColumn(Options):
@@ -151,7 +106,10 @@ class CostOptions(Options):
 class DecisionOptions(Options):
     """What the verdict is about."""
 
-    rule: str = Field("strict", description="the one acceptance rule that the verdict concerns")
+    rule: RuleId = Field(
+        AUTO,
+        description="the one acceptance rule that the verdict concerns; auto: strict on greedy text, one_hot on sampled",
+    )
     draft: str = Field("auto", description="name of a draft; auto chooses on half of the documents")
     gamma: Whole | Literal["auto"] = Field("auto", description="drafted tokens per round; auto chooses likewise")
     min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
@@ -173,12 +131,19 @@ class ProfileOptions(Options):
     drafts: dict[str, DraftOptions] = Field(min_length=1)
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()
-    rules: list[str] = Field(["strict"], min_length=1, description="acceptance rules; this version models strict")
+    draft_processing: Literal["same", "temperature"] = Field(
+        "same",
+        description="how q is processed on sampled text: like p, or temperature alone (drafters that do not truncate)",
+    )
+    rules: list[RuleId] = Field(
+        list(DEFAULT_RULES), min_length=1, description="acceptance rules, like strict, {additive: 0.1}, or additive:0.1"
+    )
     gammas: list[Whole] = Field(
         [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="drafted tokens per round that are replayed"
     )
     costs: CostOptions = CostOptions()
     decision: DecisionOptions = DecisionOptions()
+    thinking: Markers | None = Field(None, description="tell thinking from answer; default: no phases")
     batch_tokens: Whole = Field(8192, ge=1, description="padded tokens in one batch, at most (a document alone may exceed)")
     shard_documents: Whole = Field(64, ge=1, description="documents a shard: what an interruption can cost")
 
@@ -197,10 +162,9 @@ class ProfileOptions(Options):
 
     @field_validator("rules")
     @classmethod
-    def _known_rules(cls, rules: list[str]) -> list[str]:
-        for rule in rules:
-            if rule_id(rule) is None:
-                raise ValueError(f"unknown rule {rule!r}; known: {', '.join(RULES)}")
+    def _distinct_rules(cls, rules: list[str]) -> list[str]:
+        if AUTO in rules:
+            raise ValueError("auto is no rule; it goes into decision.rule")
         return list(dict.fromkeys(rules))
 
     @field_validator("gammas")
@@ -215,17 +179,18 @@ class ProfileOptions(Options):
         decision = self.decision
         if decision.draft != "auto" and decision.draft not in self.drafts:
             raise ValueError(f"decision.draft {decision.draft!r} is none of the drafts ({', '.join(self.drafts)})")
-        if decision.rule not in self.rules:
-            raise ValueError(f"decision.rule {decision.rule!r} is not among rules ({', '.join(self.rules)})")
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
             raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {self.gammas}")
+        for index, source in enumerate(self.data):
+            if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
+                raise ValueError(f"data.{index}: continuation kind text measures a plain corpus: use prompt without chat")
         fixed = [source.domain for source in self.data if isinstance(source.domain, str)]
         if decision.weights is not None and len(fixed) == len(self.data) and set(fixed) != set(decision.weights):
             odd = sorted(set(fixed) ^ set(decision.weights))
             raise ValueError(f"decision.weights must name every domain and no other (check {', '.join(odd)})")
         return self
 
-    def continuation_of(self, source: int) -> GreedyContinuation | GivenContinuation:
+    def continuation_of(self, source: int) -> ContinuationOptions:
         """The continuation that holds for one source: its own, or the profile's."""
         return self.data[source].continuation or self.continuation
 

@@ -24,6 +24,12 @@ class ProfileInvalid(AlphaprofError):
     exit_code = 2
 
 
+class OptionInvalid(AlphaprofError):
+    """An option or argument of a command names something that does not exist."""
+
+    exit_code = 2
+
+
 class ExtraMissing(AlphaprofError):
     """A command needs packages that the plain installation leaves out."""
 
@@ -94,3 +100,9 @@ class RunMismatch(AlphaprofError):
     """A run cannot be continued or reused, because profile, models or data are not those that made it."""
 
     exit_code = 6
+
+
+class NotComparable(AlphaprofError):
+    """Two runs have too little in common for a difference between them to mean anything."""
+
+    exit_code = 12

@@ -14,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import ProfileInvalid
 
@@ -61,6 +62,14 @@ def changed_decision(config: dict[str, Any], overrides: list[str]) -> dict[str, 
             )
         apply_override(tree, override)
     return validate(tree, "report").model_dump(mode="json")
+
+
+def known_rules(specifications: list[str]) -> list[str]:
+    """Ids of rules as a command line names them. Raises `ProfileInvalid`."""
+    try:
+        return list(dict.fromkeys(parse_rule(text).id for text in specifications))
+    except ValueError as error:
+        raise ProfileInvalid(f"--rules: {error}", "alphaprof rules lists them; write for example additive:0.2") from None
 
 
 def read_tree(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The demo, from nothing: install, fetch a small model, profile it with a draft on seven kinds of prompts, report.
-# Leaves its run in runs/demo. Repeat it at will: what is done is kept, and an interrupted run is finished.
+# The demo, from nothing: install, fetch a small model, profile it with two drafts on seven kinds of prompts, on greedy and
+# on sampled text, report. Leaves its runs in runs/demo and runs/demo-sampled. Repeat it at will: what is done is kept, and
+# an interrupted run is finished.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,13 +9,23 @@ cd "$(dirname "$0")/.."
 echo "== demo model"
 .venv/bin/python scripts/fetch_demo_models.py models
 
-echo "== profile: SmolLM2-135M-Instruct against itself without six layers, 112 prompts (about 3 minutes on 2 cores)"
-resume=()
-if [ -f runs/demo/manifest.json ]; then
-  resume=(--resume)
-fi
-.venv/bin/alphaprof profile profiles/demo.yaml --out runs/demo "${resume[@]}"
+profile() { # PROFILE RUN [OPTIONS]: a new run, or the rest of an interrupted one
+  local resume=()
+  if [ -f "$2/manifest.json" ]; then
+    resume=(--resume)
+  fi
+  .venv/bin/alphaprof profile "$1" --out "$2" "${@:3}" "${resume[@]}"
+}
 
-echo "== report (also in runs/demo/report.json)"
-.venv/bin/alphaprof report runs/demo --format json --out runs/demo/report.json
-.venv/bin/alphaprof report runs/demo
+echo "== profile, greedy text: SmolLM2-135M-Instruct with two drafts, 112 prompts (about 3 minutes on 2 cores)"
+profile profiles/demo.yaml runs/demo
+echo "== profile, sampled text: 8 prompts of each kind (about 2 minutes)"
+profile profiles/demo-sampled.yaml runs/demo-sampled --limit 8
+
+for run in runs/demo-sampled runs/demo; do
+  echo "== report of $run (also in $run/report.json)"
+  .venv/bin/alphaprof report "$run" --format json --out "$run/report.json"
+  .venv/bin/alphaprof report "$run"
+done
+echo "== the two drafts against each other, document by document"
+.venv/bin/alphaprof compare runs/demo:skip runs/demo:ngram --rules strict

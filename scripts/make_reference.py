@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from alphaprof import config
+from alphaprof import config, options
 from alphaprof.log import schema
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -25,14 +25,18 @@ TABLES = (
 )
 GROUPS = (
     (config.ProfileOptions, "Top level"),
-    (config.TargetOptions, "`target`"),
-    (config.ModelDraft, "`drafts.NAME` with `kind: model`"),
-    (config.LayerSkipDraft, "`drafts.NAME` with `kind: layer_skip`"),
+    (options.TargetOptions, "`target`"),
+    (options.ModelDraft, "`drafts.NAME` with `kind: model`"),
+    (options.LayerSkipDraft, "`drafts.NAME` with `kind: layer_skip`"),
+    (options.PromptLookupDraft, "`drafts.NAME` with `kind: prompt_lookup`"),
     (config.SourceOptions, "`data`: a list of sources"),
-    (config.GreedyContinuation, "`continuation` with `kind: greedy`"),
-    (config.GivenContinuation, "`continuation` with `kind: given`"),
+    (options.GreedyContinuation, "`continuation` with `kind: greedy`"),
+    (options.SampledContinuation, "`continuation` with `kind: sampled`"),
+    (options.GivenContinuation, "`continuation` with `kind: given`"),
+    (options.TextContinuation, "`continuation` with `kind: text`"),
     (config.CostOptions, "`costs`"),
     (config.DecisionOptions, "`decision`"),
+    (config.Markers, "`thinking`"),
 )
 
 
@@ -62,7 +66,7 @@ def profile_page() -> str:
     """The page about the profile file."""
     parts = [
         "# Profile file\n",
-        "Written by `scripts/make_reference.py` from `config.py`. A profile is a YAML file; unknown keys are errors.",
+        "Written by `scripts/make_reference.py` from `config.py` and `options.py`. A profile is a YAML file; unknown keys are errors.",
         "Any value can be overridden: `--set target.dtype=float32`, `--set data.code.limit=20` (a source by its domain),",
         "`--set data.0.limit=20` (or by its index). Relative paths start at the profile file.\n",
     ]
@@ -77,7 +81,7 @@ def option_row(name: str, field: Any) -> str:
     """One option as a row of a Markdown table."""
     if field.is_required():
         default = "required"
-    elif isinstance(field.default, config.Options):
+    elif isinstance(field.default, options.Options):
         default = "see below"
     else:
         default = f"`{field.default}`"
@@ -95,7 +99,7 @@ def type_name(annotation: Any) -> str:
         return type_name(arguments[0])
     if origin in (list, dict):
         return f"{'list' if origin is list else 'mapping'} of {type_name(arguments[-1])}"
-    if isinstance(annotation, type) and issubclass(annotation, config.Options):
+    if isinstance(annotation, type) and issubclass(annotation, options.Options):
         return "group"
     return {"str": "text", "int": "integer", "float": "number", "bool": "true, false", "Any": "any"}.get(
         getattr(annotation, "__name__", str(annotation)), str(annotation)

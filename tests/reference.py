@@ -29,14 +29,47 @@ def rank(values: Array, index: int) -> int:
     return 1 + int(np.sum(values > values[index])) + int(np.sum(values[:index] == values[index]))
 
 
-def columns(target_logits: Array, draft_logits: Array, token: int) -> dict[str, float]:
-    """All statistics of one position; the narrower row is padded with probability 0."""
+def support(logits: Array, settings: Any) -> Array:
+    """Which ids temperature, top_k, top_p and min_p of `settings` leave, one filter after the other; ties at a cut stay."""
+    scores = logits.astype(np.float64) / settings.temperature
+    alive = np.isfinite(scores)
+    if 0 < settings.top_k < len(scores):
+        alive &= scores >= np.sort(scores)[-settings.top_k]
+    if settings.top_p < 1:
+        p = softmax(np.where(alive, scores, -np.inf))
+        mass = least = 0.0
+        for value in np.sort(p)[::-1]:
+            if mass >= settings.top_p:
+                break
+            mass, least = mass + value, value
+        alive &= p >= least
+    if settings.min_p > 0:
+        p = softmax(np.where(alive, scores, -np.inf))
+        alive &= p >= settings.min_p * p.max()
+    return alive
+
+
+def processed(logits: Array, settings: Any) -> Array:
+    """Probabilities of one row of logits after temperature and truncation; None: plain."""
+    if settings is None:
+        return softmax(logits)
+    return softmax(np.where(support(logits, settings), logits.astype(np.float64) / settings.temperature, -np.inf))
+
+
+def columns(
+    target_logits: Array, draft_logits: Array, token: int, settings: Any = None, draft_settings: Any = None
+) -> dict[str, float]:
+    """All statistics of one position; the narrower row is padded with probability 0.
+
+    `settings`, `draft_settings`: how p and q are processed; None: not at all.
+    """
     width = max(len(target_logits), len(draft_logits))
     z, y = (
         np.pad(row.astype(np.float64), (0, width - len(row)), constant_values=-np.inf)
         for row in (target_logits, draft_logits)
     )
-    p, q = softmax(z), softmax(y)
+    p, q = processed(z, settings), processed(y, draft_settings)
+    raw = np.sort(softmax(z))[::-1]
     top, draft_top = int(np.argmax(z)), int(np.argmax(y))
     first, second = np.sort(p)[::-1][:2]
     draft_first, draft_second = np.sort(q)[::-1][:2]
@@ -60,6 +93,27 @@ def columns(target_logits: Array, draft_logits: Array, token: int) -> dict[str, 
         "kl_target_draft": kl(p, q),
         "kl_draft_target": kl(q, p),
         "js": (kl(p, mixture) + kl(q, mixture)) / 2,
+        "raw_target_margin": raw[0] - raw[1],
+        "raw_target_entropy": -kl(raw, np.ones(width)),
+        "raw_kl_target_draft": kl(softmax(z), softmax(y)),
+    }
+
+
+def accepted(p: Array, q: Array, target_top: int, draft_top: int, better: int) -> dict[str, float]:
+    """What each default rule keeps of a draft's proposal, from whole distributions p and q; `better`: how many ids come
+    before the draft's top token in the target's order.
+    """
+    kept, top = p[draft_top], p.max()
+    entropy = -kl(p, np.ones(len(p)))
+    return {
+        "strict": float(draft_top == target_top),
+        "lossless": sum(q[token] * min(1.0, p[token] / q[token]) for token in np.flatnonzero(q)),
+        "one_hot": kept,
+        "additive_0p1": float(kept >= top - 0.1),
+        "multiplicative_0p3": float(kept >= 0.3 * top),
+        "top_m_3": float(better < 3),
+        "typical_0p09_0p3": float(kept >= min(0.09, 0.3 * np.exp(-entropy), top)),
+        "trtllm_10_0p6": float(better < 10 and kept >= top - 0.6),
     }
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
-from alphaprof.analysis.rules import RULES
+from alphaprof.analysis.rules import rules_of
 from alphaprof.analysis.totals import write_totals
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, LATENCY_COLUMNS, arrow_schema, position_columns
@@ -25,6 +26,8 @@ from alphaprof.log.store import Run
 
 Array = np.ndarray[Any, Any]
 VOCABULARY = 1000
+WORDS = np.arange(3, 15)  # the tokens of sampled text
+SETTINGS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
 EOS = 2
 NO_LIMIT = 256  # `proposed` of a draft that is always ready
 
@@ -32,6 +35,10 @@ NO_LIMIT = 256  # `proposed` of a draft that is always ready
 @dataclass(frozen=True)
 class Domain:
     """One domain: its documents, and the mean and spread over documents of the draft's acceptance probability.
+
+    With a `temperature` the text is drawn from whole distributions, and `alpha` says how much of them the draft knows; a
+    `uniform` text is drawn from another one, whatever it claims. Without, `bursts` is the correlation of acceptance from one
+    position to the next.
 
     `shortest`, `longest`: tokens of a continuation; `coverage`: share of positions with a proposal; `clusters`: one name a
     document, None for documents that stand alone; `prompts`: likewise, equal names being equal prompts.
@@ -45,6 +52,10 @@ class Domain:
     coverage: float = 1.0
     on_policy: bool = True
     continuation: str = "greedy"
+    temperature: float | None = None
+    uniform: bool = False
+    bursts: float = 0.0
+    finish: str = "length"
     clusters: Sequence[str | None] | None = None
     prompts: Sequence[str] | None = None
 
@@ -54,19 +65,24 @@ class Recipe:
     """What a synthetic run is made of. `drafts`: what each draft adds to the acceptance probability of every domain.
 
     Times in ms: a draft step takes `draft_ms`, verification of n tokens 10 + `extra_ms` (n - 1); `latency` False leaves the
-    table out. `sources` adds domains a second time: (name, Domain) pairs, for a domain with two kinds of text.
+    table out. `sources` adds domains a second time: (name, Domain) pairs, for a domain with two kinds of text. `thinking`:
+    how far into a text its thinking goes at most, as a share of it; None: no phases.
     """
 
     domains: Mapping[str, Domain] = field(default_factory=lambda: {"code": Domain(), "chat": Domain(alpha=0.4)})
     drafts: Mapping[str, float] = field(default_factory=lambda: {"small": 0.0})
     gammas: Sequence[int] = (1, 2, 3, 4)
     decision: Mapping[str, Any] = field(default_factory=dict)
+    rules: Sequence[str] = ("strict",)
+    lookups: Sequence[str] = ()
     sources: Sequence[tuple[str, Domain]] = ()
     shard_documents: int = 4
     draft_ms: float = 1.0
     extra_ms: float = 0.5
+    lookup_ms: float = 0.01
     timing_error: float = 0.01
     latency: bool = True
+    thinking: float | None = None
     seed: int = 0
 
 
@@ -80,6 +96,7 @@ class Document:
     row: int
     length: int
     tokens: Array
+    law: Array | None = None  # of sampled text: the target's distribution [positions, len(WORDS)] over WORDS
 
 
 def write_run(path: Path, recipe: Recipe | None = None) -> Run:
@@ -96,6 +113,23 @@ def write_run(path: Path, recipe: Recipe | None = None) -> Run:
     run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
     write_totals(run)
     return run
+
+
+def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) -> Run:
+    """The run with the position log of a draft changed in place, a shard at a time, and its totals computed again."""
+    for shard in run.shards:
+        table = run.positions(draft, shard.index)
+        frame = table.to_pandas()
+        change(frame)
+        run.write_positions(pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False), shard.index, draft)
+        run.part("totals", shard.index, draft).unlink()
+    write_totals(run)
+    return run
+
+
+def contents(run: Run) -> dict[str, bytes]:
+    """Every file of a run directory, to see that reading changes nothing."""
+    return {str(path.relative_to(run.path)): path.read_bytes() for path in sorted(run.path.rglob("*")) if path.is_file()}
 
 
 def interrupted(run: Run, target: Path, shards: int | None = None) -> Run:
@@ -126,19 +160,24 @@ def facts(name: str) -> ModelFacts:
 
 
 def _manifest(recipe: Recipe) -> Manifest:
-    decision = {"rule": "strict", "draft": "auto", "gamma": "auto", "min_speedup": 1.1, "confidence": 0.95, "weights": None}
+    decision = {"rule": "auto", "draft": "auto", "gamma": "auto", "min_speedup": 1.1, "confidence": 0.95, "weights": None}
     return Manifest(
         status="running",
         alphaprof="0.1.0",
         created="2026-01-01T00:00:00+00:00",
         config={
-            "rules": list(RULES),
+            "target": {"model": "synthetic/target"},
+            "drafts": {name: {"kind": "model", "model": f"synthetic/{name}"} for name in recipe.drafts}
+            | {name: {"kind": "prompt_lookup"} for name in recipe.lookups},
+            "data": [{"domain": {"column": "domain"}, "path": "synthetic.jsonl", "prompt": "{text}"}],
+            "rules": list(recipe.rules),
             "gammas": list(recipe.gammas),
             "costs": {"source": "measured", "context": 256, "repeats": 20},
             "decision": decision | dict(recipe.decision),
         },
         target=facts("target"),
-        drafts={name: facts(name) for name in recipe.drafts},
+        drafts={name: facts(name) for name in recipe.drafts}
+        | {name: dataclasses.replace(facts(name), kind="prompt_lookup") for name in recipe.lookups},
         tokenizer="0" * 64,
         environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
     )
@@ -151,15 +190,23 @@ def _documents(recipe: Recipe, rng: np.random.Generator) -> list[Document]:
     found = []
     for number, (row, name, options) in enumerate(sorted(places, key=lambda place: place[0])):
         length = int(rng.integers(options.shortest, options.longest + 1))
-        found.append(Document(number, name, options, row, length, rng.integers(3, VOCABULARY, length)))
+        if options.temperature is None:
+            found.append(Document(number, name, options, row, length, rng.integers(3, VOCABULARY, length)))
+            continue
+        law = rng.dirichlet(np.full(len(WORDS), 0.4), length)
+        drawn = np.array([rng.choice(WORDS, p=None if options.uniform else weights) for weights in law])
+        found.append(Document(number, name, options, row, length, drawn, law))
     return found
 
 
 def _write_shard(run: Run, index: int, documents: Sequence[Document], recipe: Recipe, rng: np.random.Generator) -> None:
-    target = [_target_columns(document, rng) for document in documents]
+    target = [_target_columns(document, rng) | _phase_column(document, recipe, rng) for document in documents]
     for draft, shift in recipe.drafts.items():
         parts = [columns | _draft_columns(one, columns, shift, rng) for one, columns in zip(documents, target, strict=True)]
-        run.write_positions(_position_table(documents, parts, draft), index, draft)
+        run.write_positions(_position_table(documents, parts, draft, recipe.rules), index, draft)
+    for draft in recipe.lookups:
+        parts = [columns | _lookup_columns(one, columns, rng) for one, columns in zip(documents, target, strict=True)]
+        run.write_positions(_position_table(documents, parts, draft, recipe.rules), index, draft)
     run.write_continuations(_continuation_table(documents), index)
     positions = sum(document.length for document in documents)
     digest = hashlib.sha256(str([document.number for document in documents]).encode()).hexdigest()
@@ -169,6 +216,8 @@ def _write_shard(run: Run, index: int, documents: Sequence[Document], recipe: Re
 
 def _target_columns(document: Document, rng: np.random.Generator) -> dict[str, Array]:
     """The target's columns: on text of its own its top token is the token, except for one in fifty (numerical noise)."""
+    if document.law is not None:
+        return _sampled_target_columns(document, document.law)
     size = document.length
     agrees = rng.random(size) < (0.98 if document.options.on_policy else 0.5)
     top = rng.uniform(0.35, 1.0, size).astype(np.float32)
@@ -186,6 +235,14 @@ def _target_columns(document: Document, rng: np.random.Generator) -> dict[str, A
     }
 
 
+def _phase_column(document: Document, recipe: Recipe, rng: np.random.Generator) -> dict[str, Array]:
+    """Thinking up to a place that differs from text to text, then the answer."""
+    if recipe.thinking is None:
+        return {}
+    end = int(document.length * recipe.thinking * rng.random())
+    return {"phase": np.where(np.arange(document.length) < end, "thinking", "answer")}
+
+
 def _other(tokens: Array) -> Array:
     """Another token at each position."""
     return np.asarray((tokens + 1) % VOCABULARY)
@@ -193,9 +250,11 @@ def _other(tokens: Array) -> Array:
 
 def _draft_columns(document: Document, target: dict[str, Array], shift: float, rng: np.random.Generator) -> dict[str, Array]:
     """The draft's columns: its top token is the document's token with the document's own acceptance probability."""
+    if document.law is not None:
+        return _sampled_draft_columns(document, document.law, shift, rng)
     size, options = document.length, document.options
     alpha = np.clip(rng.normal(options.alpha, options.spread) + shift, 0.0, 1.0)
-    right = rng.random(size) < alpha
+    right = _markov(rng.random(size), alpha, options.bursts)
     top = rng.uniform(0.35, 1.0, size).astype(np.float32)
     second = (np.minimum(top, 1 - top) * rng.random(size)).astype(np.float32)
     draft_top = np.where(right, document.tokens, _other(_other(document.tokens)))
@@ -219,23 +278,104 @@ def _draft_columns(document: Document, target: dict[str, Array], shift: float, r
     }
 
 
-def _position_table(documents: Sequence[Document], parts: Sequence[dict[str, Array]], draft: str) -> pa.Table:
+def _markov(lots: Array, mean: float, correlation: float) -> Array:
+    """A stationary chain of hits with a mean and a correlation from one position to the next; 0: independent ones."""
+    hits = lots < mean
+    for place in range(1, len(lots)) if correlation else ():
+        hits[place] = lots[place] < correlation * hits[place - 1] + (1 - correlation) * mean
+    return np.asarray(hits)
+
+
+def _sampled_target_columns(document: Document, p: Array) -> dict[str, Array]:
+    """The target's columns from its whole distributions, on text that was drawn from them."""
+    ordered, rows = np.sort(p, axis=1), np.arange(len(p))
+    entropy = -(p * np.log(np.maximum(p, 1e-300))).sum(1)
+    return {
+        "token": document.tokens,
+        "target_top": WORDS[p.argmax(1)],
+        "target_top_prob": ordered[:, -1],
+        "target_second_prob": ordered[:, -2],
+        "target_margin": ordered[:, -1] - ordered[:, -2],
+        "target_entropy": entropy,
+        "target_token_prob": p[rows, document.tokens - WORDS[0]],
+        "raw_target_margin": ordered[:, -1] - ordered[:, -2],
+        "raw_target_entropy": entropy,
+    }
+
+
+def _sampled_draft_columns(document: Document, p: Array, shift: float, rng: np.random.Generator) -> dict[str, Array]:
+    """The draft's columns likewise: it knows the target's distribution by the share that the domain's `alpha` says."""
+    options = document.options
+    known = np.clip(options.alpha + shift, 0.0, 1.0)
+    q = known * p + (1 - known) * rng.dirichlet(np.full(len(WORDS), 0.4), len(p))
+    ordered, rows = np.sort(q, axis=1), np.arange(len(p))
+    top, token = q.argmax(1), document.tokens - WORDS[0]
+    divergence = (p * np.log(np.maximum(p, 1e-300) / np.maximum(q, 1e-300))).sum(1)
+    return {
+        "draft_top": WORDS[top],
+        "draft_top_prob": ordered[:, -1],
+        "draft_margin": ordered[:, -1] - ordered[:, -2],
+        "draft_entropy": -(q * np.log(np.maximum(q, 1e-300))).sum(1),
+        "draft_token_prob": q[rows, token],
+        "target_prob_of_draft_top": p[rows, top],
+        "target_rank_of_draft_top": 1 + (p > p[rows, top][:, None]).sum(1),
+        "draft_rank_of_token": 1 + (q > q[rows, token][:, None]).sum(1),
+        "overlap": np.minimum(p, q).sum(1),
+        "kl_target_draft": np.maximum(divergence, 0),
+        "kl_draft_target": np.maximum(divergence, 0),
+        "js": np.clip(divergence / 4, 0, 0.69),
+        "raw_kl_target_draft": np.maximum(divergence, 0),
+        "proposed": np.where(rng.random(len(p)) < options.coverage, NO_LIMIT, 0),
+    }
+
+
+def _lookup_columns(document: Document, target: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """Columns of a prompt lookup draft: half of the positions have a proposal, up to four tokens of which are right.
+
+    On sampled text it proposes without a look at what was drawn, so that its first token is right as often as p says.
+    """
+    size = document.length
+    proposed = np.where(rng.random(size) < 0.5, rng.integers(1, 9, size), 0)
+    accepted = np.minimum(np.minimum(rng.integers(0, 5, size), proposed), size - np.arange(size))
+    top = np.where(accepted > 0, document.tokens, _other(_other(document.tokens)))
+    same = top == target["target_top"]
+    known, rank = np.where(same, target["target_top_prob"], 0.5 * target["target_second_prob"]), np.where(same, 1, 3)
+    if document.law is not None:
+        place, rows = rng.integers(0, len(WORDS), size), np.arange(size)
+        top, known = WORDS[place], document.law[rows, place]
+        rank = 1 + (document.law > known[:, None]).sum(1)
+        accepted = np.where(top == document.tokens, np.minimum(np.maximum(accepted, 1), proposed), 0)
+    return {
+        "draft_top": top,
+        "target_prob_of_draft_top": known,
+        "target_rank_of_draft_top": rank,
+        "proposed": proposed,
+        "accepted_run": accepted,
+    }
+
+
+def _position_table(
+    documents: Sequence[Document], parts: Sequence[dict[str, Array]], draft: str, rules: Sequence[str]
+) -> pa.Table:
     lengths = [document.length for document in documents]
     data: dict[str, Array] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     data["domain"] = np.repeat([document.domain for document in documents], lengths)
     data["document"] = np.repeat([document.number for document in documents], lengths)
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
-    data["greedy"] = np.repeat([document.options.on_policy for document in documents], lengths)
-    data |= {f"accept_{name}": rule.accept(data) for name, rule in RULES.items()}
-    columns = position_columns(RULES)
+    greedy = [document.options.on_policy and document.options.temperature is None for document in documents]
+    data["greedy"] = np.repeat(greedy, lengths)
+    nothing = np.full(sum(lengths), np.nan)
+    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token"), nothing) | data
+    data |= {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules))}
+    declared = position_columns(rules)
     silent = data["proposed"] == 0
     arrays = [
-        pa.array(data[column.name], mask=silent if column.nullable else None).cast(column.type)
+        pa.array(data[column.name], mask=silent if column.nullable and column.name != "phase" else None).cast(column.type)
         if column.name in data
         else pa.nulls(sum(lengths), column.type)
-        for column in columns
+        for column in declared
     ]
-    return pa.Table.from_arrays(arrays, schema=arrow_schema(columns, draft=draft, rules=list(RULES)))
+    return pa.Table.from_arrays(arrays, schema=arrow_schema(declared, draft=draft, rules=list(rules)))
 
 
 def _continuation_table(documents: Sequence[Document]) -> pa.Table:
@@ -254,10 +394,11 @@ def _row(document: Document) -> dict[str, Any]:
         "prompt_hash": hashlib.sha256(prompt.encode()).hexdigest(),
         "prompt_tokens": 8,
         "continuation_tokens": document.length,
-        "finish": "length",
+        "finish": options.finish,
         "continuation": options.continuation,
         "on_policy": options.on_policy,
         "max_new_tokens": document.length,
+        **({} if options.temperature is None else SETTINGS | {"temperature": options.temperature}),
         "prompt_ids": list(range(3, 11)),
         "continuation_ids": document.tokens,
     }
@@ -267,6 +408,7 @@ def _latency(recipe: Recipe) -> pa.Table:
     longest = max(recipe.gammas) + 1
     steps = [("target", "decode" if n == 1 else "verify", n, 10 + recipe.extra_ms * (n - 1)) for n in range(1, longest + 1)]
     steps += [(draft, "draft", 1, recipe.draft_ms) for draft in recipe.drafts]
+    steps += [(draft, "lookup", 1, recipe.lookup_ms) for draft in recipe.lookups]
     rows = [
         {
             "model": model,

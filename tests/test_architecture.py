@@ -24,16 +24,18 @@ HOMES = {
         "profiling/vocabulary.py",  # for the type of a tokenizer, like the next one
         "profiling/corpus.py",
         "profiling/pipeline.py",
+        "profiling/shards.py",
+        "profiling/phases.py",
+        "profiling/continuations.py",
     ),
     "datasets": (
-        "profiling/corpus.py",
-        "profiling/pipeline.py",
+        "profiling/reading.py",
     ),
     "huggingface_hub": ("profiling/hub.py",),
     "typer": ("cli.py",),
-    "rich": ("report/terminal.py", "report/render.py", "progress.py"),
+    "rich": ("report/terminal.py", "report/comparison.py", "report/render.py", "progress.py"),
     "yaml": ("loader.py",),
-    "pydantic": ("config.py", "loader.py"),
+    "pydantic": ("config.py", "options.py", "loader.py"),
     "scipy": ("analysis",),
 }
 # Imports point one way: a folder may use those named here (and the modules at the top, but for cli).

@@ -23,8 +23,12 @@ from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
-from alphaprof.profiling.corpus import Corpus, Document, render, rows
+from alphaprof.profiling.continuations import Continuation, continuation_table, digest
+from alphaprof.profiling.continuations import given as as_given
+from alphaprof.profiling.corpus import Corpus, Document, render
 from alphaprof.profiling.hub import expected_documents, read_whole
+from alphaprof.profiling.processing import PLAIN, Processing
+from alphaprof.profiling.reading import rows
 from tests.tiny import tokenizer
 
 VOCABULARY = 260
@@ -44,10 +48,14 @@ def profile(*sources: dict[str, Any], **options: Any) -> ProfileOptions:
 
 
 def corpus(
-    *sources: dict[str, Any], context: int | None = None, words: PreTrainedTokenizerFast = WORDS, **options: Any
+    *sources: dict[str, Any],
+    context: int | None = None,
+    words: PreTrainedTokenizerFast = WORDS,
+    served: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Corpus:
     """The documents of sources."""
-    return Corpus(profile(*sources, **options), words, context, VOCABULARY)
+    return Corpus(profile(*sources, **options), words, context, VOCABULARY, served or {})
 
 
 def jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> str:
@@ -670,3 +678,163 @@ def test_only_a_json_array_is_read_whole(tmp_path: Path, name: str, content: str
         (tmp_path / name).write_text(content, encoding="utf-8")
     path = name if content is None else str(tmp_path / name)
     assert read_whole(profile({"path": path}).data[0]) is expected
+
+
+PLAIN_TEXT = {"kind": "text", "prompt_tokens": 4, "max_new_tokens": 6}
+
+
+def test_plain_text_is_cut_into_a_prompt_and_what_is_measured(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in ("123456", "1234567890", "1234567890abc")])
+    found = corpus({"path": path}, continuation=PLAIN_TEXT)
+    documents = list(found)
+    assert texts(documents) == ["1234"] * 3
+    assert [document["given"] for document in plain(documents)] == [ids("56"), ids("567890"), ids("567890")]
+    assert [document.cut for document in documents] == [False, False, True]
+    assert {(document.kind, document.on_policy, document.processing, document.seed) for document in documents} == {
+        ("text", False, None, None)
+    }
+    assert found.truncated == {"responses cut to max_new_tokens": 1}
+    assert not any(document.greedy for document in documents)
+
+
+def test_plain_texts_with_nothing_beyond_the_prompt_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in ("123", "1234", "12345", "")])
+    found = corpus({"path": path}, continuation=PLAIN_TEXT)
+    assert [document["given"] for document in plain(found)] == [ids("5")]
+    assert found.skipped == {"with no text beyond prompt_tokens (4)": 3}
+
+
+def test_plain_text_may_have_no_limit_and_respects_the_context(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "1" * 12}, {"text": "2" * 13}])
+    found = corpus({"path": path}, context=12, continuation={"kind": "text", "prompt_tokens": 4, "max_new_tokens": None})
+    assert [len(document.given) for document in found] == [8]
+    assert found.skipped == {"longer than the target's context of 12 tokens": 1}
+
+
+def test_plain_text_keeps_the_bos_in_its_prompt(tmp_path: Path) -> None:
+    words = tokenizer()
+    words.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", 257)]
+    )
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "123456"}])
+    (document,) = corpus({"path": path}, words=words, continuation=PLAIN_TEXT)
+    assert document.prompt.tolist() == [257, *ids("123")]
+    assert document.given.tolist() == ids("456")
+
+
+@pytest.mark.parametrize("source", [{"chat": True}, {"messages": "text"}], ids=str)
+def test_a_plain_corpus_is_no_chat(source: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"data\.0: continuation kind text measures a plain corpus"):
+        profile({"path": "rows.jsonl"} | source, continuation={"kind": "text"})
+
+
+SAMPLED = {"kind": "sampled", "temperature": 0.7, "top_p": 0.9, "seed": 5, "max_new_tokens": 9}
+POLICIES: list[tuple[dict[str, Any], dict[str, Any], Processing | None, int | None, bool, bool]] = [
+    # continuation, the model's own settings; processing, seed, on policy, greedy
+    ({"kind": "greedy"}, {"temperature": 0.5}, None, None, True, True),
+    (SAMPLED, {"top_k": 20}, Processing(0.7, 0, 0.9), 5, True, False),
+    (SAMPLED | {"generation_config": True}, {"top_k": 20, "top_p": 0.1}, Processing(0.7, 20, 0.9), 5, True, False),
+    ({"kind": "sampled"}, {"top_k": 20}, PLAIN, 0, True, False),
+    ({"kind": "given", "column": "text"}, {}, None, None, False, False),
+    ({"kind": "given", "column": "text", "on_policy": True}, {}, None, None, True, True),
+    (
+        {"kind": "given", "column": "text", "on_policy": True, "temperature": 0.8, "top_p": 0.95},
+        {"top_k": 20},
+        Processing(0.8, 0, 0.95),
+        None,
+        True,
+        False,
+    ),
+    ({"kind": "given", "column": "text", "temperature": 1}, {}, PLAIN, None, False, False),
+    ({"kind": "text", "prompt_tokens": 1}, {"temperature": 0.5}, None, None, False, False),
+]
+
+
+@pytest.mark.parametrize(("continuation", "served", "processing", "seed", "on_policy", "greedy"), POLICIES)
+def test_a_document_knows_how_its_tokens_come_about(
+    tmp_path: Path,
+    continuation: dict[str, Any],
+    served: dict[str, Any],
+    processing: Processing | None,
+    seed: int | None,
+    on_policy: bool,
+    greedy: bool,
+) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "abcdef"}])
+    (document,) = corpus({"path": path}, served=served, continuation=continuation)
+    assert document.kind == continuation["kind"]
+    assert (document.processing, document.seed) == (processing, seed)
+    assert (document.on_policy, document.greedy) == (on_policy, greedy)
+
+
+def test_a_source_may_be_sampled_otherwise_than_the_profile(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "abcdef"}])
+    sources = [{"path": path}, {"path": path, "continuation": {"kind": "sampled", "temperature": 1.5, "seed": 3}}]
+    first, second = corpus(*sources, continuation=SAMPLED)
+    assert (first.processing, first.seed, first.max_new_tokens) == (Processing(0.7, 0, 0.9), 5, 9)
+    assert (second.processing, second.seed, second.max_new_tokens) == (Processing(1.5), 3, 256)
+
+
+TRUNCATION = {"top_k": 20, "top_p": 0.9, "min_p": 0.05}
+
+
+@pytest.mark.parametrize(("name", "value"), TRUNCATION.items())
+def test_truncation_of_given_text_goes_with_a_temperature(name: str, value: float) -> None:
+    given_text = {"kind": "given", "column": "a", name: value}
+    with pytest.raises(ValueError, match="go with temperature"):
+        profile({"path": "rows.jsonl"}, continuation=given_text)
+    options = profile({"path": "rows.jsonl"}, continuation=given_text | {"temperature": 1})
+    assert getattr(options.continuation, name) == value
+
+
+def test_a_target_that_is_served_with_temperature_zero_cannot_be_sampled_as_served(tmp_path: Path) -> None:
+    path = numbered(tmp_path / "rows.jsonl", 1)
+    served = {"temperature": 0.0}
+    error = refusal(corpus({"path": path}, served=served, continuation={"kind": "sampled", "generation_config": True}))
+    assert isinstance(error, ProfileInvalid)
+    assert "temperature 0" in error.message
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"processing": PLAIN},
+    {"processing": Processing(0.7)},
+    {"processing": Processing(0.7, 5)},
+    {"processing": Processing(0.7, 0, 0.9)},
+    {"processing": Processing(0.7, 0, 1.0, 0.1)},
+    {"processing": PLAIN, "seed": 0},
+    {"processing": PLAIN, "seed": 1},
+    {"domain": "other"},
+    {"cluster": "0:c"},
+    {"document": 1},
+    {"prompt": np.array([1, 2, 4], dtype=np.int32)},
+    {"given": np.array([5], dtype=np.int32)},
+]
+
+
+def test_the_digest_of_documents_changes_with_data_and_settings() -> None:
+    document = Document(0, "a", None, 0, 0, np.array([1, 2, 3], dtype=np.int32), None, False, 9, "sampled", True)
+    found = [digest([dataclasses.replace(document, **change)]) for change in [{}, *CHANGES]]
+    assert len(set(found)) == len(found)
+    assert digest([document]) == found[0]
+    assert digest([document, document]) != found[0]
+
+
+def test_rows_of_documents_hold_how_they_were_sampled(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "abcdef"}])
+    sources = [
+        {"path": path, "continuation": SAMPLED | {"top_k": 3, "min_p": 0.1}},
+        {"path": path, "continuation": {"kind": "greedy"}},
+        {"path": path, "continuation": {"kind": "given", "column": "text", "temperature": 2}},
+        {"path": path, "continuation": PLAIN_TEXT},
+    ]
+    text = np.array([3, 256], dtype=np.int32)
+    found = [Continuation(item, text, "eos") if item.given is None else as_given(item, (256,)) for item in corpus(*sources)]
+    table = continuation_table(found).select(
+        ["continuation", "on_policy", "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "finish"]
+    )
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        ("sampled", True, 0.7, 3, 0.9, 0.1, 5, 9, "eos"),
+        ("greedy", True, None, None, None, None, None, 256, "eos"),
+        ("given", False, 2.0, 0, 1.0, 0.0, None, None, "length"),
+        ("text", False, None, None, None, None, None, 6, "length"),
+    ]

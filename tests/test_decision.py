@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping
@@ -189,13 +190,25 @@ def test_halves_are_the_same_in_every_process() -> None:
 def documents(rng: np.random.Generator, size: int, value: float, spread: float) -> RoundCounts:
     """Documents whose true speedup with a free draft is `value`: rounds of 100 tokens spread around 100 / value."""
     rounds = 100 / value * rng.gamma(1 / spread**2, spread**2, size)
-    return RoundCounts(np.full(size, 100.0), rounds, rounds[:, None], np.arange(size).astype(str))
+    return RoundCounts(np.full(size, 100.0), rounds, rounds[:, None], np.zeros(size), np.arange(size).astype(str))
+
+
+def sampled(rng: np.random.Generator, size: int, value: float, spread: float, luck: float) -> RoundCounts:
+    """The same on drawn texts: their luck adds to the rounds of each, and the control variate knows most of it."""
+    plain, known = documents(rng, size, value, spread), luck * rng.normal(size=size)
+    rounds = plain.rounds + known + 0.1 * luck * rng.normal(size=size)
+    return dataclasses.replace(plain, rounds=rounds, drafted=rounds[:, None], control=-3 * known)
 
 
 def pool(counts: RoundCounts) -> Pool:
     """Documents as a pool of one domain with gamma 1."""
-    columns = {"tokens": counts.tokens, "rounds_1": counts.rounds, "drafted_depths_1": counts.drafted}
-    return Pool(columns, counts.cluster, "greedy", True)
+    columns = {
+        "tokens": counts.tokens,
+        "rounds_1": counts.rounds,
+        "drafted_depths_1": counts.drafted,
+        "control_1": counts.control,
+    }
+    return Pool(columns, counts.cluster, "greedy", "greedy", None)
 
 
 DRAFTS, SIZE, REPEATS, TRUTH = 20, 40, 400, 1.5
@@ -237,6 +250,30 @@ def test_verdicts_at_the_threshold_are_wrong_as_rarely_as_they_say() -> None:
         assert abs(verdicts.count(wrong) / 1000 - 0.05) <= 3 * math.sqrt(0.05 * 0.95 / 1000)
 
 
+@pytest.mark.parametrize("size", [12, 25])
+def test_verdicts_with_a_control_variate_are_wrong_as_rarely_as_they_say(size: int) -> None:
+    """Drawn texts at the threshold: GO and NO-GO nominally 5 % each, though the slope is fitted to the same documents."""
+    rng = np.random.default_rng(12)
+    samples = [speedup([sampled(rng, size, TRUTH, 0.03, 10.0)], [1.0], free_draft(1)) for _ in range(2000)]
+    verdicts = [decide(sample, TRUTH, CONFIDENCE, held_out=False).verdict for sample in samples]
+    for wrong in ("GO", "NO-GO"):
+        assert abs(verdicts.count(wrong) / 2000 - 0.05) <= 3 * math.sqrt(0.05 * 0.95 / 2000)
+
+
+def test_a_control_variate_settles_what_luck_leaves_open() -> None:
+    """40 documents whose true speedup is a little above the threshold, but whose texts differ by chance."""
+    rng = np.random.default_rng(6)
+    decided = []
+    for _ in range(50):
+        drawn = sampled(rng, 40, 1.05 * TRUTH, 0.05, 12.0)
+        blind = dataclasses.replace(drawn, control=np.zeros(40))
+        found = [speedup([counts], [1.0], free_draft(1)) for counts in (drawn, blind)]
+        decided.append([decide(one, TRUTH, CONFIDENCE, held_out=False).verdict == "GO" for one in found])
+    with_control, without = np.mean(decided, axis=0)
+    assert with_control > 0.9
+    assert without < 0.6
+
+
 def test_a_fixed_draft_and_gamma_are_tested_on_all_documents() -> None:
     rng = np.random.default_rng(0)
     only = {"draft 0": {"code": pool(documents(rng, SIZE, 2.0, 0.3))}}
@@ -254,6 +291,28 @@ def test_a_chosen_draft_is_tested_on_the_other_half() -> None:
     tested = held_out({"code": two["draft 1"]["code"].cluster.tolist()})
     assert decision.speedup == pooled_speedup(two, ("draft 1", 1), TIMES, {"code": 1.0}, tested)
     assert "20 independent held-out documents" in decision.reason
+
+
+def test_a_chosen_draft_keeps_its_control_variate_on_the_tested_half() -> None:
+    """Rows of documents, control included: the same speedup as from the counts themselves."""
+    rng = np.random.default_rng(1)
+    drawn = {name: sampled(rng, SIZE, value, 0.1, 10.0) for name, value in (("draft 0", 1.2), ("draft 1", 2.5))}
+    option, decision = choose_and_decide(
+        {name: {"code": pool(counts)} for name, counts in drawn.items()}, TIMES, {"code": 1.0}, QUESTION, [1]
+    )
+    tested = held_out({"code": drawn["draft 1"].cluster.tolist()})["code"]
+    assert option == ("draft 1", 1)
+    assert decision.speedup == speedup([drawn["draft 1"].rows(tested)], [1.0], free_draft(1))
+    blind = dataclasses.replace(drawn["draft 1"], control=np.zeros(SIZE)).rows(tested)
+    assert decision.speedup != speedup([blind], [1.0], free_draft(1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "policy", "expected"),
+    [("auto", "greedy", "strict"), ("auto", "sampled", "one_hot"), ("lossless", "sampled", "lossless")],
+)
+def test_the_verdict_is_about_what_engines_do_unless_a_rule_is_named(rule: str, policy: str, expected: str) -> None:
+    assert dataclasses.replace(QUESTION, rule=rule).rule_for(policy) == expected
 
 
 def test_without_step_times_there_is_no_verdict() -> None:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from alphaprof.analysis.estimate import (
+    CONTROL_DOCUMENTS,
     Estimate,
     Ratio,
     bounded_ratio,
     by_cluster,
+    controlled,
     influences,
     log_interval,
     quantile,
@@ -413,3 +415,99 @@ def test_the_usual_bounds_are_those_of_equal_lengths() -> None:
     found = ratio(times[0], tokens[0])
     low, _ = log_interval(1 / found.value, found.stderr / found.value, found.freedom, 0.05)
     assert usual_bounds(times, tokens)[0] == pytest.approx(low)
+
+
+def adjusted(totals: Array, counts: Array, control: Array) -> Array:
+    """Totals after a control variate, which must have been of use."""
+    found = controlled(totals, counts, control)
+    assert found is not None
+    return found
+
+
+controls = st.lists(
+    st.tuples(st.floats(0, 50), st.integers(1, 50), st.integers(-20, 20)), min_size=CONTROL_DOCUMENTS, max_size=25
+).filter(
+    lambda found: min(np.ptp([row[2] / row[1] for row in [*found[:i], *found[i + 1 :]]]) for i in range(len(found))) > 0.1
+)
+
+
+def three(found: list[tuple[float, int, int]]) -> tuple[Array, Array, Array]:
+    """Totals, counts and control as arrays."""
+    totals, counts, control = (np.array(column, dtype=float) for column in zip(*found, strict=True))
+    return totals, counts, control
+
+
+@pytest.mark.parametrize("documents", [1, 2, CONTROL_DOCUMENTS - 1, CONTROL_DOCUMENTS, CONTROL_DOCUMENTS + 1])
+def test_no_control_is_fitted_to_few_documents(documents: int) -> None:
+    """Documents without counts are none."""
+    rng = np.random.default_rng(0)
+    totals, counts, control = (np.append(rng.random(documents), np.zeros(20)) for _ in range(3))
+    assert (controlled(totals, counts, control) is None) == (documents < CONTROL_DOCUMENTS)
+
+
+def test_a_control_of_zero_is_none() -> None:
+    """That of every rule whose acceptance is a fact."""
+    rng = np.random.default_rng(0)
+    assert controlled(rng.random(30), np.ones(30), np.zeros(30)) is None
+
+
+@given(controls, st.floats(-3, 3))
+def test_what_a_control_explains_is_gone(found: list[tuple[float, int, int]], slope: float) -> None:
+    """Totals that follow their counts and the control exactly give the ratio without the control, wherever its mean is."""
+    _, counts, control = three(found)
+    assert adjusted(2.5 * counts + slope * control, counts, control) == pytest.approx(2.5 * counts, abs=1e-6)
+
+
+@given(controls, st.floats(-3, 3))
+def test_how_much_of_a_control_the_totals_hold_does_not_matter(found: list[tuple[float, int, int]], slope: float) -> None:
+    totals, counts, control = three(found)
+    plain, shifted = (adjusted(item, counts, control) for item in (totals, totals + slope * control))
+    assert shifted == pytest.approx(plain, abs=1e-6)
+
+
+@given(controls, st.sampled_from([-100.0, 0.01, 3.0]))
+def test_unit_of_a_control_does_not_matter(found: list[tuple[float, int, int]], factor: float) -> None:
+    totals, counts, control = three(found)
+    assert adjusted(totals, counts, factor * control) == pytest.approx(adjusted(totals, counts, control), abs=1e-6)
+
+
+@given(controls, st.integers(1, 5))
+def test_documents_without_counts_do_not_change_what_is_fitted(found: list[tuple[float, int, int]], empty: int) -> None:
+    totals, counts, control = three(found)
+    padded = adjusted(*(np.append(column, np.zeros(empty)) for column in (totals, counts, control)))
+    assert padded == pytest.approx(np.append(adjusted(totals, counts, control), np.zeros(empty)), abs=1e-6)
+
+
+CONTROLLED, LONG = 12, 60
+
+
+def luck(rng: np.random.Generator, alpha: Array, noise: float) -> tuple[Array, Array]:
+    """Rounds of documents of 60 drawn tokens without limit on drafts, and their control: 60 - accepted, and accepted less
+    its expectation. `noise`: what the control does not know.
+    """
+    accepted = rng.binomial(LONG, alpha)
+    return LONG - accepted + noise * rng.normal(size=alpha.shape), accepted - LONG * alpha
+
+
+@pytest.fixture(scope="module", params=[(0.0, 1.0), (0.15, 0.0)], ids=["equal documents", "different documents"])
+def drawn_texts(request: pytest.FixtureRequest) -> tuple[Array, Array]:
+    """Rounds per token, plain and controlled, of 20 000 samples of 12 documents; [samples] each."""
+    spread, noise = request.param
+    rng, shape = np.random.default_rng(21), (20_000, CONTROLLED)
+    alpha = drawn_alphas(rng, shape, spread=spread) if spread else np.full(shape, 0.65)
+    rounds, control = luck(rng, alpha, noise)
+    size = np.full(CONTROLLED, float(LONG))
+    better = [adjusted(one, size, its).sum() for one, its in zip(rounds, control, strict=True)]
+    return rounds.sum(1) / (LONG * CONTROLLED), np.array(better) / (LONG * CONTROLLED)
+
+
+def test_a_control_does_not_change_the_expectation(drawn_texts: tuple[Array, Array]) -> None:
+    """Although its multiple is fitted to the same documents, and varies more in those that take more rounds."""
+    plain, better = drawn_texts
+    assert abs((better - plain).mean()) < 4 * (better - plain).std() / math.sqrt(len(plain))
+
+
+def test_a_control_leaves_less_spread(drawn_texts: tuple[Array, Array]) -> None:
+    """A little less where documents differ by themselves, a lot where luck is all that there is."""
+    plain, better = drawn_texts
+    assert better.var() < (0.5 if plain.std() < 0.02 else 1.0) * plain.var()

@@ -1,4 +1,4 @@
-"""Replayed rounds against live Hugging Face assisted generation, and our greedy text against theirs, in float32."""
+"""Replayed rounds against live Hugging Face generation, assisted or by prompt lookup, and our greedy text against theirs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
-from alphaprof.analysis.replay import Trace, replay, walk
-from alphaprof.profiling.continuations import Continuation, generate_greedy, generation_batches
+from alphaprof.analysis.replay import Trace, replay, run_lengths, walk
+from alphaprof.analysis.rules import parse_rule
+from alphaprof.profiling.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.record import by_document
 from alphaprof.profiling.scoring import Scorer
@@ -20,6 +22,7 @@ from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 NEW_TOKENS = 40
+GAMMAS = (1, 2, 3, 5, 8)
 
 
 def document(number: int, length: int) -> Document:
@@ -41,13 +44,12 @@ def pair() -> tuple[Model, Model]:
 
 
 def recorded_rounds(
-    pair: tuple[Model, Model], item: Document, gamma: int, monkeypatch: pytest.MonkeyPatch
+    network: Any, item: Document, generator: type, limit: int, **how: Any
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Text and rounds (drafted, matched) of one assisted generation."""
-    target, draft = (model.network for model in pair)
+    """Text and rounds (drafted, matched) of one live generation whose candidates come from `generator`."""
     rounds: list[tuple[int, int]] = []
     drafted: list[int] = []
-    get, update = AssistedCandidateGenerator.get_candidates, AssistedCandidateGenerator.update_candidate_strategy
+    get, update = generator.get_candidates, generator.update_candidate_strategy
 
     def spy_get(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
         found = get(self, input_ids, **kwargs)
@@ -58,8 +60,19 @@ def recorded_rounds(
         rounds.append((drafted[-1], int(num_matches)))
         update(self, input_ids, scores, num_matches)
 
-    monkeypatch.setattr(AssistedCandidateGenerator, "get_candidates", spy_get)
-    monkeypatch.setattr(AssistedCandidateGenerator, "update_candidate_strategy", spy_update)
+    ids = torch.from_numpy(item.prompt.astype(np.int64))[None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generator, "get_candidates", spy_get)
+        patch.setattr(generator, "update_candidate_strategy", spy_update)
+        output = network.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False, **how
+        )
+    return output[0, ids.shape[1] :].tolist(), rounds
+
+
+def assisted(pair: tuple[Model, Model], item: Document, gamma: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Text and rounds of assisted generation with gamma drafted tokens a round."""
+    target, draft = (model.network for model in pair)
     draft.generation_config = GenerationConfig(
         eos_token_id=256,
         pad_token_id=257,
@@ -67,45 +80,49 @@ def recorded_rounds(
         num_assistant_tokens_schedule="constant",
         assistant_confidence_threshold=0.0,
     )
-    ids = torch.from_numpy(item.prompt.astype(np.int64))[None]
-    output = target.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        assistant_model=draft,
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-    )
-    return output[0, ids.shape[1] :].tolist(), rounds
+    return recorded_rounds(target, item, AssistedCandidateGenerator, NEW_TOKENS, assistant_model=draft)
 
 
-def profiled(pair: tuple[Model, Model]) -> list[tuple[Continuation, dict[str, np.ndarray]]]:
+def profiled(
+    target: Model, draft: Model | PromptLookup, documents: list[Document] = DOCUMENTS
+) -> list[tuple[Continuation, dict[str, np.ndarray]]]:
     """Continuations and columns of all documents, as a run makes them: in padded batches."""
-    target, draft = pair
-    continuations = [item for batch in generation_batches(DOCUMENTS, 120) for item in generate_greedy(target, batch)]
-    scored = by_document(continuations, Scorer(target, [draft], 260).score(continuations)["draft"])
+    continuations = [item for batch in generation_batches(documents, 120) for item in generate(target, batch, 260)]
+    scored = by_document(continuations, Scorer(target, [draft], 260).score(continuations)[draft.name])
     return [(item, scored[item.document.document]) for item in continuations]
 
 
-def test_replayed_rounds_equal_those_of_assisted_generation(
-    pair: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def one_document(item: Continuation, columns: dict[str, np.ndarray], run: np.ndarray, looked_up: bool = False) -> Trace:
+    """The trace of one document, with EOS 256."""
+    size, limit = len(item.ids), item.document.max_new_tokens
+    ends = columns["draft_top"] == 256
+    proposed = columns["proposed"].astype(np.int64)
+    return Trace(run, proposed, np.array([0]), np.array([size]), np.array([limit]), ends, looked_up)
+
+
+def replayed(trace: Trace, gamma: int) -> list[tuple[int, int]]:
+    """Rounds of one document as (drafted, matched), as Hugging Face makes them."""
+    return [(int(step.drafted[0]), int(step.accepted[0])) for step in walk(trace, gamma, "hf")]
+
+
+@pytest.fixture(scope="module")
+def live(pair: tuple[Model, Model]) -> dict[tuple[int, int], tuple[list[int], list[tuple[int, int]]]]:
+    """Text and rounds of assisted generation, by document and gamma."""
+    return {(item.document, gamma): assisted(pair, item, gamma) for item in DOCUMENTS for gamma in GAMMAS}
+
+
+@pytest.mark.parametrize("rule", ["strict", "one_hot"])
+def test_replayed_rounds_equal_those_of_assisted_generation(pair: tuple[Model, Model], live: Any, rule: str) -> None:
     accepted = ended = 0
-    for item, columns in profiled(pair):
-        agrees = columns["draft_top"] == columns["token"]
+    for item, columns in profiled(*pair):
+        kept = parse_rule(rule).emitted(columns)
+        assert kept is not None
         ended += item.finish == "eos"
-        one = Trace(
-            agrees,
-            columns["proposed"].astype(np.int64),
-            np.array([0]),
-            np.array([len(item.ids)]),
-            np.array([NEW_TOKENS]),
-            columns["draft_top"] == 256,
-        )
-        for gamma in (1, 2, 3, 5, 8):
-            text, rounds = recorded_rounds(pair, item.document, gamma, monkeypatch)
-            monkeypatch.undo()
+        one = one_document(item, columns, run_lengths(kept == 1, np.array([0]), np.array([len(item.ids)])))
+        for gamma in GAMMAS:
+            text, rounds = live[item.document.document, gamma]
             assert text == item.ids.tolist()
-            found = [(int(step.drafted[0]), int(step.accepted[0])) for step in walk(one, gamma, "hf")]
+            found = replayed(one, gamma)
             assert [matched for _, matched in found] == [matched for _, matched in rounds]
             for (drafted, _), (expected, matched) in zip(found, rounds, strict=True):
                 # A draft may end after its first wrong token, which a teacher-forced pass cannot see.
@@ -115,9 +132,53 @@ def test_replayed_rounds_equal_those_of_assisted_generation(
     assert ended > 0
 
 
+def looping(seed: int) -> Model:
+    """A target over few tokens, whose greedy text repeats itself and at times ends by itself (EOS has id 38)."""
+    network = llama(seed=seed, vocabulary=40, layers=2, eos_token_id=38, pad_token_id=39)
+    network.generation_config = GenerationConfig(eos_token_id=38, pad_token_id=39)
+    with torch.no_grad():
+        network.lm_head.weight[38] *= 1.4
+    return Model("target", network, "model", "t")
+
+
+def few_tokens(number: int, length: int, limit: int) -> Document:
+    """A prompt over few tokens, which repeats itself as well."""
+    ids = np.random.default_rng(100 + number).integers(0, 12, length).astype(np.int32)
+    return Document(number, "a", None, 0, number, ids, None, False, limit, "greedy", True)
+
+
+LOOKED_UP = [
+    few_tokens(number, length, limit)
+    for number, (length, limit) in enumerate([(3, 40), (17, 40), (8, 7), (30, 40), (5, 12), (1, 23), (20, 2), (9, 1)])
+]
+
+
+@pytest.mark.parametrize("max_ngram", [1, 3])
+@pytest.mark.parametrize("seed", [6, 8])
+def test_replayed_rounds_equal_those_of_live_prompt_lookup(seed: int, max_ngram: int) -> None:
+    target = looping(seed)
+    seen: set[str] = set()
+    for item, columns in profiled(target, PromptLookup("ngram", max_ngram, target.eos, 40, "float32"), LOOKED_UP):
+        limit = item.document.max_new_tokens or 0
+        one = one_document(item, columns, columns["accepted_run"], looked_up=True)
+        for gamma in (1, 2, 4, 10):
+            how = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": max_ngram}
+            text, rounds = recorded_rounds(target.network, item.document, PromptLookupCandidateGenerator, limit, **how)
+            assert text == item.ids.tolist()
+            assert replayed(one, gamma) == rounds
+            seen.add(item.finish)
+            starts = np.cumsum([0, *(matched + 1 for _, matched in rounds)])
+            pairs = zip(rounds, starts, strict=False)
+            seen |= {"beyond the limit" for (drafted, _), start in pairs if drafted > limit - start}
+            seen |= {"accepted" for drafted, matched in rounds if drafted > 1 and matched == drafted}
+            seen |= {"rejected" for drafted, matched in rounds if drafted > matched > 0}
+            seen |= {"nothing" for drafted, _ in rounds if drafted == 0}
+    assert seen == {"eos", "length", "accepted", "rejected", "nothing", "beyond the limit"}
+
+
 def test_batched_greedy_text_equals_each_document_alone(pair: tuple[Model, Model]) -> None:
     target, _ = pair
-    for item, _ in profiled(pair):
+    for item, _ in profiled(*pair):
         ids = torch.from_numpy(item.document.prompt.astype(np.int64))[None]
         output = target.network.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False
@@ -128,18 +189,16 @@ def test_batched_greedy_text_equals_each_document_alone(pair: tuple[Model, Model
 
 
 def test_the_greedy_token_is_the_scoring_pass_own_top(pair: tuple[Model, Model]) -> None:
-    assert all(np.array_equal(columns["target_top"], item.ids) for item, columns in profiled(pair))
+    assert all(np.array_equal(columns["target_top"], item.ids) for item, columns in profiled(*pair))
 
 
 def test_a_draft_that_is_the_target_is_always_accepted(pair: tuple[Model, Model]) -> None:
     target, _ = pair
-    for item, columns in profiled((target, Model("draft", target.network, "model", "t"))):
+    for item, columns in profiled(target, Model("draft", target.network, "model", "t")):
         size = len(item.ids)
         agrees = columns["draft_top"] == columns["token"]
         assert agrees.all()
-        one = Trace(
-            agrees, columns["proposed"].astype(np.int64), np.array([0]), np.array([size]), np.array([NEW_TOKENS]), agrees
-        )
+        one = one_document(item, columns, run_lengths(agrees, np.array([0]), np.array([size])))
         assert replay(one, 4).rounds[0] == -(-(size - 1) // 5)
 
 
@@ -150,6 +209,6 @@ def test_a_draft_with_shuffled_logits_is_hardly_ever_accepted(pair: tuple[Model,
         shuffled.lm_head.weight.copy_(
             shuffled.lm_head.weight[torch.randperm(260, generator=torch.Generator().manual_seed(3))]
         )
-    columns = [found for _, found in profiled((target, Model("draft", shuffled, "model", "s")))]
+    columns = [found for _, found in profiled(target, Model("draft", shuffled, "model", "s"))]
     agreed = np.concatenate([found["draft_top"] == found["token"] for found in columns])
     assert agreed.mean() < 0.05

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from alphaprof.config import CostOptions
+from alphaprof.profiling import lookup
 from alphaprof.profiling.latency import Stepper, measure, timed_repeats
+from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from tests.tiny import llama, noisy
 
@@ -60,3 +62,26 @@ def test_ids_that_a_draft_does_not_have_do_not_stop_the_clock() -> None:
         Model("target", llama(), "model", "t"), [small], text, [1], CostOptions(context=8, repeats=3), lambda: None
     )
     assert table["model"].to_pylist() == ["target", "target", "small"]
+
+
+def test_a_search_of_prompt_lookup_is_timed_on_as_many_tokens_as_the_target_has_in_its_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[list[int]] = []
+    search = PromptLookup.search
+
+    def spy(self: PromptLookup, tokens: list[int]) -> float:
+        searched.append(tokens)
+        return search(self, tokens)
+
+    monkeypatch.setattr(lookup.PromptLookup, "search", spy)
+    drafts = [PromptLookup(name, 3, (256,), 260, "float32") for name in ("first", "second")]
+    costs = CostOptions(context=24, repeats=3)
+    table = measure(Model("target", llama(), "model", "t"), drafts, TEXT, [2], costs, lambda: None)
+    rows = [row for row in table.to_pylist() if row["model"] != "target"]
+    assert [(row["model"], row["step"], row["tokens"], row["context"]) for row in rows] == [
+        ("first", "lookup", 1, 24),
+        ("second", "lookup", 1, 24),
+    ]
+    assert all(row["repeats"] == 3 and row["median_ms"] >= 0 for row in rows)
+    assert searched == [np.resize(TEXT, 24).tolist()] * (2 * timed_repeats(costs))

@@ -14,9 +14,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.config import GAMMA_LIMIT, LayerSkipDraft, ModelDraft, ProfileOptions, resolve, template_parts
+from alphaprof.config import ProfileOptions, resolve, template_parts
 from alphaprof.errors import ProfileInvalid
 from alphaprof.loader import apply_override, load_profile, validate
+from alphaprof.options import GAMMA_LIMIT, LayerSkipDraft, ModelDraft
 from tests.conftest import ROOT
 
 Keys = tuple[str | int, ...]
@@ -26,6 +27,7 @@ PROFILE: dict[str, Any] = {
         "small": {"kind": "model", "model": "hub/small"},
         "skip": {"kind": "layer_skip", "drop_layers": [2, 1]},
         "layer_skip": {"kind": "model", "model": "hub/named-like-a-kind"},
+        "ngram": {"kind": "prompt_lookup", "max_ngram": 2},
     },
     "data": [
         {
@@ -39,6 +41,7 @@ PROFILE: dict[str, Any] = {
     ],
     "continuation": {"kind": "greedy", "max_new_tokens": 64},
     "costs": {"context": 128},
+    "thinking": {"begin": "<think>", "end": "</think>"},
     "decision": {"min_speedup": 1.2},
 }
 ABSENT = object()
@@ -93,6 +96,8 @@ GROUPS: list[Keys] = [
     ("drafts", "small"),
     ("drafts", "skip"),
     ("drafts", "layer_skip"),
+    ("drafts", "ngram"),
+    ("thinking",),
     ("data", 0),
     ("data", 0, "continuation"),
     ("data", 1, "continuation"),
@@ -150,7 +155,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("data", 0, "limit"), 0, "data.0.limit: Input should be greater than or equal to 1", "correct"),
     (("data", 0, "limit"), True, "data.0.limit: Input should be a valid integer", "correct"),
     (("data", 0, "shuffle_seed"), -1, "data.0.shuffle_seed: Input should be greater than or equal to 0", "correct"),
-    (("data", 0, "continuation", "kind"), ABSENT, "data.0.continuation: ", "add kind: greedy or given"),
+    (("data", 0, "continuation", "kind"), ABSENT, "data.0.continuation: ", "add kind: greedy or sampled or given or text"),
     (("data", 0, "prompt"), ABSENT, "data.0: needs exactly one of prompt, messages, prompt_ids (has none)", "correct"),
     (
         ("data", 0, "messages"),
@@ -161,11 +166,15 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("data", 1, "chat"), True, "data.1: chat: true goes with prompt", "correct"),
     (("data", 0, "system"), "be brief", "data.0: system goes with chat: true", "correct"),
     (("data", 2, "domain"), {"column": 5}, "data.2.domain.column: Input should be a valid string", "quote it"),
-    (("rules",), ["strict", "stric"], "rules: unknown rule 'stric'; known: strict", "correct"),
+    (("rules",), ["strict", "stric"], "rules.1: unknown rule 'stric'; known: strict, lossless", "correct"),
     (("costs", "repeats"), 2, "costs.repeats: Input should be greater than or equal to 3", "correct"),
     (("decision", "confidence"), 0.5, "decision.confidence: Input should be greater than 0.5", "correct"),
     (("decision", "confidence"), 1, "decision.confidence: Input should be less than 1", "correct"),
     (("decision", "min_speedup"), float("nan"), "decision.min_speedup: ", "correct"),
+    (("drafts", "ngram", "max_ngram"), 0, "drafts.ngram.max_ngram: Input should be greater than or equal to 1", "correct"),
+    (("drafts", "ngram", "max_ngram"), 65, "drafts.ngram.max_ngram: Input should be less than or equal to 64", "correct"),
+    (("thinking", "end"), "", "thinking.end: String should have at least 1 character", "correct"),
+    (("draft_processing",), "top_p", "draft_processing: Input should be 'same' or 'temperature'", "correct"),
     (("batch_tokens",), "many", "batch_tokens: Input should be a valid integer", "correct"),
 ]
 
@@ -176,6 +185,61 @@ def test_a_mistake_is_named_with_its_place_and_the_next_step(keys: Keys, value: 
     assert error.message.startswith(f"profile.yaml: {problem}")
     assert "more)" not in error.message
     assert advice in error.hint
+
+
+CONTINUATIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"kind": "greedy"},
+    "sampled": {"kind": "sampled"},
+    "given": {"kind": "given", "column": "answer", "temperature": 1},
+    "text": {"kind": "text"},
+}
+OPTIONS = {
+    kind: type(validate({**PROFILE, "continuation": group}, "").continuation) for kind, group in CONTINUATIONS.items()
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in OPTIONS for name in OPTIONS[kind].model_fields])
+def test_a_misspelt_key_of_any_kind_of_continuation_is_named_and_the_right_one_suggested(kind: str, name: str) -> None:
+    error = refusal(changed((("continuation",), CONTINUATIONS[kind] | {f"{name}x": 1})))
+    assert error.message == f"profile.yaml: unknown key continuation.{name}x"
+    assert error.hint == f"did you mean {name}?"
+
+
+SAMPLING_MISTAKES: list[tuple[str, Any, str]] = [
+    ("temperature", 0, "must be above 0; greedy text is kind: greedy"),
+    ("temperature", -1, "must be above 0; greedy text is kind: greedy"),
+    ("temperature", float("nan"), ""),
+    ("temperature", 101, "Input should be less than or equal to 100"),
+    ("top_k", -1, "Input should be greater than or equal to 0"),
+    ("top_k", 2.5, "Input should be a valid integer"),
+    ("top_p", 0, "Input should be greater than 0"),
+    ("top_p", 1.1, "Input should be less than or equal to 1"),
+    ("min_p", -0.1, "Input should be greater than or equal to 0"),
+    ("min_p", 1.1, "Input should be less than or equal to 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "problem"), SAMPLING_MISTAKES)
+@pytest.mark.parametrize("kind", ["sampled", "given"])
+def test_a_sampling_setting_out_of_its_range_is_refused(kind: str, name: str, value: Any, problem: str) -> None:
+    error = refusal(changed((("continuation",), CONTINUATIONS[kind] | {name: value})))
+    assert error.message.startswith(f"profile.yaml: continuation.{name}: {problem}")
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("seed", 2**63), ("max_new_tokens", 0), ("max_new_tokens", None)])
+def test_a_sampled_continuation_has_a_seed_and_a_limit(name: str, value: Any) -> None:
+    error = refusal(changed((("continuation",), {"kind": "sampled", name: value})))
+    assert error.message.startswith(f"profile.yaml: continuation.{name}: Input should be")
+
+
+@pytest.mark.parametrize("rule", ["strict", "one_hot", {"additive": 0.1}, "auto"])
+def test_the_rule_of_the_decision_may_be_any_or_follow_the_text(rule: Any) -> None:
+    expected = "additive_0p1" if isinstance(rule, dict) else rule
+    assert validate(changed((("decision", "rule"), rule)), "").decision.rule == expected
+
+
+def test_auto_is_no_rule_to_be_profiled() -> None:
+    assert "auto is no rule" in refusal(changed((("rules",), ["auto"]))).message
 
 
 def test_the_number_of_further_mistakes_is_told() -> None:
@@ -210,8 +274,7 @@ def test_gammas_are_sorted_and_distinct_up_to_their_limit() -> None:
 
 
 INCONSISTENT = [
-    ({"draft": "large"}, "decision.draft 'large' is none of the drafts (small, skip, layer_skip)"),
-    ({"rule": "lossless"}, "decision.rule 'lossless' is not among rules (strict)"),
+    ({"draft": "large"}, "decision.draft 'large' is none of the drafts (small, skip, layer_skip, ngram)"),
     ({"gamma": 9}, "decision.gamma 9 is not among gammas [1, 2, 3, 4, 5, 6, 7, 8]"),
     ({"gamma": True}, "decision.gamma"),
     ({"gamma": "best"}, "decision.gamma"),

@@ -14,19 +14,35 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
 import yaml
 
-from alphaprof.analysis.totals import read_totals, write_totals
+from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.analysis.totals import Request, read_totals, write_totals
+from alphaprof.config import Markers
 from alphaprof.errors import DataEmpty, ModelUnloadable, OutOfMemory, RunExists, RunMismatch, VocabularyMismatch
 from alphaprof.loader import load_profile
 from alphaprof.log import store
-from alphaprof.log.schema import position_columns
+from alphaprof.log.schema import (
+    CONTINUATION_COLUMNS,
+    DOCUMENT_COLUMNS,
+    LATENCY_COLUMNS,
+    position_columns,
+    totals_columns,
+    violations,
+)
 from alphaprof.log.store import Run
-from alphaprof.profiling import pipeline
+from alphaprof.profiling import pipeline, shards
+from alphaprof.profiling.continuations import generate
+from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.lookup import PromptLookup
+from alphaprof.profiling.models import load_model
+from alphaprof.profiling.phases import thinking
+from alphaprof.profiling.processing import Processing
 from alphaprof.report.build import build_report
 from tests.tiny import tokenizer
 
@@ -96,6 +112,12 @@ def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) ->
     return run
 
 
+def strict_totals(run: Run, draft: str) -> Any:
+    """Totals of one draft under strict acceptance."""
+    totals = read_totals(run, draft, Request(run.rules, run.gammas))
+    return totals.filter(pc.equal(totals["rule"].cast("string"), "strict"))
+
+
 def tables(out: Path) -> dict[str, Any]:
     """Every table of a run but the latency, by its path."""
     paths = sorted(path for path in out.rglob("*.parquet") if path.name != "latency.parquet")
@@ -109,6 +131,51 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
     return run_profile(profile_file(folder, tiny), folder / "run")
 
 
+MIXED: dict[str, Any] = {
+    "drafts": {
+        "close": {"kind": "model", "model": "TINY/draft"},
+        "ngram": {"kind": "prompt_lookup", "max_ngram": 2},
+    },
+    "data": [
+        {"domain": "greedy", "path": "long.jsonl", "prompt": "{text}", "chat": True, "limit": 4},
+        {
+            "domain": "drawn",
+            "path": "long.jsonl",
+            "prompt": "{text} {text}",
+            "continuation": {"kind": "sampled", "temperature": 1.2, "top_p": 0.9, "seed": 3, "max_new_tokens": 20},
+        },
+        {
+            "domain": "drawn",
+            "path": "short.jsonl",
+            "prompt": "{text}",
+            "continuation": {"kind": "sampled", "top_k": 40, "max_new_tokens": 15},
+        },
+        {
+            "domain": "logged",
+            "path": "short.jsonl",
+            "prompt": "{text}",
+            "continuation": {"kind": "given", "column": "response", "temperature": 0.8},
+        },
+        {"domain": "plain", "path": "long.jsonl", "prompt": "{text}", "continuation": {"kind": "text", "prompt_tokens": 9}},
+    ],
+    "thinking": {"begin": "o", "end": "e"},
+    "rules": [*DEFAULT_RULES, "tree_2"],
+}
+
+
+def mixed_file(folder: Path, tiny: Path, **changes: Any) -> Path:
+    """A profile with greedy, sampled, given and plain texts, a model and prompt lookup as drafts, and thinking markers."""
+    drafts = json.loads(json.dumps(MIXED["drafts"]).replace("TINY", str(tiny)))
+    return profile_file(folder, tiny, **MIXED | {"drafts": drafts} | changes)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Run:
+    """An unbroken run over every kind of text."""
+    folder = tmp_path_factory.mktemp("mixed")
+    return run_profile(mixed_file(folder, tiny), folder / "run")
+
+
 def test_the_log_holds_every_position_of_every_document_once_for_every_draft(finished: Run) -> None:
     log = pd.read_parquet(finished.path / "positions")
     documents = pd.read_parquet(finished.path / "documents.parquet")
@@ -120,7 +187,7 @@ def test_the_log_holds_every_position_of_every_document_once_for_every_draft(fin
         assert rows["document"].is_monotonic_increasing
         for number, document in rows.groupby("document"):
             assert document["position"].tolist() == list(range(documents["continuation_tokens"][number]))
-    expected = [column.name for column in position_columns(["strict"])]
+    expected = [column.name for column in position_columns(DEFAULT_RULES)]
     assert [name for name in log.columns if name != "draft"] == expected
 
 
@@ -151,20 +218,32 @@ def test_a_draft_with_padding_rows_scores_like_the_same_draft_without(finished: 
 
 
 def test_totals_are_the_sums_of_the_log(finished: Run) -> None:
-    log = pd.read_parquet(finished.path / "positions")
-    for draft in finished.manifest.drafts:
-        totals = read_totals(finished, draft).to_pandas()
-        rows = log[log["draft"] == draft]
-        by_document = rows.groupby("document")
-        assert totals["accepted"].tolist() == by_document["accept_strict"].sum().tolist()
-        assert totals["proposals"].tolist() == by_document["proposed"].agg(lambda values: (values > 0).sum()).tolist()
-        assert totals["positions"].tolist() == by_document.size().tolist()
+    assert_sums(finished)
+
+
+def test_totals_of_mixed_texts_are_the_sums_of_the_log(mixed: Run) -> None:
+    assert_sums(mixed)
+
+
+def assert_sums(run: Run) -> None:
+    """Totals of every draft and rule against plain sums over the log."""
+    log = pd.read_parquet(run.path / "positions")
+    for draft in run.manifest.drafts:
+        totals = read_totals(run, draft, Request(run.rules, run.gammas)).to_pandas()
+        by_document = log[log["draft"] == draft].groupby("document")
+        proposals = by_document["proposed"].agg(lambda values: (values > 0).sum()).tolist()
+        for rule, rows in totals.groupby("rule", observed=True):
+            found = rows.sort_values("document")
+            assert found["accepted"].to_numpy() == pytest.approx(by_document[f"accept_{rule}"].sum().to_numpy(), abs=1e-5)
+            assert found["proposals"].tolist() == proposals
+            assert found["positions"].tolist() == by_document.size().tolist()
+        assert sorted(totals["rule"].unique()) == sorted(run.rules)
 
 
 def test_a_draft_at_the_end_of_its_context_covers_part_of_the_positions(finished: Run) -> None:
-    totals = read_totals(finished, "brief").to_pandas()
+    totals = strict_totals(finished, "brief").to_pandas()
     assert 0 < totals["proposals"].sum() < totals["positions"].sum()
-    assert totals["rounds_4"].sum() > read_totals(finished, "close").to_pandas()["rounds_4"].sum()
+    assert totals["rounds_4"].sum() > strict_totals(finished, "close").to_pandas()["rounds_4"].sum()
 
 
 def test_the_manifest_names_what_was_run(finished: Run) -> None:
@@ -178,11 +257,12 @@ def test_the_manifest_names_what_was_run(finished: Run) -> None:
     assert "packages" in manifest.environment
 
 
+@pytest.mark.parametrize(("whole", "written"), [("finished", profile_file), ("mixed", mixed_file)])
 def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
-    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: str, written: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
-    expected = tables(finished.path)
+    path, out = written(tmp_path, tiny), tmp_path / "run"
+    expected = tables(request.getfixturevalue(whole).path)
     original = store.write_table
 
     class Killed(BaseException):
@@ -240,7 +320,7 @@ def start(path: Path, out: Path, resume: bool) -> subprocess.Popen[str]:
 def test_another_draft_is_measured_on_the_same_text_without_generating(
     finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "generate_greedy", None)
+    monkeypatch.setattr(shards, "generate", None)
     options = load_profile(finished.path.parent / "profile.yaml").model_copy(
         update={"batch_tokens": 90, "shard_documents": 7}
     )
@@ -279,14 +359,14 @@ def test_an_output_directory_with_anything_in_it_is_refused(finished: Run, tiny:
 def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends after its second shard."""
     with monkeypatch.context() as patch:
-        original = pipeline._write_shard
+        original = pipeline.write_shard
 
         def limited(plan: Any, index: int, *rest: Any) -> None:
             if index == 2:
                 raise KeyboardInterrupt
             original(plan, index, *rest)
 
-        patch.setattr(pipeline, "_write_shard", limited)
+        patch.setattr(pipeline, "write_shard", limited)
         with pytest.raises(KeyboardInterrupt):
             run_profile(path, out)
 
@@ -326,7 +406,7 @@ def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> N
     ]
     run = run_profile(profile_file(tmp_path, tiny, data=data), tmp_path / "run")
     log = pd.read_parquet(tmp_path / "run" / "positions", filters=[("draft", "==", "close")])
-    totals = read_totals(run, "close").to_pandas()
+    totals = strict_totals(run, "close").to_pandas()
     documents = run.documents().to_pandas()
     rows = [json.loads(line) for line in (tmp_path / "long.jsonl").read_text().splitlines()]
     for number, source_row in documents.loc[documents["domain"] == "ids", "source_row"].items():
@@ -344,21 +424,21 @@ def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> N
 def test_running_out_of_memory_halves_batches_and_says_so(
     finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = pipeline.generate_greedy
+    original = shards.generate
 
-    def small(target: Any, documents: Any) -> Any:
+    def small(target: Any, documents: Any, ids_drawn: int) -> Any:
         if len(documents) > 1:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
-        return original(target, documents)
+        return original(target, documents, ids_drawn)
 
-    monkeypatch.setattr(pipeline, "generate_greedy", small)
+    monkeypatch.setattr(shards, "generate", small)
     run = run_profile(profile_file(tmp_path, tiny), tmp_path / "run")
     assert sum(shard.halved_batches for shard in run.shards) > 0
     expected, found = tables(finished.path), tables(run.path)
     for name in expected:
         if name.startswith("continuations"):
             assert found[name].equals(expected[name])
-    monkeypatch.setattr(pipeline, "generate_greedy", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr(shards, "generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(OutOfMemory, match=r"out of memory on document \d+"):
         run_profile(profile_file(tmp_path, tiny), tmp_path / "other")
 
@@ -494,7 +574,200 @@ def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(
 
 def test_totals_of_another_version_are_computed_anew(finished: Run, tmp_path: Path) -> None:
     run = Run.open(Path(shutil.copytree(finished.path, tmp_path / "old")))
-    expected = read_totals(run, "close")
+    request = Request(run.rules, run.gammas)
+    expected = read_totals(run, "close", request)
     for part in (run.path / "totals" / "draft=close").iterdir():
         pq.write_table(pq.ParquetFile(part).read().drop_columns(["near_ties"]), part)
-    assert read_totals(run, "close").equals(expected)
+    assert read_totals(run, "close", request).to_pylist() == expected.to_pylist()
+
+
+def log_of(run: Run, draft: str) -> pd.DataFrame:
+    """The positions of one draft."""
+    return pd.read_parquet(run.path / "positions", filters=[("draft", "==", draft)]).reset_index(drop=True)
+
+
+def test_every_table_of_a_mixed_run_keeps_to_its_declaration(mixed: Run) -> None:
+    assert mixed.manifest.status == "complete"
+    assert violations(mixed.documents(), DOCUMENT_COLUMNS) == []
+    latency = mixed.latency()
+    assert latency is not None
+    assert violations(latency, LATENCY_COLUMNS) == []
+    for shard in mixed.shards:
+        assert violations(mixed.continuations(shard.index), CONTINUATION_COLUMNS) == []
+        for draft in ("close", "ngram"):
+            assert violations(mixed.positions(draft, shard.index), position_columns(mixed.rules)) == []
+            totals = mixed.totals(draft, shard.index)
+            assert totals is not None
+            assert violations(totals, totals_columns(mixed.gammas)) == []
+
+
+def test_documents_of_a_mixed_run_say_how_they_came_about(mixed: Run) -> None:
+    found = pd.read_parquet(mixed.path / "documents.parquet").groupby("source")
+    settings = ["continuation", "on_policy", "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens"]
+    expected = [
+        ("greedy", True, None, None, None, None, None, NEW_TOKENS),
+        ("sampled", True, 1.2, 0, 0.9, 0.0, 3, 20),
+        ("sampled", True, 1.0, 40, 1.0, 0.0, 0, 15),
+        ("given", False, 0.8, 0, 1.0, 0.0, None, None),
+        ("text", False, None, None, None, None, None, 256),
+    ]
+    for source, rows in found:
+        distinct = rows[settings].astype(object).where(rows[settings].notna(), None).drop_duplicates()
+        assert [tuple(row) for row in distinct.itertuples(index=False)] == [expected[int(source)]]
+    drawn = pd.read_parquet(mixed.path / "documents.parquet").query("domain == 'drawn'")
+    assert set(drawn["finish"]) == {"eos", "length"}
+
+
+def test_sampled_documents_of_a_run_are_those_that_the_sampler_writes_alone(mixed: Run, tiny: Path) -> None:
+    target = load_model("target", load_profile(mixed.path.parent / "profile.yaml").target, "float32")
+    checked = 0
+    for shard in mixed.shards:
+        for row in mixed.continuations(shard.index).to_pylist():
+            if row["continuation"] == "sampled":
+                settings = Processing(*(row[name] for name in ("temperature", "top_k", "top_p", "min_p")))
+                document = Document(
+                    document=0,
+                    domain="",
+                    cluster=None,
+                    source=0,
+                    source_row=row["source_row"],
+                    prompt=np.array(row["prompt_ids"], dtype=np.int32),
+                    given=None,
+                    cut=False,
+                    max_new_tokens=row["max_new_tokens"],
+                    kind="sampled",
+                    on_policy=True,
+                    processing=settings,
+                    seed=row["seed"],
+                )
+                (alone,) = generate(target, [document], 260)
+                assert alone.ids.tolist() == row["continuation_ids"]
+                checked += 1
+    assert checked == 15
+
+
+def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(mixed: Run) -> None:
+    close = log_of(mixed, "close")
+    documents = pd.read_parquet(mixed.path / "documents.parquet").set_index("document")
+    sampled = close["document"].map(documents["continuation"] == "sampled")
+    assert (close.loc[sampled, "target_token_prob"] > 0).all()
+    nucleus = close["document"].map(documents["top_p"] == 0.9)
+    assert np.isinf(close.loc[nucleus, "kl_target_draft"]).any()
+    plain = close["document"].map(documents["temperature"].isna())
+    for rows, same in ((plain, True), (nucleus, False)):
+        assert np.allclose(close.loc[rows, "target_entropy"], close.loc[rows, "raw_target_entropy"]) == same
+    totals = read_totals(mixed, "close", Request(mixed.rules, mixed.gammas)).to_pandas()
+    lossless = totals[totals["rule"] == "lossless"].set_index("document").sort_index()
+    assert lossless["impossible"].sum() == 0
+    assert lossless["tokens"].notna().tolist() == (documents["continuation"] == "sampled").tolist()
+
+
+def test_phases_of_a_run_are_those_of_its_texts(mixed: Run, finished: Run) -> None:
+    markers, words = Markers(**MIXED["thinking"]), tokenizer()
+    for draft in ("close", "ngram"):
+        log = log_of(mixed, draft)
+        for shard in mixed.shards:
+            for row in mixed.continuations(shard.index).to_pylist():
+                flags = thinking(markers, words, row["prompt_ids"], row["continuation_ids"])
+                found = log.loc[log["document"] == row["document"], "phase"]
+                assert found.tolist() == ["thinking" if flag else "answer" for flag in flags]
+    assert set(log_of(mixed, "close")["phase"]) == {"thinking", "answer"}
+    assert log_of(finished, "close")["phase"].isna().all()
+
+
+def test_thinking_totals_are_sums_over_that_phase(mixed: Run) -> None:
+    for draft in ("close", "ngram"):
+        log = log_of(mixed, draft)
+        inside = log[log["phase"] == "thinking"]
+        totals = read_totals(mixed, draft, Request(mixed.rules, mixed.gammas)).to_pandas()
+        for rule, rows in totals.groupby("rule", observed=True):
+            found = rows.set_index("document").sort_index()
+            size = inside.groupby("document").size().reindex(found.index, fill_value=0)
+            accepted = inside.groupby("document")[f"accept_{rule}"].sum().reindex(found.index, fill_value=0)
+            proposals = (inside["proposed"] > 0).groupby(inside["document"]).sum().reindex(found.index, fill_value=0)
+            assert found["thinking_positions"].tolist() == size.tolist()
+            assert found["thinking_proposals"].tolist() == proposals.tolist()
+            assert found["thinking_accepted"].to_numpy() == pytest.approx(accepted.to_numpy(), abs=1e-5)
+
+
+def test_prompt_lookup_of_a_run_is_that_of_its_texts(mixed: Run) -> None:
+    draft = PromptLookup("ngram", 2, (256,), 260, "float32")
+    log = log_of(mixed, "ngram")
+    for shard in mixed.shards:
+        for row in mixed.continuations(shard.index).to_pylist():
+            expected = draft.proposals(np.array(row["prompt_ids"] + row["continuation_ids"]), row["prompt_tokens"])
+            found = log[log["document"] == row["document"]]
+            assert found["proposed"].tolist() == expected.proposed.tolist()
+            assert found["draft_top"].fillna(-1).tolist() == np.where(expected.proposed > 0, expected.first, -1).tolist()
+            assert found["accepted_run"].fillna(0).tolist() == expected.accepted.tolist()
+    assert 0 < (log["proposed"] > 0).mean() < 1
+    assert log["accepted_run"].max() > 1
+
+
+def test_sampled_continuations_are_measured_again_without_drawing_them(
+    mixed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "generate", None)
+    options = load_profile(mixed.path.parent / "profile.yaml", ["batch_tokens=300", "shard_documents=9"])
+    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=mixed.path)
+    assert run.documents().to_pylist() == mixed.documents().to_pylist()
+    for draft in ("close", "ngram"):
+        before, now = log_of(mixed, draft), log_of(run, draft)
+        pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
+    reseeded = load_profile(mixed.path.parent / "profile.yaml", ["data.1.continuation.seed=4"])
+    with pytest.raises(RunMismatch, match=r"another profile \(data differ\)"):
+        pipeline.profile(reseeded, tmp_path / "other", Silent(), reuse=mixed.path)
+
+
+def test_another_seed_writes_other_texts_and_leaves_greedy_ones_alone(mixed: Run, tiny: Path, tmp_path: Path) -> None:
+    path = mixed_file(tmp_path, tiny)
+    run = run_profile(path, tmp_path / "run", False, "data.1.continuation.seed=4")
+
+    def written(found: Run) -> dict[int, Any]:
+        rows = [row for shard in found.shards for row in found.continuations(shard.index).to_pylist()]
+        return {row["document"]: (row["source"], row["continuation_ids"]) for row in rows}
+
+    before, now = written(mixed), written(run)
+    changed = {number for number in before if before[number] != now[number]}
+    assert changed == {number for number, (source, _) in before.items() if source == 1}
+
+
+def test_a_run_with_prompt_lookup_alone_is_whole(mixed: Run, tiny: Path, tmp_path: Path) -> None:
+    drafts = {"ngram": {"kind": "prompt_lookup", "max_ngram": 2}}
+    run = run_profile(mixed_file(tmp_path, tiny, drafts=drafts), tmp_path / "run")
+    assert run.manifest.status == "complete"
+    found, expected = (log_of(one, "ngram").drop(columns="draft") for one in (run, mixed))
+    pd.testing.assert_frame_equal(found, expected)
+    assert build_report(run).results
+
+
+def test_step_times_have_a_search_of_the_text_for_prompt_lookup(mixed: Run) -> None:
+    rows = mixed.latency().to_pandas()
+    assert rows.loc[rows["model"] == "ngram", ["step", "tokens", "context"]].to_numpy().tolist() == [["lookup", 1, 16]]
+    assert rows.loc[rows["model"] == "close", "step"].tolist() == ["draft"]
+
+
+@pytest.mark.parametrize("generation_config", [True, False])
+def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_for(
+    tiny: Path, own_target: Path, tmp_path: Path, generation_config: bool
+) -> None:
+    edited(own_target, "generation_config.json", repetition_penalty=1.1, temperature=0.6, top_k=20, do_sample=True)
+    progress = Silent()
+    continuation = {"kind": "sampled", "max_new_tokens": 4, "top_k": 30, "generation_config": generation_config}
+    target = {"model": str(own_target), "dtype": "float32"}
+    path = profile_file(tmp_path, tiny, target=target, continuation=continuation)
+    run = pipeline.profile(load_profile(path, limit=1), tmp_path / "run", progress)
+    assert progress.warnings.count("not_modelled") == generation_config
+    told = [warning["message"] for warning in run.manifest.warnings if warning["code"] == "not_modelled"]
+    assert len(told) == generation_config
+    assert all("sets repetition_penalty: 1.1, which is not modelled" in message for message in told)
+    found = run.documents().select(["temperature", "top_k"]).to_pylist()
+    assert found == [{"temperature": 0.6 if generation_config else 1.0, "top_k": 30}] * 2
+
+
+def test_settings_of_a_model_do_not_reach_greedy_text(finished: Run, tiny: Path, own_target: Path, tmp_path: Path) -> None:
+    served = {"temperature": 0.6, "top_k": 3, "repetition_penalty": 2.0, "do_sample": True, "min_new_tokens": 20}
+    edited(own_target, "generation_config.json", **served)
+    path = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"})
+    run = run_profile(path, tmp_path / "run")
+    assert log_of(run, "close")["token"].tolist() == log_of(finished, "close")["token"].tolist()

@@ -1,7 +1,14 @@
-"""Replay: rounds worked out by hand, against a token-by-token simulation, and against Hugging Face."""
+"""Replay: rounds worked out by hand, against plain loops, and against every way that speculative sampling can go."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,9 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.analysis.replay import Trace, replay, run_lengths, walk
+from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, walk
 
+Array = np.ndarray[Any, Any]
 UNLIMITED = 10_000
+READY = 256  # `proposed` of a draft that is always ready
+FLAVOURS: tuple[Flavour, ...] = ("engine", "hf")
+both_flavours = pytest.mark.parametrize("flavour", FLAVOURS)
 
 
 def trace(
@@ -19,14 +30,23 @@ def trace(
 ) -> Trace:
     """One document."""
     size = len(agrees)
+    start, stop = np.array([0]), np.array([size])
     return Trace(
-        agrees=np.array(agrees),
-        proposed=np.array(proposed if proposed is not None else [256] * size),
-        start=np.array([0]),
-        stop=np.array([size]),
+        run=run_lengths(np.array(agrees), start, stop),
+        proposed=np.array(proposed if proposed is not None else [READY] * size),
+        start=start,
+        stop=stop,
         limit=np.array([limit]),
         draft_ends=np.array(ends if ends is not None else [0] * size, dtype=bool),
     )
+
+
+def corpus(agrees: Array, proposed: Array, lengths: list[int], limit: Array | None = None) -> Trace:
+    """Several documents, one after the other; no EOS among the draft's tokens."""
+    stop = np.cumsum(lengths)
+    start = stop - np.array(lengths)
+    free = np.full(len(lengths), UNLIMITED) if limit is None else limit
+    return Trace(run_lengths(agrees, start, stop), proposed, start, stop, free, np.zeros(len(agrees), dtype=bool))
 
 
 def rounds(one: Trace, gamma: int, flavour: Any = "engine") -> list[tuple[int, int]]:
@@ -91,18 +111,8 @@ def test_hf_stops_the_draft_after_its_own_eos_and_counts_a_matched_eos_as_the_ta
 @given(documents, st.integers(1, 6))
 @settings(max_examples=300, deadline=None)
 def test_documents_side_by_side_equal_the_plain_loop(given_documents: list[list[tuple[bool, int]]], gamma: int) -> None:
-    lengths = np.array([len(document) for document in given_documents])
-    flat = [pair for document in given_documents for pair in document]
-    stop = np.cumsum(lengths)
-    many = Trace(
-        np.array([agrees for agrees, _ in flat]),
-        np.array([proposed for _, proposed in flat]),
-        stop - lengths,
-        stop,
-        np.full(len(lengths), UNLIMITED),
-        np.zeros(len(flat), dtype=bool),
-    )
-    counted = replay(many, gamma)
+    agrees, proposed = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
+    counted = replay(corpus(agrees, proposed, [len(document) for document in given_documents]), gamma)
     for index, document in enumerate(given_documents):
         expected = simulate([agrees for agrees, _ in document], [proposed for _, proposed in document], gamma)
         assert counted.rounds[index] == len(expected)
@@ -142,7 +152,7 @@ def test_always_agreeing_gives_gamma_plus_one_tokens_a_round_and_never_agreeing_
     assert (none.tokens / none.rounds).tolist() == [1.0]
 
 
-@pytest.mark.parametrize("flavour", ["engine", "hf"])
+@both_flavours
 def test_a_document_of_one_token(flavour: Any) -> None:
     counted = replay(trace([1], limit=1), 3, flavour)
     assert counted.rounds.tolist() == ([0] if flavour == "engine" else [1])
@@ -164,3 +174,382 @@ def test_markov_agreement_matches_the_closed_form() -> None:
     assert float((counted.tokens / counted.rounds)[0]) == pytest.approx(expected, rel=0.01)
     independent = sum(mean**depth for depth in range(gamma + 1))
     assert float((counted.tokens / counted.rounds)[0]) < independent  # burstiness: the textbook formula overestimates
+
+
+COUNTS = ("rounds", "tokens", "drafted", "tested", "accepted")
+
+
+def assert_equal(found: Rounds, expected: Rounds) -> None:
+    """The same counts, exactly."""
+    for item in dataclasses.fields(Rounds):
+        assert getattr(found, item.name).tolist() == getattr(expected, item.name).tolist(), item.name
+
+
+@both_flavours
+@given(documents, st.integers(1, 6), st.integers(0, 3))
+@settings(max_examples=300, deadline=None)
+def test_expectations_of_what_is_certain_are_the_facts(
+    flavour: Flavour, given_documents: list[list[tuple[bool, int]]], gamma: int, room: int
+) -> None:
+    """Where every a_t is 0 or 1, the program over states is the plain replay, whatever is proposed."""
+    agrees, proposed = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
+    lengths = [len(document) for document in given_documents]
+    many = corpus(agrees, proposed, lengths, limit=np.array(lengths) + room)
+    kept = agrees.astype(float)
+    assert_equal(expected_replay(many, kept, kept, gamma, flavour), replay(many, gamma, flavour))
+
+
+@dataclass(frozen=True)
+class Models:
+    """A target and a draft: next-token distributions [vocabulary] by history, which may be anything.
+
+    `eos` ends a text; no text is longer than `limit`. `context`: tokens after which the draft has nothing to propose.
+    """
+
+    p: dict[tuple[int, ...], Array]
+    q: dict[tuple[int, ...], Array]
+    limit: int
+    eos: int | None
+    context: int
+
+    def proposed(self, place: int) -> int:
+        """Tokens that a round starting there would propose at most."""
+        return max(0, min(READY, self.context - place))
+
+    def ended(self, text: tuple[int, ...]) -> bool:
+        return len(text) == self.limit or (self.eos is not None and self.eos in text)
+
+
+def random_models(
+    seed: int, vocabulary: int, limit: int, gamma: int, eos: int | None = None, context: int = READY
+) -> Models:
+    """Tables for every history that a round can draft in, also beyond the end of the text; zeros here and there."""
+    rng = np.random.default_rng(seed)
+    tables: tuple[dict[tuple[int, ...], Array], ...] = ({}, {})
+    for size in range(limit + gamma + 1):
+        for history in itertools.product(range(vocabulary), repeat=size):
+            for table in tables:
+                weights = rng.dirichlet(np.full(vocabulary, 0.7)) * (rng.random(vocabulary) < 0.9)
+                weights = weights if weights.sum() > 0 else np.ones(vocabulary)
+                table[history] = weights / weights.sum()
+    return Models(*tables, limit, eos, context)
+
+
+def one_round(models: Models, history: tuple[int, ...], drafts: int) -> Iterator[tuple[float, tuple[int, ...], int]]:
+    """Every way that a round can go, as (probability, emitted tokens, accepted drafts): every tuple of drafts, every place
+    of the first rejection, every token drawn from the residual distribution or as a bonus.
+    """
+    for tokens in itertools.product(range(len(models.p[history])), repeat=drafts):
+        chance = math.prod(float(models.q[history + tokens[:depth]][token]) for depth, token in enumerate(tokens))
+        for accepted, token in enumerate(tokens):
+            p, q = models.p[history + tokens[:accepted]], models.q[history + tokens[:accepted]]
+            keep = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
+            residual = np.maximum(p - q, 0.0)
+            for other in np.flatnonzero(residual) if keep < 1 else ():
+                own = chance * (1 - keep) * residual[other] / residual.sum()
+                yield float(own), (*tokens[:accepted], int(other)), accepted
+            chance *= keep
+        for bonus, share in enumerate(models.p[history + tokens]):
+            yield chance * float(share), (*tokens, bonus), drafts
+
+
+Outcome = tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]]  # a text, and (drafted, tested, accepted) of its rounds
+
+
+def process(models: Models, gamma: int, flavour: Flavour) -> dict[Outcome, float]:
+    """The joint law of text and rounds under speculative sampling, by enumeration of every way that it can go."""
+
+    @functools.cache
+    def after(history: tuple[int, ...]) -> dict[Outcome, float]:
+        if models.ended(history):
+            return {(history, ()): 1.0}
+        left = models.limit - len(history)
+        drafts = min(gamma, models.proposed(len(history)), left - 1 if flavour == "hf" else gamma)
+        law: Counter[Outcome] = Counter()
+        for chance, emitted, accepted in one_round(models, history, drafts):
+            text = cut(models, history + emitted)
+            inside = len(text) - len(history)
+            tested = min(drafts, accepted + 1, inside)
+            counted = min(accepted, inside - 1 if flavour == "hf" else inside)  # hf: the last token is the target's own
+            for (whole, rounds), share in after(text).items() if chance > 0 else ():
+                law[whole, ((drafts, tested, counted), *rounds)] += chance * share
+        return law
+
+    if flavour == "hf":
+        return after(())
+    law: Counter[Outcome] = Counter()
+    for first, share in enumerate(models.p[()]):  # the prefill emits the first token
+        for outcome, chance in after((first,)).items() if share > 0 else ():
+            law[outcome] += float(share) * chance
+    return law
+
+
+def cut(models: Models, text: tuple[int, ...]) -> tuple[int, ...]:
+    """A text up to its end."""
+    return next((text[:size] for size in range(len(text) + 1) if models.ended(text[:size])), text)
+
+
+def texts(models: Models) -> dict[tuple[int, ...], float]:
+    """Every text that the target can write by itself, and how probable it is."""
+    found, unfinished = {}, {(): 1.0}
+    while unfinished:
+        grown = {
+            (*text, token): chance * float(share)
+            for text, chance in unfinished.items()
+            for token, share in enumerate(models.p[text])
+            if share > 0
+        }
+        found |= {text: chance for text, chance in grown.items() if models.ended(text)}
+        unfinished = {text: chance for text, chance in grown.items() if not models.ended(text)}
+    return found
+
+
+def logged(models: Models, written: list[tuple[int, ...]]) -> tuple[Trace, Array, Array]:
+    """What profiling would log of some texts: a trace, a_t and beta_t."""
+    places = [(text, place) for text in written for place in range(len(text))]
+    proposed = np.array([models.proposed(place) for _, place in places])
+    kept, accept = np.zeros(len(places)), np.zeros(len(places))
+    for index, (text, place) in enumerate(places):
+        p, q = models.p[text[:place]], models.q[text[:place]]
+        kept[index] = min(1.0, q[text[place]] / p[text[place]])
+        accept[index] = np.minimum(p, q).sum()
+    lengths = [len(text) for text in written]
+    many = corpus(np.zeros(len(places)), proposed, lengths, limit=np.full(len(written), models.limit))
+    return many, np.where(proposed > 0, kept, 0.0), np.where(proposed > 0, accept, 0.0)
+
+
+def conditional_counts(law: dict[Outcome, float], written: list[tuple[int, ...]], gamma: int) -> Rounds:
+    """Expected counts given each text, from the joint law."""
+    found, chance, index = Rounds.none(len(written), gamma), Counter[tuple[int, ...]](), {}
+    for (text, _), share in law.items():
+        chance[text] += share
+    index = {text: row for row, text in enumerate(written)}
+    depth = np.arange(1, gamma + 1)
+    for (text, rounds), share in law.items():
+        row, weight = index[text], share / chance[text]
+        found.rounds[row] += weight * len(rounds)
+        for name, column in (("drafted", 0), ("tested", 1), ("accepted", 2)):
+            getattr(found, name)[row] += weight * sum(depth <= one[column] for one in rounds)
+    return found
+
+
+SETTINGS = [  # vocabulary, limit, gamma, eos, context
+    *((vocabulary, limit, gamma, None, READY) for vocabulary, limit in ((2, 6), (3, 5)) for gamma in (1, 2, 3)),
+    *((2, 6, gamma, None, context) for gamma in (2, 3) for context in (0, 2, 4)),
+    *((3, 4, gamma, 0, READY) for gamma in (1, 2, 3)),
+    (2, 6, 3, 1, 4),
+]
+
+
+@pytest.fixture(scope="module", params=range(len(SETTINGS)), ids=lambda index: str(SETTINGS[index]))
+def tiny_models(request: pytest.FixtureRequest) -> tuple[Models, int]:
+    """Random language models, and gamma."""
+    vocabulary, limit, gamma, eos, context = SETTINGS[request.param]
+    return random_models(request.param, vocabulary, limit, gamma, eos, context), gamma
+
+
+@both_flavours
+def test_speculative_sampling_writes_the_targets_texts(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+    """The law of the text is the target's own: the enumeration is of the right process."""
+    models, gamma = tiny_models
+    law: Counter[tuple[int, ...]] = Counter()
+    for (text, _), chance in process(models, gamma, flavour).items():
+        law[text] += chance
+    assert law == pytest.approx(texts(models), abs=1e-12)
+
+
+@both_flavours
+def test_expected_counts_are_those_of_every_way_it_can_go(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+    """Given each text: rounds, and drafted, tested and accepted tokens by depth."""
+    models, gamma = tiny_models
+    written = list(texts(models))
+    found = expected_replay(*logged(models, written), gamma, flavour)
+    enumerated = conditional_counts(process(models, gamma, flavour), written, gamma)
+    for name in ("rounds", "drafted", "tested", "accepted"):
+        assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
+    assert found.tokens.tolist() == [len(text) - (1 if flavour == "engine" else 0) for text in written]
+
+
+@both_flavours
+def test_control_is_zero_on_average_over_texts(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+    """But not on each of them; given a text it is the tested positions' a_t less beta_t."""
+    models, gamma = tiny_models
+    chances = texts(models)
+    control = expected_replay(*logged(models, list(chances)), gamma, flavour).control
+    assert float(np.array(list(chances.values())) @ control) == pytest.approx(0, abs=1e-12)
+    if models.context > 1:
+        assert np.abs(control).max() > 0.1
+
+
+def test_control_by_hand() -> None:
+    """gamma 1, four tokens: the second is tested, the third where the second was rejected, the fourth where the third was
+    accepted or not tested... : P(tested) = 1, 1 - a_1, 1 - (1 - a_1) a_2.
+    """
+    kept, accept = np.array([0.3, 0.5, 0.25, 1.0]), np.array([0.9, 0.6, 0.5, 0.25])
+    found = expected_replay(trace([0, 0, 0, 0]), kept, accept, 1)
+    assert found.tested.tolist() == [[1 + 0.5 + (1 - 0.5 * 0.25)]]
+    assert found.control == pytest.approx([1 * -0.1 + 0.5 * -0.25 + 0.875 * 0.75])
+    assert found.accepted == pytest.approx(np.array([[0.5 + 0.5 * 0.25 + 0.875]]))
+    assert found.rounds == pytest.approx([1 + 0.5 + 0.875])
+
+
+def two_token_models(limit: int) -> Models:
+    """The draft writes more 0 than the target: a 0 is always accepted. After a 0 it is a better draft than after a 1."""
+    after = {0: (np.array([0.7, 0.3]), np.array([1.0, 0.0])), 1: (np.array([0.1, 0.9]), np.array([1.0, 0.0]))}
+    histories = [text for size in range(limit + 5) for text in itertools.product((0, 1), repeat=size)]
+    p, q = ({text: after[text[-1] if text else 0][model] for text in histories} for model in (0, 1))
+    return Models(p, q, limit, None, READY)
+
+
+def test_acceptance_before_the_token_is_known_must_not_be_propagated() -> None:
+    """The emitted token ties neighbouring positions together: with beta_t for a_t, rounds come out wrong by per cents."""
+    models, gamma = two_token_models(6), 2
+    true = sum(chance * len(rounds) for (_, rounds), chance in process(models, gamma, "engine").items())
+    chances = texts(models)
+    many, kept, accept = logged(models, list(chances))
+    weights = np.array(list(chances.values()))
+    right, wrong = (float(weights @ expected_replay(many, column, accept, gamma).rounds) for column in (kept, accept))
+    assert right == pytest.approx(true, abs=1e-12)
+    assert abs(wrong / true - 1) > 0.02
+
+
+bits = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=8)
+
+
+@both_flavours
+@given(bits, st.integers(1, 4), st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_expected_counts_are_the_mean_over_independent_acceptances(
+    flavour: Flavour, positions: list[tuple[float, int]], gamma: int, room: int
+) -> None:
+    """Every combination of accepted positions replayed, whatever a round proposes that starts there."""
+    size = len(positions)
+    kept, proposed = (np.array(column) for column in zip(*positions, strict=True))
+    outcomes = np.array(list(itertools.product((0, 1), repeat=size)))
+    chances = np.where(outcomes == 1, kept, 1 - kept).prod(1)
+    limit = np.full(len(outcomes), size + room)
+    every = corpus(outcomes.ravel(), np.tile(proposed, len(outcomes)), [size] * len(outcomes), limit)
+    facts = replay(every, gamma, flavour)
+    one = corpus(np.zeros(size), proposed, [size], limit[:1])
+    found = expected_replay(one, kept, kept, gamma, flavour)
+    for name in COUNTS:
+        assert getattr(found, name)[0] == pytest.approx(chances @ getattr(facts, name), abs=1e-9), name
+
+
+def test_lower_acceptance_never_needs_fewer_rounds_in_expectation() -> None:
+    """Over 200 documents with random a_t, each halved."""
+    kept = np.random.default_rng(3).random(200 * 30)
+    many = corpus(np.zeros(len(kept)), np.full(len(kept), READY), [30] * 200)
+    for gamma in (1, 2, 5):
+        plain, halved = (expected_replay(many, column, column, gamma).rounds for column in (kept, kept / 2))
+        assert (halved > plain).all()
+
+
+def sampled_text(p: Array, q: Array, gamma: int, size: int, rng: np.random.Generator) -> tuple[list[int], Array]:
+    """One text of speculative sampling with Markov models [token, next token], drawn round by round, and its rounds and
+    drafted, tested and accepted tokens by depth, [1 + 3 gamma].
+    """
+    text, counts = [0], np.zeros((4, gamma))
+    uniform = rng.random
+    to, from_draft = p.cumsum(1), q.cumsum(1)
+    while len(text) < size:
+        last, left, tokens = text[-1], size - len(text), []
+        counts[0, 0] += 1
+        counts[1] += 1
+        for depth in range(min(gamma, left)):
+            draft = min(int(np.searchsorted(from_draft[last], uniform())), len(p) - 1)
+            counts[2, depth] += 1
+            if uniform() * q[last, draft] >= p[last, draft]:
+                residual = np.maximum(p[last] - q[last], 0).cumsum()
+                tokens.append(int(np.searchsorted(residual, uniform() * residual[-1])))
+                break
+            counts[3, depth] += 1
+            tokens.append(draft)
+            last = draft
+        else:
+            tokens.append(min(int(np.searchsorted(to[last], uniform())), len(p) - 1))
+        text = (text + tokens)[:size]
+    return text, np.concatenate([counts[0, :1], counts[1:].ravel()])
+
+
+def test_long_texts_drawn_round_by_round_agree_within_their_error() -> None:
+    """A 12-token Markov model: counts of 300 simulated texts less what is expected of these texts, 4 standard errors."""
+    rng, gamma, size, documents = np.random.default_rng(8), 4, 150, 300
+    p = rng.dirichlet(np.full(12, 0.4), 12)
+    q = 0.6 * p + 0.4 * rng.dirichlet(np.full(12, 0.4), 12)
+    drawn = [sampled_text(p, q, gamma, size, rng) for _ in range(documents)]
+    tokens = np.array([text for text, _ in drawn])
+    before, after = tokens[:, :-1], tokens[:, 1:]
+    first = np.ones((documents, 1))
+    kept = np.hstack([first, np.minimum(1, q[before, after] / p[before, after])]).ravel()
+    accept = np.hstack([first, np.minimum(p, q).sum(1)[before]]).ravel()
+    many = corpus(np.zeros(tokens.size), np.full(tokens.size, READY), [size] * documents)
+    found = expected_replay(many, kept, accept, gamma)
+    expected = np.column_stack([found.rounds, found.drafted, found.tested, found.accepted])
+    simulated = np.array([counts for _, counts in drawn])
+    off = simulated - expected
+    assert (np.abs(off.mean(0)) < 4 * off.std(0) / math.sqrt(documents)).all()
+    assert simulated[:, 0].var() > 2 * expected[:, 0].var()  # the lot of each round is averaged out
+    assert abs(found.control.mean()) < 4 * found.control.std() / math.sqrt(documents)
+
+
+def plain_lookup(run: list[int], proposed: list[int], limit: int, gamma: int, flavour: Flavour) -> list[tuple[int, ...]]:
+    """Rounds of one document under prompt lookup as (drafted, tested, accepted, emitted), in a plain loop."""
+    found, size = [], len(run)
+    place = 1 if flavour == "engine" else 0
+    while place < size:
+        inside = size - place
+        drafted = 0 if flavour == "hf" and limit - place == 1 else min(gamma, proposed[place])
+        matched = min(drafted, run[place])
+        emitted = matched + 1 if matched < inside else inside
+        accepted = emitted - 1 if flavour == "hf" else matched
+        found.append((drafted, min(drafted, accepted + 1, inside), accepted, emitted))
+        place += emitted
+    return found
+
+
+@st.composite
+def lookups(draw: st.DrawFn) -> list[tuple[list[int], list[int], int]]:
+    """Documents of prompt lookup: run and proposed at every position, and the limit on tokens."""
+    found = []
+    for size in draw(st.lists(st.integers(1, 20), min_size=1, max_size=5)):
+        proposed = [draw(st.integers(0, 6)) for _ in range(size)]
+        run = [draw(st.integers(0, min(most, size - place))) for place, most in enumerate(proposed)]
+        found.append((run, proposed, size + draw(st.integers(0, 3))))
+    return found
+
+
+@both_flavours
+@given(lookups(), st.integers(1, 7))
+@settings(max_examples=200, deadline=None)
+def test_rounds_of_prompt_lookup_are_those_of_the_plain_loop(
+    flavour: Flavour, given_documents: list[tuple[list[int], list[int], int]], gamma: int
+) -> None:
+    """What it proposes depends on where the round starts, so runs do not follow from one another."""
+    run, proposed = (np.concatenate([item[part] for item in given_documents]).astype(int) for part in (0, 1))
+    lengths = [len(item[0]) for item in given_documents]
+    plain = corpus(np.zeros(len(run)), proposed, lengths, np.array([limit for _, _, limit in given_documents]))
+    counted = replay(dataclasses.replace(plain, run=run, looked_up=True), gamma, flavour)
+    depth = np.arange(1, gamma + 1)
+    for index, (its_run, its_proposed, limit) in enumerate(given_documents):
+        expected = np.array(plain_lookup(its_run, its_proposed, limit, gamma, flavour), dtype=int).reshape(-1, 4)
+        assert counted.rounds[index] == len(expected)
+        assert counted.tokens[index] == expected[:, 3].sum() == lengths[index] - (flavour == "engine")
+        for name, column in (("drafted", 0), ("tested", 1), ("accepted", 2)):
+            assert getattr(counted, name)[index].tolist() == (depth <= expected[:, column, None]).sum(0).tolist(), name
+        assert counted.control[index] == 0
+
+
+@pytest.mark.parametrize(("flavour", "expected"), [("engine", [(3, 2), (3, 2)]), ("hf", [(0, 0), (3, 2), (3, 1)])])
+def test_rounds_of_prompt_lookup_by_hand(flavour: Flavour, expected: list[tuple[int, int]]) -> None:
+    """Six tokens, no more allowed: with two left and three drafted, Hugging Face counts the last one as the target's own."""
+    offered = trace([0] * 6, proposed=[0, 5, 4, 3, 3, 3], limit=6)
+    assert rounds(dataclasses.replace(offered, run=np.array([0, 2, 1, 0, 2, 0]), looked_up=True), 3, flavour) == expected
+
+
+def test_prompt_lookup_drafts_beyond_what_is_left_but_not_for_one_token() -> None:
+    """Three tokens left and three drafted, where a model would draft two; at the last token none."""
+    offered = trace([0, 0, 0, 0], proposed=[5] * 4, limit=4)
+    found = dataclasses.replace(offered, run=np.zeros(4, dtype=int), looked_up=True)
+    assert rounds(offered, 3, "hf") == [(3, 0), (2, 0), (1, 0), (0, 0)]
+    assert rounds(found, 3, "hf") == [(3, 0), (3, 0), (3, 0), (0, 0)]

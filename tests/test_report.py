@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -19,7 +18,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 from scipy import stats
 
 from alphaprof.analysis.decision import held_out
@@ -30,39 +28,16 @@ from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
 from alphaprof.report.json import render_json
-from alphaprof.report.model import Interval, Report, Result
+from alphaprof.report.model import Interval, Report
 from alphaprof.report.pool import units
 from alphaprof.report.render import render
-from alphaprof.report.terminal import render_terminal
 from alphaprof.report.verdict import Question
 from tests import reference
+from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 ROOT = Path(__file__).parent.parent
 VERDICTS = {"GO", "NO-GO", "UNDECIDED"}
-
-
-def reported(path: Path, recipe: Recipe | None = None) -> Report:
-    """The report of a new synthetic run."""
-    return build_report(write_run(path / "run", recipe))
-
-
-def only(report: Report, domain: str, draft: str = "small") -> Result:
-    """The one result of a domain and draft."""
-    (found,) = [result for result in report.results if (result.domain, result.draft) == (domain, draft)]
-    return found
-
-
-def as_terminal(report: Report, width: int = 100) -> str:
-    """What a terminal of that width gets."""
-    buffer = io.StringIO()
-    render_terminal(report, Console(file=buffer, width=width))
-    return buffer.getvalue()
-
-
-def as_json(report: Report) -> Any:
-    """The parsed JSON; anything but standard JSON is an error."""
-    return json.loads(render_json(report), parse_constant=pytest.fail)
 
 
 RICH = Recipe(
@@ -88,47 +63,10 @@ def report(run: Run) -> Report:
 
 @pytest.fixture(scope="module")
 def positions(run: Run) -> pd.DataFrame:
-    """The position log as its users read it."""
-    table = pd.read_parquet(run.path / "positions")
-    return table.sort_values(["draft", "document", "position"])
+    return log_of(run)
 
 
 EVERY = [(domain, draft) for draft in RICH.drafts for domain in RICH.domains]
-
-
-def rows_of(positions: pd.DataFrame, domain: str, draft: str) -> pd.DataFrame:
-    return positions[(positions["domain"] == domain) & (positions["draft"] == draft)]
-
-
-def engine(agrees: list[bool], proposed: list[int], gamma: int) -> dict[str, Any]:
-    """Rounds of one document, token by token, as an engine runs them after a prefill that emits the first token."""
-    place, counts = (
-        1,
-        {"rounds": 0, "tokens": 0, "with": 0, "drafted": 0, "by_depth": np.zeros(gamma), "tested": np.zeros(gamma)},
-    )
-    while place < len(agrees):
-        ready, accepted = min(gamma, proposed[place]), 0
-        while accepted < ready and place + accepted < len(agrees) and agrees[place + accepted]:
-            accepted += 1
-        counts["rounds"] += 1
-        counts["with"] += ready > 0
-        counts["drafted"] += ready
-        counts["by_depth"][:accepted] += 1
-        counts["tested"][: min(ready, accepted + 1, len(agrees) - place)] += 1
-        emitted = min(accepted + 1, len(agrees) - place)
-        counts["tokens"] += emitted
-        place += emitted
-    return counts
-
-
-def recounted(positions: pd.DataFrame, domain: str, draft: str, gamma: int) -> dict[str, Any]:
-    """Rounds of a domain, recounted from the position log."""
-    total: dict[str, Any] = {}
-    for _, rows in rows_of(positions, domain, draft).groupby("document"):
-        agrees = (rows["draft_top"] == rows["token"]) & (rows["proposed"] > 0)
-        for name, count in engine(agrees.tolist(), rows["proposed"].tolist(), gamma).items():
-            total[name] = total.get(name, 0) + count
-    return total
 
 
 @pytest.mark.parametrize(("domain", "draft"), EVERY)
@@ -162,10 +100,7 @@ def test_alpha_interval_is_that_of_documents(report: Report, positions: pd.DataF
 
 def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.DataFrame) -> None:
     """On the log scale, with the timing error beside that of documents; gamma 1, so that a round costs 1 or 1.05 + 0.1."""
-    documents = [
-        engine((rows["draft_top"] == rows["token"]).tolist(), rows["proposed"].tolist(), 1)
-        for _, rows in rows_of(positions, "chat", "small").groupby("document")
-    ]
+    documents = [recounted(rows, 1) for _, rows in rows_of(positions, "chat", "small").groupby("document")]
     tokens = np.array([one["tokens"] for one in documents])
     drafting, time = (
         np.array([one["with"] for one in documents]),
@@ -189,7 +124,7 @@ def test_rounds_are_those_of_the_position_log(
     report: Report, positions: pd.DataFrame, domain: str, draft: str, gamma: int
 ) -> None:
     """Sums over documents, divided last, equal a recount token by token."""
-    again = recounted(positions, domain, draft, gamma)
+    again = recounted(rows_of(positions, domain, draft), gamma)
     (found,) = [item for item in only(report, domain, draft).gammas if item.gamma == gamma]
     accepted = again["by_depth"].sum()
     assert found.rounds == again["rounds"]
@@ -204,13 +139,13 @@ def test_rounds_are_those_of_the_position_log(
 
 def test_speedup_is_that_of_the_position_log(report: Report, positions: pd.DataFrame) -> None:
     """Gamma 4 on chat, where a round drafts all or nothing: T(1) = 10, T(5) = 12, four draft steps of 1 ms."""
-    again = recounted(positions, "chat", "small", 4)
+    again = recounted(rows_of(positions, "chat", "small"), 4)
     time = again["with"] * (12 + 4) + (again["rounds"] - again["with"]) * 10
     last = only(report, "chat").gammas[-1]
     assert last.speedup is not None
     assert last.speedup.value == pytest.approx(10 * again["tokens"] / time)
     assert (last.draft_cost, last.verify_cost) == pytest.approx((0.1, 1.2))
-    assert last.break_even_length == pytest.approx(4 * 0.1 + 1.2)
+    assert last.break_even_length == pytest.approx(time / again["rounds"] / 10)  # the mean cost of a round
 
 
 def test_every_point_stands_in_its_interval(report: Report) -> None:
@@ -520,19 +455,6 @@ def test_verification_that_seems_free_is_doubted(tmp_path: Path) -> None:
     assert "slow_baseline" in {warning.code for warning in found.warnings}
 
 
-HOSTILE = {
-    "markup": "[red]x[/] [bold]",
-    "html": "<script>alert(1)</script>",
-    "newline": "two\nlines\r\n\tand a tab",
-    "escape": "\x1b[31mred\x1b]0;title\x07",
-    "direction": "\u202eevil\u200f\u2066",
-    "emoji code": ":skull: \\[x]",
-    "long": "x" * 10_000,
-    "empty": "",
-    "wide": "\u6f22\u5b57" * 30,
-}
-
-
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_names_from_the_data_are_harmless(tmp_path: Path, name: str) -> None:
     """Only printable characters and line ends reach a terminal, markup is text, and JSON holds the name as it is."""
@@ -716,8 +638,7 @@ def test_step_times_at_another_context_are_pointed_out(tmp_path: Path) -> None:
 
 def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    models = {"target": {"model": "t"}, "drafts": {"small": {"kind": "model", "model": "d"}}}
-    whole = run.manifest.config | models | {"data": [{"domain": "code", "path": "x.jsonl", "prompt": "{text}"}]}
+    whole = run.manifest.config
     config = changed_decision(whole, ["decision.min_speedup=50", "decision.confidence=0.9"])
     report = build_report(run, question=Question.of(config))
     assert (report.traffic.min_speedup, report.confidence) == (50, 0.9)

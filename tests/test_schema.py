@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.analysis.rules import RULES
+from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import Manifest, Shard, read_manifest
 from alphaprof.log.schema import (
@@ -27,10 +27,10 @@ from alphaprof.log.schema import (
     violations,
 )
 from alphaprof.log.store import write_table
-from tests.synthetic import Recipe, facts, write_run
+from tests.synthetic import Domain, Recipe, facts, write_run
 
 TABLES = {
-    "positions": position_columns(RULES),
+    "positions": position_columns(DEFAULT_RULES),
     "totals": totals_columns([1, 4, 8]),
     "documents": DOCUMENT_COLUMNS,
     "continuations": CONTINUATION_COLUMNS,
@@ -75,13 +75,22 @@ def test_arrow_schemas_carry_their_version_and_notes() -> None:
 
 
 def test_every_rule_has_a_column() -> None:
-    assert [column.name for column in position_columns(RULES)][-len(RULES) :] == [f"accept_{rule}" for rule in RULES]
+    names = [column.name for column in position_columns(DEFAULT_RULES)]
+    assert names[-len(DEFAULT_RULES) :] == [f"accept_{rule}" for rule in DEFAULT_RULES]
 
 
 @pytest.fixture(scope="module")
 def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text of every kind, two kinds of draft, and phases: what may be null is null somewhere."""
     path = tmp_path_factory.mktemp("schema") / "run"
-    write_run(path, Recipe(gammas=(1, 4, 8)))
+    domains = {
+        "code": Domain(documents=2),
+        "story": Domain(documents=2, temperature=0.7, continuation="sampled"),
+        "wiki": Domain(documents=2, on_policy=False, continuation="text"),
+    }
+    write_run(
+        path, Recipe(domains, gammas=(1, 4, 8), rules=DEFAULT_RULES, lookups=("lookup",), thinking=0.5, shard_documents=6)
+    )
     return path
 
 
@@ -89,7 +98,9 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("table", "part"),
     [
         ("positions", "positions/draft=small/part-00000.parquet"),
+        ("positions", "positions/draft=lookup/part-00000.parquet"),
         ("totals", "totals/draft=small/part-00000.parquet"),
+        ("totals", "totals/draft=lookup/part-00000.parquet"),
         ("continuations", "continuations/part-00000.parquet"),
         ("documents", "documents.parquet"),
         ("latency", "latency.parquet"),
@@ -102,6 +113,14 @@ def test_files_hold_what_is_declared(run_path: Path, table: str, part: str) -> N
     for column in TABLES[table]:
         assert stored.schema.field(column.name).metadata[b"doc"] == column.doc.encode()
         assert stored.schema.field(column.name).metadata[b"unit"] == column.unit.encode()
+
+
+def test_a_log_says_which_draft_and_rules_it_holds_and_what_their_columns_mean(run_path: Path) -> None:
+    schema = pq.ParquetFile(run_path / "positions/draft=lookup/part-00000.parquet").schema_arrow
+    notes = {key.decode(): json.loads(value) for key, value in schema.metadata.items() if key != b"ARROW:schema"}
+    assert (notes["draft"], notes["rules"]) == ("lookup", list(DEFAULT_RULES))
+    for rule in DEFAULT_RULES:
+        assert rule in schema.field(f"accept_{rule}").metadata[b"doc"].decode()
 
 
 SHARE = Column("share", pa.float32(), "A share.", "ratio", 0, 1)

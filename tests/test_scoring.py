@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from alphaprof.config import ModelDraft
+from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
+from alphaprof.options import ModelDraft
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import layer_skip
 from alphaprof.profiling.head import Head
+from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model, fingerprint
+from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.scoring import Layout, Scorer
 from alphaprof.profiling.vocabulary import check_vocabulary, scored_width, token_count
@@ -31,10 +35,13 @@ def model(name: str, network: Any) -> Model:
     return Model(name, network, "model", name)
 
 
-def continuation(number: int, prompt: int, length: int, domain: str = "a") -> Continuation:
+def continuation(
+    number: int, prompt: int, length: int, domain: str = "a", processing: Processing | None = None
+) -> Continuation:
     """A document of random tokens."""
     ids = np.random.default_rng(number).integers(0, 250, prompt + length).astype(np.int32)
-    document = Document(number, domain, None, 0, number, ids[:prompt], None, False, length, "greedy", True)
+    kind = "greedy" if processing is None else "sampled"
+    document = Document(number, domain, None, 0, number, ids[:prompt], None, False, length, kind, True, processing)
     return Continuation(document, ids[prompt:], "length")
 
 
@@ -60,12 +67,17 @@ def logits_alone(network: Any, item: Continuation) -> np.ndarray:
 
 
 def assert_equal(
-    found: dict[str, np.ndarray], target: Model, draft: Model, item: Continuation, upto: int | None = None
+    found: dict[str, np.ndarray],
+    target: Model,
+    draft: Model,
+    item: Continuation,
+    upto: int | None = None,
+    draft_settings: Processing | None = None,
 ) -> None:
     """The columns of one document, or of its first positions, against the reference."""
     ours, theirs = logits_alone(target.network, item), logits_alone(draft.network, item)
     for place, token in enumerate(item.ids[:upto]):
-        expected = reference.columns(ours[place], theirs[place], int(token))
+        expected = reference.columns(ours[place], theirs[place], int(token), item.document.processing, draft_settings)
         got = {name: float(found[name][place]) for name in expected}
         assert got == pytest.approx(expected, abs=2e-5, rel=2e-5), f"document {item.document.document} position {place}"
         assert int(found["token"][place]) == token
@@ -306,3 +318,221 @@ def test_layers_of_a_model_with_hooks_cannot_be_skipped(target: Model) -> None:
     network.model.layers[0]._hf_hook = object()
     with pytest.raises(ModelUnloadable, match="device_map"):
         layer_skip("skip", model("target", network), [1])
+
+
+SETTINGS = [
+    PLAIN,
+    Processing(0.4),
+    Processing(1.8, 0, 0.9),
+    Processing(1.0, 5),
+    Processing(1.5, 30, 0.8, 0.1),
+    Processing(0.7, 0, 1.0, 0.2),
+    Processing(1.0, 1),
+]
+
+
+def sampled(settings: Processing) -> list[Continuation]:
+    """The batch as sampled text; its tokens are among those that the target keeps in half of the positions or so."""
+    return [
+        continuation(number, prompt, length, processing=settings)
+        for number, prompt, length in ((0, 5, 7), (1, 1, 12), (2, 30, 3), (3, 2, 1))
+    ]
+
+
+@pytest.mark.parametrize("draft_processing", ["same", "temperature"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_columns_of_sampled_text_are_those_of_the_processed_distributions(
+    target: Model, draft: Model, settings: Processing, draft_processing: str
+) -> None:
+    batch = sampled(settings)
+    scorer = Scorer(target, [draft], TOKENS, draft_processing)
+    scorer.head_rows, scorer.statistics_rows = 5, 3
+    found = by_document(batch, scorer.score(batch)["draft"])
+    chosen = settings if draft_processing == "same" else Processing(settings.temperature)
+    for item in batch:
+        assert_equal(found[item.document.document], target, draft, item, draft_settings=chosen)
+
+
+def test_the_processing_of_the_draft_shows_in_the_columns(target: Model, draft: Model) -> None:
+    batch = sampled(Processing(1.5, 4))
+    same, plain = (Scorer(target, [draft], TOKENS, kind).score(batch)["draft"] for kind in ("same", "temperature"))
+    assert np.isinf(same["kl_target_draft"]).any()
+    assert np.isfinite(plain["kl_target_draft"]).all()
+    assert np.isinf(plain["kl_draft_target"]).all()
+    assert (same["draft_top_prob"] > plain["draft_top_prob"]).all()
+    for name in ("target_top_prob", "raw_kl_target_draft", "draft_rank_of_token", "target_rank_of_draft_top"):
+        assert np.array_equal(same[name], plain[name])
+
+
+def test_kl_is_infinite_exactly_where_the_drafts_truncation_removes_what_the_target_keeps(
+    target: Model, draft: Model
+) -> None:
+    settings = Processing(1.0, 3)
+    batch = sampled(settings)
+    found = by_document(batch, Scorer(target, [draft], TOKENS).score(batch)["draft"])
+    covered = set()
+    for item in batch:
+        rows = zip(logits_alone(target.network, item), logits_alone(draft.network, item), strict=True)
+        for place, (ours, theirs) in enumerate(rows):
+            p, q = reference.support(ours, settings), reference.support(theirs, settings)
+            columns = {name: values[place] for name, values in found[item.document.document].items()}
+            assert np.isinf(columns["kl_target_draft"]) == bool((p & ~q).any())
+            assert np.isinf(columns["kl_draft_target"]) == bool((q & ~p).any())
+            covered.add(bool((p & ~q).any()))
+    assert covered == {True, False}
+
+
+def test_raw_columns_and_ranks_do_not_depend_on_the_processing(target: Model, draft: Model) -> None:
+    scorer = Scorer(target, [draft], TOKENS)
+    plain = scorer.score(BATCH)["draft"]
+    for settings in SETTINGS:
+        found = scorer.score(sampled(settings))["draft"]
+        for name, values in plain.items():
+            if name.startswith("raw_") or "rank" in name or name in ("token", "target_top", "draft_top", "proposed"):
+                assert np.array_equal(found[name], values), name
+    for name in ("target_margin", "target_entropy", "kl_target_draft"):
+        assert np.array_equal(plain[f"raw_{name}"], plain[name])
+
+
+@pytest.mark.parametrize("draft_processing", ["same", "temperature"])
+@pytest.mark.parametrize("settings", [None, *SETTINGS], ids=str)
+def test_acceptance_of_every_default_rule_is_that_of_the_whole_distributions(
+    target: Model, draft: Model, settings: Processing | None, draft_processing: str
+) -> None:
+    batch = BATCH if settings is None else sampled(settings)
+    scored = by_document(batch, Scorer(target, [draft], TOKENS, draft_processing).score(batch)["draft"])
+    table = position_table(batch, scored, DEFAULT_RULES, "draft").to_pandas()
+    for item in batch:
+        rows = table[table["document"] == item.document.document].to_dict("records")
+        logits = zip(logits_alone(target.network, item), logits_alone(draft.network, item), strict=True)
+        for row, (ours, theirs), token in zip(rows, logits, item.ids, strict=True):
+            chosen = settings if settings is None or draft_processing == "same" else Processing(settings.temperature)
+            p, q = reference.processed(ours, settings), reference.processed(theirs, chosen)
+            reference_top = int(token) if settings is None else int(np.argmax(ours))
+            before = reference.rank(ours, int(np.argmax(theirs))) - 1
+            expected = reference.accepted(p, q, reference_top, int(np.argmax(theirs)), before)
+            assert set(expected) == set(DEFAULT_RULES)
+            assert {rule: row[f"accept_{rule}"] for rule in expected} == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_target_that_drafts_for_itself_on_sampled_text_is_always_accepted(target: Model, settings: Processing) -> None:
+    batch = sampled(settings)
+    scored = by_document(batch, Scorer(target, [model("draft", target.network)], TOKENS).score(batch)["draft"])
+    table = position_table(batch, scored, [*DEFAULT_RULES, "tree_3"], "draft").to_pandas()
+    assert (table["overlap"] > 1 - 1e-5).all()
+    assert (table[["kl_target_draft", "kl_draft_target", "js"]] < 1e-5).all().all()
+    for rule in DEFAULT_RULES:
+        if rule == "one_hot":
+            assert np.allclose(table["accept_one_hot"], table["target_top_prob"])
+        else:
+            assert (table[f"accept_{rule}"] > 1 - 1e-5).all(), rule
+    assert table["accept_tree_3"].tolist() == (table["draft_rank_of_token"] <= 3).astype(float).tolist()
+
+
+@pytest.mark.parametrize("settings", [None, PLAIN, Processing(1.5, 30, 0.8, 0.1)], ids=str)
+def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
+    target: Model, draft: Model, settings: Processing | None
+) -> None:
+    text = np.tile([7, 8, 9, 10, 8, 11], 5).astype(np.int32)
+    documents = [
+        Document(number, "a", None, 0, 0, text[number : 8 + number], None, False, 9, "sampled", True, settings)
+        for number in range(3)
+    ]
+    batch = [Continuation(item, text[8 + number : 17 + number], "length") for number, item in enumerate(documents)]
+    lookup = PromptLookup("ngram", 2, (256,), TOKENS, "float32")
+    scores = Scorer(target, [draft, lookup], TOKENS).score(batch)
+    assert list(scores) == ["draft", "ngram"]
+    table = position_table(batch, by_document(batch, scores["ngram"]), DEFAULT_RULES, "ngram").to_pandas()
+    for item in batch:
+        found = table[table["document"] == item.document.document].reset_index(drop=True)
+        expected = lookup.proposals(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt))
+        for place, logits in enumerate(logits_alone(target.network, item)):
+            p, first = reference.processed(logits, settings), int(expected.first[place])
+            assert found["proposed"][place] == expected.proposed[place]
+            assert found["accepted_run"][place] == expected.accepted[place]
+            assert found["draft_top"][place] == first
+            assert found["target_prob_of_draft_top"][place] == pytest.approx(p[first], abs=2e-5)
+            assert found["target_rank_of_draft_top"][place] == reference.rank(logits, first)
+            assert found["accept_one_hot"][place] == found["accept_lossless"][place] == pytest.approx(p[first], abs=2e-5)
+            assert found["target_entropy"][place] == pytest.approx(-reference.kl(p, np.ones(len(p))), abs=2e-5)
+    without = ["draft_top_prob", "draft_entropy", "draft_token_prob", "overlap", "kl_target_draft", "draft_rank_of_token"]
+    assert table[without].isna().all().all()
+
+
+def test_where_prompt_lookup_finds_nothing_its_columns_are_null(target: Model) -> None:
+    document = Document(0, "a", None, 0, 0, np.arange(5, dtype=np.int32), None, False, 4, "greedy", True)
+    batch = [Continuation(document, np.array([9, 3, 20, 4], dtype=np.int32), "length")]
+    scorer = Scorer(target, [PromptLookup("ngram", 3, (256,), TOKENS, "float32")], TOKENS)
+    table = position_table(
+        batch, by_document(batch, scorer.score(batch)["ngram"]), ["strict", "one_hot"], "ngram"
+    ).to_pandas()
+    assert table["proposed"].tolist() == [0, 0, 3, 0]  # behind 9 3: 4 9 3
+    columns = ["draft_top", "target_prob_of_draft_top", "target_rank_of_draft_top", "accept_strict", "accept_one_hot"]
+    assert table[columns].notna().all(axis=1).tolist() == [False, False, True, False]
+    assert table[columns].isna().all(axis=1).tolist() == [True, True, False, True]
+    assert table["target_top"].notna().all()
+
+
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+
+
+class Crossings(TorchDispatchMode):
+    """Counts operations that make a host wait for its device, whatever the device is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.counting = True
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        masked = name == "index" and any(item is not None and item.dtype == torch.bool for item in args[1])
+        if self.counting and (masked or name in WAITING):
+            self.seen.append(name)
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("settings", [None, Processing(1.5, 30, 0.8, 0.1)], ids=str)
+def test_the_columns_of_a_batch_cross_to_the_host_once_and_nothing_waits_before(
+    target: Model, draft: Model, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = BATCH if settings is None else sampled(settings)
+    scorer = Scorer(target, [draft, PromptLookup("ngram", 2, (256,), TOKENS, "float32")], TOKENS)
+    scorer.head_rows, scorer.statistics_rows = 5, 3
+    expected = scorer.score(batch)
+    monkeypatch.setattr("alphaprof.profiling.processing.NUCLEUS_FIRST", None)  # as on a GPU
+    crossed: list[torch.Size] = []
+    cpu = torch.Tensor.cpu
+
+    def spy(tensor: torch.Tensor) -> torch.Tensor:
+        crossed.append(tensor.shape)
+        return cpu(tensor)
+
+    mode = Crossings()
+    rows = Head.rows
+
+    def forward(*arguments: Any) -> torch.Tensor:  # transformers itself looks at its position ids there
+        mode.counting = False
+        found = rows(*arguments)
+        mode.counting = True
+        return found
+
+    monkeypatch.setattr(Head, "rows", forward)
+    monkeypatch.setattr(torch.Tensor, "cpu", spy)
+    with mode:
+        found = scorer.score(batch)
+    assert mode.seen == []
+    assert [shape[1] for shape in crossed] == [sum(len(item.ids) for item in batch)]
+    for name, columns in expected.items():
+        assert all(np.array_equal(values, found[name][column], equal_nan=True) for column, values in columns.items())
+
+
+@pytest.mark.parametrize("settings", SETTINGS[1:], ids=str)
+def test_bad_logits_stop_a_run_on_sampled_text_too(target: Model, settings: Processing) -> None:
+    network = copy.deepcopy(target.network)
+    network.lm_head = Poisoned(network.lm_head)
+    scorer = Scorer(model("target", network), [model("draft", target.network)], TOKENS)
+    network.lm_head.limit = 0.0
+    with pytest.raises(LogitsNotFinite, match="logits of target .* document 0, position 0$"):
+        scorer.score(sampled(settings))

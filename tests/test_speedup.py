@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.estimate import ratio
+from alphaprof.analysis.estimate import CONTROL_DOCUMENTS, ratio
+from alphaprof.analysis.replay import Trace, expected_replay
 from alphaprof.analysis.speedup import (
     RoundCounts,
     Speedup,
@@ -21,22 +22,28 @@ from alphaprof.analysis.speedup import (
     relative_time,
     round_costs,
     speedup,
+    spent_and_base,
     time_shares,
 )
 from tests import reference
+from tests.synthetic import alpha_law, drawn_alphas, expected_rounds
 
 Array = np.ndarray[Any, Any]
 
 # T(1), T(2), T(3) and one draft step: a round that drafts 0, 1, 2 tokens costs 1, 1.4, 1.9.
 TIMES = StepTimes({1: StepTime(10.0, 0.01), 2: StepTime(12.0, 0.02), 3: StepTime(15.0, 0.03)}, StepTime(2.0, 0.05))
+# The same for a draft that searches 3 ms before every round: 1.3, 1.7, 2.2.
+SEARCHING = dataclasses.replace(TIMES, lookup=StepTime(3.0, 0.07))
+both_times = pytest.mark.parametrize("times", [TIMES, SEARCHING], ids=["model", "lookup"])
 
 
 def counts(
     tokens: list[float], rounds: list[float], drafted: list[list[float]], cluster: list[str] | None = None
 ) -> RoundCounts:
-    """Documents that stand alone, unless clusters are given."""
+    """Documents that stand alone, unless clusters are given; without a control variate."""
     names = cluster or [f"document {index}" for index in range(len(tokens))]
-    return RoundCounts(np.array(tokens), np.array(rounds), np.array(drafted), np.array(names, dtype=object))
+    nothing = np.zeros(len(tokens))
+    return RoundCounts(np.array(tokens), np.array(rounds), np.array(drafted), nothing, np.array(names, dtype=object))
 
 
 # Rounds that drafted exactly 0, 1, 2 tokens: 1, 1, 3 and 0, 0, 4.
@@ -74,7 +81,8 @@ def test_rounds_by_what_they_drafted() -> None:
 
 
 def test_rows_are_some_of_the_documents() -> None:
-    picked = OTHER.rows(np.array([True, False, True]))
+    picked = dataclasses.replace(OTHER, control=np.array([0.5, 1.5, 2.5])).rows(np.array([True, False, True]))
+    assert picked.control.tolist() == [0.5, 2.5]
     assert picked.tokens.tolist() == [20, 25]
     assert picked.cluster.tolist() == ["document 0", "document 2"]
     assert picked.exactly().tolist() == OTHER.exactly()[[0, 2]].tolist()
@@ -82,6 +90,13 @@ def test_rows_are_some_of_the_documents() -> None:
 
 def test_cost_of_a_round_by_hand() -> None:
     assert round_costs(TIMES, 2) == pytest.approx([1.0, 0.2 + 1.2, 0.4 + 1.5])
+
+
+def test_a_search_costs_every_round_the_same_with_and_without_a_proposal() -> None:
+    """3 ms of 10 ms: also a round that finds nothing costs a decode step and the search."""
+    assert round_costs(SEARCHING, 2) == pytest.approx([1.3, 1.7, 2.2])
+    assert SEARCHING.overhead() == pytest.approx(0.3)
+    assert TIMES.overhead() == 0
 
 
 def test_relative_time_by_hand() -> None:
@@ -104,7 +119,8 @@ def test_speedup_by_hand() -> None:
 
 
 def test_break_even_by_hand() -> None:
-    assert (TIMES.c(), TIMES.v(2), TIMES.break_even(2)) == pytest.approx((0.2, 1.5, 1.9))
+    """A round of gamma drafts pays where it emits more tokens than gamma c + v."""
+    assert (TIMES.c(), TIMES.v(2), round_costs(TIMES, 2)[2]) == pytest.approx((0.2, 1.5, 1.9))
 
 
 @given(st.floats(1, 300), st.floats(0.1, 20), st.floats(5, 40))
@@ -112,13 +128,14 @@ def test_at_break_even_the_draft_neither_pays_nor_costs(rounds: float, draft: fl
     """When every round drafts gamma tokens and emits what break-even asks for, the speedup is 1; twice of it gives 2."""
     times = StepTimes({1: StepTime(10.0, 0.0), 2: StepTime(verify, 0.0)}, StepTime(draft, 0.0))
     for factor in (1.0, 2.0):
-        one = counts([factor * rounds * times.break_even(1)], [rounds], [[rounds]])
+        one = counts([factor * rounds * (times.c() + times.v(1))], [rounds], [[rounds]])
         assert known(speedup([one], [1.0], times)).value == pytest.approx(factor)
 
 
-def test_a_draft_that_never_proposes_changes_nothing() -> None:
+@pytest.mark.parametrize(("times", "expected"), [(TIMES, 1.0), (SEARCHING, 1 / 1.3)], ids=["model", "lookup"])
+def test_a_draft_that_never_proposes_costs_its_searches_alone(times: StepTimes, expected: float) -> None:
     idle = counts([7.0, 9.0], [7.0, 9.0], [[0.0, 0.0], [0.0, 0.0]])
-    assert known(speedup([idle], [1.0], TIMES)).value == pytest.approx(1.0)
+    assert known(speedup([idle], [1.0], times)).value == pytest.approx(expected)
 
 
 @given(documents)
@@ -129,13 +146,11 @@ def test_a_free_draft_is_worth_its_tokens_per_round(rows: list[tuple[int, int, i
     assert free.timing_error == 0
 
 
+@both_times
 @given(documents, st.floats(0.01, 100))
-def test_only_ratios_of_times_matter(rows: list[tuple[int, int, int, int]], factor: float) -> None:
-    scaled = StepTimes(
-        {n: StepTime(factor * time.ms, time.relative_error) for n, time in TIMES.target.items()},
-        StepTime(factor * TIMES.draft.ms, TIMES.draft.relative_error),
-    )
-    one, other = known(speedup([drawn(rows)], [1.0], TIMES)), known(speedup([drawn(rows)], [1.0], scaled))
+def test_only_ratios_of_times_matter(times: StepTimes, rows: list[tuple[int, int, int, int]], factor: float) -> None:
+    scaled = perturbed(times, dict.fromkeys(times.target, factor), factor, factor)
+    one, other = known(speedup([drawn(rows)], [1.0], times)), known(speedup([drawn(rows)], [1.0], scaled))
     assert dataclasses.astuple(other) == pytest.approx(dataclasses.astuple(one))
 
 
@@ -181,24 +196,37 @@ def test_one_document_in_one_domain_leaves_all_of_it_unknown() -> None:
     assert found.bounds(0.05) == (0.0, math.inf)
 
 
-def perturbed(factors: dict[int, float], draft: float) -> StepTimes:
-    """TIMES with some steps slower or faster by a factor."""
-    target = {n: dataclasses.replace(time, ms=time.ms * factors.get(n, 1.0)) for n, time in TIMES.target.items()}
-    return StepTimes(target, dataclasses.replace(TIMES.draft, ms=TIMES.draft.ms * draft))
+def perturbed(times: StepTimes, target: dict[int, float], draft: float = 1.0, lookup: float = 1.0) -> StepTimes:
+    """Times with some steps slower or faster by a factor."""
+    return StepTimes(
+        {n: dataclasses.replace(time, ms=time.ms * target.get(n, 1.0)) for n, time in times.target.items()},
+        dataclasses.replace(times.draft, ms=times.draft.ms * draft),
+        dataclasses.replace(times.lookup, ms=times.lookup.ms * lookup),
+    )
 
 
+@both_times
 @pytest.mark.parametrize(("domains", "weights"), [([HAND], [1.0]), ([HAND, OTHER], [0.3, 0.7])])
-def test_timing_error_is_the_numerical_derivative(domains: list[RoundCounts], weights: list[float]) -> None:
+def test_timing_error_is_the_numerical_derivative(
+    times: StepTimes, domains: list[RoundCounts], weights: list[float]
+) -> None:
     """Each step time perturbed by itself: the effects on log speedup, times the step's error, add up in squares."""
     step = 1e-6
 
-    def effect(factors: dict[int, float], draft: float = 1.0) -> float:
-        changed, plain = speedup(domains, weights, perturbed(factors, draft)), speedup(domains, weights, TIMES)
-        return math.log(known(changed).value / known(plain).value) / step
+    def effect(changed: StepTimes) -> float:
+        other, plain = known(speedup(domains, weights, changed)), known(speedup(domains, weights, times))
+        return math.log(other.value / plain.value) / step
 
-    errors = [effect({n: 1 + step}) * time.relative_error for n, time in TIMES.target.items()]
-    errors.append(effect({}, 1 + step) * TIMES.draft.relative_error)
-    assert known(speedup(domains, weights, TIMES)).timing_error == pytest.approx(math.hypot(*errors), rel=1e-4)
+    errors = [effect(perturbed(times, {n: 1 + step})) * time.relative_error for n, time in times.target.items()]
+    errors.append(effect(perturbed(times, {}, draft=1 + step)) * times.draft.relative_error)
+    errors.append(effect(perturbed(times, {}, lookup=1 + step)) * times.lookup.relative_error)
+    assert known(speedup(domains, weights, times)).timing_error == pytest.approx(math.hypot(*errors), rel=1e-4)
+
+
+def test_an_unsure_search_makes_the_speedup_unsure() -> None:
+    """Its share of the time with the draft, 27 of 184 ms, times its error; the other shares shrink by what it adds."""
+    only = StepTimes({n: StepTime(time.ms, 0.0) for n, time in TIMES.target.items()}, StepTime(2.0, 0.0), SEARCHING.lookup)
+    assert known(speedup([HAND], [1.0], only)).timing_error == pytest.approx(0.07 * 27 / 184)
 
 
 def test_timing_error_is_the_spread_over_repeated_timings() -> None:
@@ -207,16 +235,29 @@ def test_timing_error_is_the_spread_over_repeated_timings() -> None:
     logs = []
     for _ in range(4000):
         noise = {n: math.exp(rng.normal(0, time.relative_error)) for n, time in TIMES.target.items()}
-        times = perturbed(noise, math.exp(rng.normal(0, TIMES.draft.relative_error)))
+        times = perturbed(TIMES, noise, math.exp(rng.normal(0, TIMES.draft.relative_error)))
         logs.append(math.log(known(speedup([HAND], [1.0], times)).value))
     assert np.std(logs) == pytest.approx(known(speedup([HAND], [1.0], TIMES)).timing_error, rel=0.05)
 
 
 def test_shares_of_time_by_hand() -> None:
-    """1, 1 and 7 verifications of 10, 12 and 15 ms, and 15 draft steps of 2 ms: 157 ms."""
-    verify, draft = time_shares(HAND, TIMES)
-    assert verify == pytest.approx(np.array([10, 12, 105]) / 157)
-    assert draft == pytest.approx(30 / 157)
+    """1, 1 and 7 verifications of 10, 12 and 15 ms, and 15 draft steps of 2 ms: 157 ms; with 9 searches of 3 ms 184 ms."""
+    assert time_shares(HAND, TIMES) == pytest.approx(np.array([10, 12, 105, 30, 0]) / 157)
+    assert time_shares(HAND, SEARCHING) == pytest.approx(np.array([10, 12, 105, 30, 27]) / 184)
+
+
+@both_times
+@given(documents)
+def test_shares_add_up_to_the_time_with_the_draft(times: StepTimes, rows: list[tuple[int, int, int, int]]) -> None:
+    """To 1; and each, times the time that the speedup divides by, is what its steps take."""
+    found = drawn(rows)
+    shares = time_shares(found, times)
+    assert shares.sum() == pytest.approx(1)
+    spent, base = spent_and_base(found, times)
+    none, one, two = found.exactly().sum(0)
+    steps = [10 * none, 12 * one, 15 * two, 2 * (one + 2 * two), times.lookup.ms * (none + one + two)]
+    assert shares * spent.sum() * 10 == pytest.approx(np.array(steps))
+    assert base.sum() == found.tokens.sum()
 
 
 def test_both_errors_together() -> None:
@@ -330,3 +371,90 @@ def test_error_of_a_ratio_is_that_of_the_speedup() -> None:
     spent = OTHER.exactly() @ np.array([1.0, 1.4, 1.9])
     found = ratio(spent, OTHER.tokens)
     assert known(speedup([OTHER], [1.0], TIMES)).sampling_error == pytest.approx(found.stderr / found.value)
+
+
+DEPTH, LENGTH, POOL = 4, 61, 24_000
+STEPS = StepTimes({n: StepTime(9.5 + 0.5 * n, 0.0) for n in range(1, DEPTH + 2)}, StepTime(0.5, 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Rounds of many drawn texts, and the speedup of the law that they come from."""
+
+    counts: RoundCounts
+    truth: float
+    spread: float
+
+    def samples(self, documents: int, number: int) -> list[RoundCounts]:
+        """Samples of so many documents, none of them twice."""
+        return [self.counts.rows(np.arange(index * documents, (index + 1) * documents)) for index in range(number)]
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.05, 0.15], ids=lambda spread: f"spread {spread}")
+def drawn_texts(request: pytest.FixtureRequest) -> Drawn:
+    """Documents of 61 tokens, accepted one by one with the probability of the document: all 0.7, or different ones."""
+    rng, spread = np.random.default_rng(17), request.param
+    law = alpha_law(0.7, spread).ppf((np.arange(4000) + 0.5) / 4000) if spread else np.array([0.7])
+    alpha = drawn_alphas(rng, (POOL,), 0.7, spread) if spread else np.full(POOL, 0.7)
+    accept = np.repeat(alpha, LENGTH)
+    kept = (rng.random(len(accept)) < accept).astype(float)
+    start, ready = np.arange(POOL) * LENGTH, np.full(len(accept), 256)
+    never = np.zeros(len(accept), dtype=bool)
+    trace = Trace(never, ready, start, start + LENGTH, np.full(POOL, LENGTH), never)
+    found = expected_replay(trace, kept, accept, DEPTH)
+    names = np.arange(POOL).astype(str)
+    needed = float(expected_rounds(law, LENGTH - 1, DEPTH).mean()) * float(round_costs(STEPS, DEPTH)[-1])
+    return Drawn(RoundCounts(found.tokens, found.rounds, found.drafted, found.control, names), (LENGTH - 1) / needed, spread)
+
+
+def estimates(drawn: Drawn, documents: int) -> list[Speedup]:
+    return [known(speedup([one], [1.0], STEPS)) for one in drawn.samples(documents, min(1500, POOL // documents))]
+
+
+@pytest.mark.parametrize("documents", [12, 20, 50])
+def test_intervals_with_a_control_variate_hold_the_truth_as_often_as_they_say(drawn_texts: Drawn, documents: int) -> None:
+    """Nominal 95 % intervals of the speedup, and 5 % for each side of it, where texts and acceptance differ by chance."""
+    found = estimates(drawn_texts, documents)
+    bounds = np.array([one.bounds(0.025) for one in found])
+    error = math.sqrt(0.05 * 0.95 / len(found))
+    covered = ((bounds[:, 0] <= drawn_texts.truth) & (drawn_texts.truth <= bounds[:, 1])).mean()
+    assert 0.945 - 3 * error <= covered <= 0.97
+    lows = np.array([one.bounds(0.05)[0] for one in found])
+    assert (lows >= drawn_texts.truth).mean() <= 0.055 + 3 * error
+
+
+@pytest.mark.parametrize("documents", [12, 20, 50])
+def test_errors_with_a_control_variate_are_the_spread_over_samples(drawn_texts: Drawn, documents: int) -> None:
+    """What a standard error claims, and what the estimates do; and their mean is the truth."""
+    found = estimates(drawn_texts, documents)
+    logs = np.log([one.value for one in found])
+    claimed = math.sqrt(float(np.mean([one.sampling_error**2 for one in found])))
+    assert claimed == pytest.approx(logs.std(), rel=0.1)
+    times = np.array([1 / one.value for one in found])
+    assert times.mean() == pytest.approx(1 / drawn_texts.truth, abs=4 * times.std() / math.sqrt(len(times)))
+
+
+def test_a_control_variate_narrows_what_luck_widens(drawn_texts: Drawn) -> None:
+    """50 documents, the variance with it and without: the less documents differ, the more it takes away."""
+    samples = drawn_texts.samples(50, 400)
+    without = [dataclasses.replace(one, control=np.zeros(50)) for one in samples]
+    with_it, plain = (np.var([known(speedup([one], [1.0], STEPS)).value for one in kind]) for kind in (samples, without))
+    assert plain / with_it > {0.0: 8, 0.05: 1.5, 0.15: 1}[drawn_texts.spread]
+
+
+def test_few_documents_go_without_a_control_variate(drawn_texts: Drawn) -> None:
+    few = drawn_texts.samples(CONTROL_DOCUMENTS - 1, 1)[0]
+    blind = dataclasses.replace(few, control=np.zeros(len(few.control)))
+    assert speedup([few], [1.0], STEPS) == speedup([blind], [1.0], STEPS)
+
+
+def test_documents_of_one_cluster_are_one_for_a_control_variate(drawn_texts: Drawn) -> None:
+    """Twenty documents in ten conversations: the same as ten documents that are twice as long."""
+    twenty = drawn_texts.samples(20, 1)[0]
+    pairs = np.repeat(np.arange(10), 2).astype(str)
+    whole = RoundCounts(
+        *(getattr(twenty, name).reshape(10, 2, -1).sum(1).squeeze() for name in ("tokens", "rounds", "drafted", "control")),
+        pairs[::2],
+    )
+    together = known(speedup([dataclasses.replace(twenty, cluster=pairs)], [1.0], STEPS))
+    assert dataclasses.astuple(together) == pytest.approx(dataclasses.astuple(known(speedup([whole], [1.0], STEPS))))

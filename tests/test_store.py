@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log import store
-from alphaprof.log.schema import Column
+from alphaprof.log.schema import CONTINUATION_COLUMNS, Column
 from alphaprof.log.store import Run, replacing, require_writable, write_table
+from tests.synthetic import Domain, Recipe, write_run
 
 COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)
 
@@ -74,3 +77,61 @@ def test_a_directory_that_is_no_run_says_why(tmp_path: Path, content: str | None
         (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(RunUnreadable, match=message):
         Run.open(tmp_path)
+
+
+STORY = Domain(documents=2, temperature=0.7, continuation="sampled")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=3), "story": STORY}))
+
+
+def test_what_was_not_computed_or_measured_is_none(tmp_path: Path, run: Run) -> None:
+    assert run.totals("small", 0) is not None
+    run.part("totals", 0, "small").unlink()
+    assert run.totals("small", 0) is None
+    assert write_run(tmp_path / "untimed", Recipe(latency=False)).latency() is None
+
+
+def test_documents_are_those_of_complete_shards_with_their_settings(run: Run) -> None:
+    """The rows of documents.parquet; greedy text has no sampling settings."""
+    table = run.documents()
+    assert table.to_pylist() == pq.ParquetFile(run.path / "documents.parquet").read().to_pylist()
+    assert table["temperature"].to_pylist() == [None, 0.7, None, 0.7, None]
+    run.write_manifest(dataclasses.replace(run.manifest, shards=run.shards[:1]))
+    assert len(Run.open(run.path).documents()) == 4
+
+
+FILES = ["positions/draft=small/part-00001.parquet", "continuations/part-00001.parquet"]
+MAY_BE_MISSING = ["totals/draft=small/part-00001.parquet", "latency.parquet"]
+DAMAGED = [(name, damage) for name in FILES + MAY_BE_MISSING for damage in ("empty", "half")]
+
+
+@pytest.mark.parametrize(("name", "damage"), [*DAMAGED, *((name, "missing") for name in FILES)])
+def test_a_damaged_file_is_named(run: Run, name: str, damage: str) -> None:
+    """A missing one too, where its shard is complete."""
+    path = run.path / name
+    whole = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(whole[: len(whole) // 2] if damage == "half" else b"")
+    with pytest.raises(RunUnreadable, match=rf"{path.name} cannot be read"):
+        (run.positions("small", 1), run.totals("small", 1), run.documents(), run.latency())
+
+
+def test_columns_that_came_later_are_null_where_they_may_be(run: Run) -> None:
+    """And in their place: a run of an earlier version has the documents that it had."""
+    expected = run.documents().to_pylist()
+    path = run.part("continuations", 0)
+    pq.write_table(pq.ParquetFile(path).read().drop_columns(["cluster", "top_p", "seed"]), path)
+    nothing = {"cluster": None, "top_p": None, "seed": None}
+    assert run.documents().to_pylist() == [row | nothing for row in expected[:4]] + expected[4:]
+    assert run.continuations(0).column_names == [column.name for column in CONTINUATION_COLUMNS]
+
+
+def test_a_file_without_a_column_that_everything_needs_is_refused(run: Run) -> None:
+    path = run.part("continuations", 0)
+    pq.write_table(pq.ParquetFile(path).read().drop_columns(["on_policy"]), path)
+    with pytest.raises(RunUnreadable, match="on_policy"):
+        run.documents()

@@ -1,17 +1,27 @@
-"""Totals: worked out by hand from a log of two documents."""
+"""Totals: worked out by hand from small logs, and read back or computed where they are not stored."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.analysis.totals import shard_totals
+from alphaprof.analysis.rules import DEFAULT_RULES, RULES, parse_rule
+from alphaprof.analysis.totals import Request, read_totals, shard_totals
 from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.store import Run
+from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)
+LOOKUP = dataclasses.replace(FACTS, kind="prompt_lookup")
+ALL_RULES = [*DEFAULT_RULES, "tree_2"]
+LOSSY = [rule for rule in ALL_RULES if parse_rule(rule).rule.lossy]
 
 
 def log(**columns: list) -> pa.Table:
@@ -23,26 +33,36 @@ def log(**columns: list) -> pa.Table:
         "target_top_prob": [0.5] * 8,
         "target_second_prob": [0.2] * 8,
         "proposed": [256] * 8,
+        "target_token_prob": [0.5] * 8,
+        "target_entropy": [1.0] * 8,
+        "draft_token_prob": [0.4] * 8,
+        "target_prob_of_draft_top": [0.5] * 8,
+        "target_rank_of_draft_top": [1] * 8,
+        "draft_rank_of_token": [1] * 8,
+        "overlap": [0.8] * 8,
+        "accepted_run": pa.nulls(8, pa.int16()),
+        "phase": pa.nulls(8, pa.string()),
     } | columns
-    accept = np.array(base["draft_top"], dtype=float) == np.array(base["token"], dtype=float)
-    base["accept_strict"] = [float(kept) if count else None for kept, count in zip(accept, base["proposed"], strict=True)]
     return pa.table({name: pa.array(values) for name, values in base.items()})
 
 
-def documents(on_policy: tuple[bool, bool] = (True, True)) -> pa.Table:
+def documents(
+    on_policy: tuple[bool, bool] = (True, True), temperature: tuple[float | None, float | None] = (None, None)
+) -> pa.Table:
     return pa.table(
         {
             "document": pa.array([0, 1]),
             "continuation_tokens": pa.array([5, 3], pa.int32()),
             "max_new_tokens": pa.array([8, None], pa.int32()),
             "on_policy": pa.array(on_policy),
+            "temperature": pa.array(temperature, pa.float64()),
         }
     )
 
 
-def totals(positions: pa.Table, **options: object) -> list[dict]:
-    given = options.pop("documents", documents())
-    return shard_totals(positions, given, FACTS, ["strict"], [1, 2], **options).to_pylist()
+def totals(positions: pa.Table, texts: pa.Table | None = None, draft: ModelFacts = FACTS, **request: Any) -> list[dict]:
+    asked = Request(**({"rules": ["strict"], "gammas": [1, 2]} | request))
+    return shard_totals(positions, documents() if texts is None else texts, FACTS, draft, asked).to_pylist()
 
 
 def test_two_documents_by_hand() -> None:
@@ -104,7 +124,7 @@ def test_positions_without_a_proposal_count_for_nothing_but_their_round() -> Non
 
 
 def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
-    first, second = totals(log(), documents=documents((False, True)))
+    first, second = totals(log(), documents((False, True)))
     assert first["accepted"] == 4.0
     assert (first["tokens"], first["rounds_1"], first["drafted_depths_2"], first["mismatches"]) == (None, None, None, 0)
     assert second["rounds_1"] == 1.0
@@ -113,5 +133,343 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
 @pytest.mark.parametrize(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
 def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
     facts = dataclasses.replace(FACTS, eos=eos)
-    rows = shard_totals(log(), documents(), facts, ["strict"], [2], "hf").to_pylist()
+    rows = shard_totals(log(), documents(), facts, FACTS, Request(["strict"], [2], "hf")).to_pylist()
     assert rows[0]["drafted_2"] == drafted
+
+
+def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: bool = True) -> tuple[pa.Table, pa.Table]:
+    """Positions and documents of one text, by default a sampled one."""
+    size = len(columns["token"])
+    base = {
+        "target_top": columns["token"],
+        "draft_top": columns["token"],
+        "target_top_prob": [0.9] * size,
+        "target_second_prob": [0.05] * size,
+        "proposed": [256] * size,
+        "target_token_prob": [0.9] * size,
+        "target_entropy": [1.0] * size,
+        "draft_token_prob": [0.9] * size,
+        "target_prob_of_draft_top": [0.9] * size,
+        "target_rank_of_draft_top": [1] * size,
+        "draft_rank_of_token": [1] * size,
+        "overlap": [0.9] * size,
+        "accepted_run": pa.nulls(size, pa.int16()),
+        "phase": pa.nulls(size, pa.string()),
+    } | columns
+    rows = {
+        "document": pa.array([0]),
+        "continuation_tokens": pa.array([size], pa.int32()),
+        "max_new_tokens": pa.array([size], pa.int32()),
+        "on_policy": pa.array([on_policy]),
+        "temperature": pa.array([temperature], pa.float64()),
+    }
+    return pa.table({name: pa.array(values) for name, values in base.items()}), pa.table(rows)
+
+
+def row_of(rule: str, columns: dict[str, list], draft: ModelFacts = FACTS, **options: Any) -> dict:
+    positions, texts = text(columns, **options)
+    (row,) = totals(positions, texts, draft, rules=[rule])
+    return row
+
+
+# a = (.5, .5, .8, .4); the prefill emits the first token, so that rounds begin at the second.
+DRAWN = {
+    "token": [1, 2, 3, 4],
+    "target_token_prob": [0.5, 0.8, 0.5, 0.5],
+    "draft_token_prob": [0.25, 0.4, 0.4, 0.2],
+    "overlap": [0.6, 0.7, 0.5, 0.5],
+}
+
+
+def test_expected_rounds_of_a_sampled_text_by_hand() -> None:
+    """Gamma 1: a round at 1; one at 2 where it rejects (.5); one at 3 after its bonus (.5) or two rejections (.5 x .2).
+    Gamma 2: a round at 1; at 2 after its rejection (.5); at 3 after a rejection at 2, by either (.5 x .2 + .5 x .2).
+    """
+    row = row_of("lossless", DRAWN)
+    assert (row["accepted"], row["emitted"]) == pytest.approx((0.6 + 0.7 + 0.5 + 0.5, 0.5 + 0.5 + 0.8 + 0.4))
+    assert (row["tokens"], row["impossible"], row["mismatches"], row["near_ties"]) == (3.0, 0, 0, 0)
+    expected = {
+        "rounds_1": 1 + 0.5 + 0.6,
+        "drafted_1": 2.1,
+        "accepted_depths_1": [0.5 + 0.5 * 0.8 + 0.6 * 0.4],
+        "tested_depths_1": [2.1],
+        "control_1": (0.5 - 0.7) + 0.5 * (0.8 - 0.5) + 0.6 * (0.4 - 0.5),
+        "rounds_2": 1 + 0.5 + 0.2,
+        "drafted_2": 3.4,
+        "drafted_depths_2": [1.7, 1.7],
+        "tested_depths_2": [1.7, 0.5 + 0.5 * 0.8],
+        "accepted_depths_2": [0.5 + 0.5 * 0.8 + 0.2 * 0.4, 0.5 * 0.8 + 0.4 * 0.4],
+        "control_2": (0.5 - 0.7) + (0.8 - 0.5) + 0.6 * (0.4 - 0.5),
+    }
+    assert {name: row[name] for name in expected} == {name: pytest.approx(value) for name, value in expected.items()}
+
+
+def test_a_round_of_a_sampled_text_drafts_no_more_than_is_proposed() -> None:
+    """One proposal at 1, none at 2, any at 3: a round at 1, one at 2 where it rejects, one at 3 in any case."""
+    row = row_of("lossless", DRAWN | {"proposed": [256, 1, 0, 256]})
+    assert row["proposals"] == 3
+    assert (row["accepted"], row["emitted"]) == pytest.approx((0.6 + 0.7 + 0.5, 0.5 + 0.5 + 0.4))
+    assert row["rounds_2"] == pytest.approx(1 + 0.5 + 1)
+    assert row["drafted_depths_2"] == pytest.approx([2.0, 1.0])
+    assert row["accepted_depths_2"] == pytest.approx([0.5 + 0.4, 0.0])
+
+
+def test_a_drawn_token_that_the_scoring_pass_finds_impossible_counts_as_rejected() -> None:
+    """a = (.5, .5, 0, .4): gamma 1 takes a round at 3 in any case but after a rejection and an acceptance, which is none."""
+    row = row_of("lossless", DRAWN | {"target_token_prob": [0.5, 0.8, 0.0, 0.5]})
+    assert row["impossible"] == 1
+    assert row["emitted"] == pytest.approx(0.5 + 0.5 + 0.4)
+    assert row["rounds_1"] == pytest.approx(1 + 0.5 + 1)
+
+
+@pytest.mark.parametrize(("temperature", "on_policy"), [(None, True), (0.7, False)])
+def test_only_a_text_that_was_drawn_can_be_impossible(temperature: float | None, on_policy: bool) -> None:
+    columns = DRAWN | {"target_token_prob": [0.0] * 4}
+    assert row_of("lossless", columns, temperature=temperature, on_policy=on_policy)["impossible"] == 0
+
+
+# The draft is right at 1, 2 and 4, and its second choice would have been right at 3.
+TOP = {
+    "token": [1, 2, 3, 4, 5],
+    "draft_top": [0, 2, 3, 0, 5],
+    "target_top": [1, 2, 0, 4, 5],
+    "draft_rank_of_token": [3, 1, 1, 2, 1],
+    "target_prob_of_draft_top": [0.1, 0.8, 0.35, 0.2, 0.9],
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "accepted", "emitted", "rounds", "depths"),
+    [
+        ("one_hot", 2.35, 3.0, 3.0, [2.0]),  # [2, 3], [4], [5]: right, wrong, right
+        ("tree_1", 3.0, 3.0, 3.0, [2.0]),
+        ("tree_2", 4.0, 4.0, 2.0, [2.0]),  # [2, 3], [4, 5]: the second choice at 3 belongs to the tree
+        ("tree_3", 5.0, 5.0, 2.0, [2.0]),
+    ],
+)
+def test_rounds_of_top_tokens_on_sampled_text_are_facts(
+    rule: str, accepted: float, emitted: float, rounds: float, depths: list[float]
+) -> None:
+    """With gamma 2 they are [2, 3, 4] and [5] for all of these rules."""
+    row = row_of(rule, TOP)
+    assert (row["accepted"], row["emitted"]) == pytest.approx((accepted, emitted))
+    assert (row["rounds_1"], row["accepted_depths_1"]) == (rounds, depths)
+    assert (row["rounds_2"], row["accepted_depths_2"]) == (2.0, [2.0, 1.0])
+    assert (row["control_1"], row["control_2"]) == (0.0, 0.0)
+
+
+def test_a_tree_has_rounds_on_greedy_text_too() -> None:
+    assert row_of("tree_2", TOP, temperature=None)["rounds_2"] == 2.0
+
+
+ROUNDS = ["emitted", "tokens", *(f"{name}_{gamma}" for name in ("rounds", "drafted", "control") for gamma in (1, 2))]
+DEPTHS = [f"{name}_depths_{gamma}" for name in ("drafted", "tested", "accepted") for gamma in (1, 2)]
+
+
+@pytest.mark.parametrize("rule", LOSSY)
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_a_lossy_rule_has_acceptance_and_no_rounds(rule: str, temperature: float | None) -> None:
+    row = row_of(rule, TOP, temperature=temperature)
+    assert 0 < row["accepted"] <= 5
+    assert {name: row[name] for name in ROUNDS + DEPTHS} == dict.fromkeys(ROUNDS + DEPTHS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "accepted"),
+    [
+        ("additive_0p1", 2.0),  # p(d) is .1, .8, .35, .2, .9 and p(x0) always .9
+        ("additive_0p6", 3.0),
+        ("multiplicative_0p3", 3.0),
+        ("top_m_1", 3.0),
+        ("top_m_2", 4.0),
+        ("typical_0p25_1", 3.0),  # exp(-H) = .37
+        ("typical_0p25_0p5", 4.0),  # .18
+        ("trtllm_2_0p6", 3.0),
+        ("trtllm_1_0p6", 2.0),
+    ],
+)
+def test_acceptance_of_a_lossy_rule_by_hand(rule: str, accepted: float) -> None:
+    assert row_of(rule, TOP | {"target_rank_of_draft_top": [9, 1, 2, 1, 1]})["accepted"] == accepted
+
+
+# What has rounds on which text, said once more.
+POLICIES = {"strict": {"greedy"}, "lossless": {"sampled"}, "one_hot": {"sampled"}, "tree_2": {"greedy", "sampled"}}
+TEXTS = {
+    "greedy": (None, True),
+    "sampled": (0.7, True),
+    "given off-policy": (None, False),
+    "given off-policy at a temperature": (0.7, False),
+}
+
+
+def mixed_shard() -> tuple[pa.Table, pa.Table]:
+    """Documents of every policy in one shard, in the order of TEXTS; draws and top tokens as above."""
+    parts = [text(TOP | {name: [*values, 0.7] for name, values in DRAWN.items() if name != "token"}, *options)
+             for options in TEXTS.values()]  # fmt: skip
+    documents = pa.concat_tables([documents for _, documents in parts])
+    numbers = pa.array(range(len(parts)))
+    return pa.concat_tables([positions for positions, _ in parts]), documents.set_column(0, "document", numbers)
+
+
+@pytest.mark.parametrize("rule", ALL_RULES)
+def test_a_mixed_shard_has_rounds_where_the_rule_would_write_that_text(rule: str) -> None:
+    """And every document counts as it does alone, whatever it shares a shard with."""
+    positions, texts = mixed_shard()
+    rows = totals(positions, texts, rules=[rule])
+    assert [row["document"] for row in rows] == [0, 1, 2, 3]
+    found = {name for name, row in zip(TEXTS, rows, strict=True) if row["tokens"] is not None}
+    assert found == POLICIES.get(rule, set())
+    for index, row in enumerate(rows):
+        (alone,) = totals(positions.slice(5 * index, 5), texts.slice(index, 1), rules=[rule])
+        assert row == {name: value if isinstance(value, str) else pytest.approx(value) for name, value in alone.items()}
+        assert (row["emitted"] is None) == (rule in LOSSY)
+
+
+def test_a_mixed_shard_counts_what_belongs_to_each_policy() -> None:
+    """Mismatches are those of greedy text, near-ties those of plain softmaxes; strict asks for x_t on greedy text alone."""
+    positions, texts = mixed_shard()
+    tied = positions.set_column(positions.schema.get_field_index("target_second_prob"), "target_second_prob", [[0.9] * 20])
+    rows = totals(tied, texts, rules=["strict"])
+    assert [row["mismatches"] for row in rows] == [1, 0, 0, 0]
+    assert [row["clear_mismatches"] for row in rows] == [0, 0, 0, 0]
+    assert [row["near_ties"] for row in rows] == [5, 0, 5, 0]
+    assert [row["accepted"] for row in rows] == [3.0, 2.0, 2.0, 2.0]
+
+
+# No match at 0 and 2; at 1 three tokens, of which two come true; at 3 a wrong one; at 4 two, where one token is left.
+FOUND = {
+    "token": [1, 2, 3, 4, 5],
+    "draft_top": [None, 2, None, 0, 5],
+    "target_prob_of_draft_top": [None, 0.8, None, 0.1, 0.6],
+    "target_rank_of_draft_top": [None, 1, None, 4, 1],
+    "draft_rank_of_token": [None] * 5,
+    "draft_token_prob": pa.nulls(5, pa.float32()),
+    "overlap": pa.nulls(5, pa.float32()),
+    "proposed": [0, 3, 0, 1, 2],
+    "accepted_run": [None, 2, None, 0, 1],
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature", "accepted"),
+    [("strict", None, 2.0), ("one_hot", 0.7, 1.5), ("lossless", 0.7, 1.5), ("tree_4", None, 2.0), ("tree_4", 0.7, 2.0)],
+)
+def test_rounds_of_prompt_lookup_are_those_of_its_runs(rule: str, temperature: float | None, accepted: float) -> None:
+    """Gamma 1: [2, 3], [4], [5]. Gamma 2: [2, 3, 4], [5]. A look at draft_top alone would give other ones."""
+    row = row_of(rule, FOUND | {"draft_rank_of_token": pa.nulls(5, pa.int32())}, LOOKUP, temperature=temperature)
+    assert (row["proposals"], row["accepted"], row["emitted"]) == (3, pytest.approx(accepted), 2.0)
+    expected = {
+        "tokens": 4.0,
+        "rounds_1": 3.0,
+        "drafted_1": 3.0,
+        "accepted_depths_1": [2.0],
+        "rounds_2": 2.0,
+        "drafted_depths_2": [2.0, 2.0],
+        "tested_depths_2": [2.0, 1.0],
+        "accepted_depths_2": [2.0, 1.0],
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_thinking_is_counted_apart() -> None:
+    """The first three positions: two of them with a proposal."""
+    columns = TOP | {"phase": ["thinking"] * 3 + ["answer"] * 2, "proposed": [0, 256, 256, 256, 256]}
+    row = row_of("one_hot", columns)
+    thinking = {name: row[f"thinking_{name}"] for name in ("positions", "proposals", "accepted")}
+    assert thinking == {"positions": 3, "proposals": 2, "accepted": pytest.approx(0.8 + 0.35)}
+    assert (row["positions"], row["proposals"], row["accepted"]) == (5, 4, pytest.approx(2.25))
+
+
+def test_thinking_of_each_document_is_its_own() -> None:
+    rows = totals(log(phase=["answer"] * 4 + ["thinking"] * 3 + ["answer"]))
+    assert [row["thinking_positions"] for row in rows] == [1, 2]
+    assert [row["thinking_accepted"] for row in rows] == [1.0, 1.0]
+
+
+def test_without_phases_nothing_is_said_about_thinking() -> None:
+    assert {row[f"thinking_{name}"] for row in totals(log()) for name in ("positions", "proposals", "accepted")} == {None}
+
+
+STORED = Recipe(
+    domains={"code": Domain(), "story": Domain(temperature=0.7, continuation="sampled")}, lookups=("lookup",), gammas=(1, 3)
+)
+
+
+def asked(run: Run, rules: Sequence[str], flavour: Any = "engine") -> Request:
+    return Request(list(rules), run.gammas, flavour)
+
+
+def sorted_rows(table: pa.Table, rules: Sequence[str]) -> list[dict]:
+    rows = [row for row in table.to_pylist() if row["rule"] in rules]
+    return sorted(rows, key=lambda row: (row["rule"], row["document"]))
+
+
+def poison(run: Run, draft: str, drop: Sequence[str] = ()) -> None:
+    """Put a mark into the stored totals that no computation gives, and leave columns out."""
+    for shard in run.shards:
+        path = run.part("totals", shard.index, draft)
+        table = pq.ParquetFile(path).read()
+        place = table.schema.get_field_index("accepted")
+        table = table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table)))
+        pq.write_table(table.drop_columns(list(drop)), path)
+
+
+@pytest.mark.parametrize("draft", ["small", "lookup"])
+def test_rules_that_are_not_stored_are_computed_from_the_log_and_not_written(tmp_path: Path, draft: str) -> None:
+    run = write_run(tmp_path / "few", STORED)
+    whole = write_run(tmp_path / "all", dataclasses.replace(STORED, rules=ALL_RULES))
+    before = contents(run)
+    found = read_totals(run, draft, asked(run, ALL_RULES))
+    assert contents(run) == before
+    assert sorted_rows(found, ALL_RULES) == sorted_rows(read_totals(whole, draft, asked(whole, ALL_RULES)), ALL_RULES)
+    assert len(found) == len(ALL_RULES) * 12
+
+
+def test_stored_totals_are_what_is_read(tmp_path: Path) -> None:
+    """Those that are stored are not computed again; those beside them are."""
+    run = write_run(tmp_path / "run", STORED)
+    poison(run, "small")
+    found = read_totals(run, "small", asked(run, ["strict", "one_hot"])).to_pylist()
+    assert {row["rule"] for row in found if row["accepted"] == -7.0} == {"strict"}
+    assert len(found) == 24
+
+
+@pytest.mark.parametrize("column", ["emitted", "control_3", "thinking_accepted", "drafted_depths_1"])
+def test_totals_of_an_older_set_of_columns_are_computed_again(tmp_path: Path, column: str) -> None:
+    run = write_run(tmp_path / "run", STORED)
+    expected = read_totals(run, "small", asked(run, ["strict"]))
+    poison(run, "small", [column])
+    before = contents(run)
+    found = read_totals(run, "small", asked(run, ["strict"]))
+    assert contents(run) == before
+    assert found.schema.names == expected.schema.names
+    assert found.to_pylist() == expected.to_pylist()
+
+
+def test_other_rounds_than_the_stored_ones_are_computed(tmp_path: Path) -> None:
+    """Hugging Face's rounds start a token earlier: one more token a document."""
+    run = write_run(tmp_path / "run", STORED)
+    stored = read_totals(run, "small", asked(run, ["strict"])).to_pylist()
+    poison(run, "small")
+    found = read_totals(run, "small", asked(run, ["strict"], "hf")).to_pylist()
+    assert [row["accepted"] for row in found] == [row["accepted"] for row in stored]
+    greedy = [(new["tokens"], old["tokens"]) for new, old in zip(found, stored, strict=True) if old["tokens"] is not None]
+    assert len(greedy) == 6
+    assert all(new == old + 1 for new, old in greedy)
+
+
+def test_an_interrupted_run_without_totals_has_those_of_its_shards(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", STORED)
+    partial = interrupted(run, tmp_path / "partial", 2)
+    expected = sorted_rows(read_totals(run, "lookup", asked(run, ["strict"])), ["strict"])[:8]
+    assert sorted_rows(read_totals(partial, "lookup", asked(partial, ["strict"])), ["strict"]) == expected
+
+
+def test_no_shard_gives_an_empty_table_of_the_declared_columns(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", STORED)
+    empty = read_totals(interrupted(run, tmp_path / "empty", 0), "small", asked(run, ["strict"]))
+    assert (len(empty), empty.schema.names) == (0, run.totals("small", 0).schema.names)
+
+
+def test_every_rule_is_covered_here() -> None:
+    assert {parse_rule(rule).name for rule in ALL_RULES} == set(RULES)

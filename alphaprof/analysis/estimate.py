@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 Array = np.ndarray[Any, Any]
+CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
 NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
 
 
@@ -90,6 +91,31 @@ def influences(totals: Array, counts: Array) -> Array:
     residuals = totals - totals[kept].sum() / size * counts
     correction, _ = small_sample(counts[kept])
     return np.where(kept, math.sqrt(correction) * residuals / size, 0.0)
+
+
+def controlled(totals: Array, counts: Array, control: Array) -> Array | None:
+    """Totals less what a control variate explains of their error, [documents]; None where there is nothing to gain.
+
+    `control` has mean 0 whatever the totals, so subtracting a multiple of it changes no expectation. The multiple of each
+    document is the least-squares slope of residuals over all *other* documents: a slope fitted to a document's own error
+    would make the ratio too small and its interval too narrow. With few documents fitting costs more than it gains.
+    """
+    kept = counts > 0
+    if kept.sum() < CONTROL_DOCUMENTS or not control[kept].any():
+        return None
+    y, n, c = (np.asarray(values[kept], dtype=np.float64) for values in (totals, counts, control))
+    share, drift = _others(y) / _others(n), _others(c) / _others(n)
+    together = _others(y * c) - share * _others(n * c) - drift * _others(y * n) + share * drift * _others(n * n)
+    spread = _others(c * c) - 2 * drift * _others(c * n) + drift**2 * _others(n * n)
+    slope = np.divide(together, spread, out=np.zeros_like(spread), where=spread > 1e-9 * _others(c * c))
+    adjusted = np.array(totals, dtype=np.float64)
+    adjusted[kept] -= slope * c
+    return adjusted
+
+
+def _others(values: Array) -> Array:
+    """For each element the sum of all others."""
+    return np.asarray(values.sum() - values)
 
 
 def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Ratio:

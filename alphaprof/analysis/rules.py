@@ -2,7 +2,10 @@
 
 Each rule gives two things, and they are not the same: `accept`, the probability that it keeps the draft's proposal
 before the emitted token is known (what alpha averages, stored as `accept_<rule>`), and `emitted`, what happened to the
-token that was emitted (what replay propagates).
+token that was emitted (what replay propagates). p is the target's distribution, q the draft's, x_t the emitted token, d the
+draft's proposal, x0 the target's top token.
+
+A draft without a distribution (prompt lookup) is a point mass at its proposal.
 """
 
 from __future__ import annotations
@@ -14,33 +17,275 @@ from typing import Any
 import numpy as np
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
+Values = np.ndarray[Any, Any]
+GREEDY, SAMPLED = "greedy", "sampled"  # how the target chose a text's tokens
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a rule, from `low` to `high`. `relaxes`: +1 where larger values accept more, -1 where smaller."""
+
+    name: str
+    low: float
+    high: float
+    relaxes: int
+    whole: bool = False
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of acceptance. Both functions map columns of n positions to n values in [0, 1]."""
+    """A rule of acceptance. Both functions map columns of n positions (and the parameters) to n values in [0, 1].
+
+    `emitted` is None for a lossy rule: its output departs from the text that was measured, so that its rounds cannot be
+    replayed. `policies`: how the target must have chosen a text for the text to be what the rule's own decoding would emit
+    (for a lossy rule: what it departs from). `timed`: a round costs gamma draft steps and one verification of gamma + 1.
+    """
 
     about: str
-    accept: Callable[[Columns], np.ndarray[Any, Any]]
-    emitted: Callable[[Columns], np.ndarray[Any, Any]]
+    accept: Callable[..., Values]
+    emitted: Callable[..., Values] | None
+    policies: tuple[str, ...]
+    parameters: tuple[Parameter, ...] = ()
+    timed: bool = True
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output differs from what the target alone would write."""
+        return self.emitted is None
 
 
-def strict_accept(columns: Columns) -> np.ndarray[Any, Any]:
-    """1[draft_top = x_t] on greedy text, 1[draft_top = target_top] elsewhere (`greedy` tells them apart)."""
-    reference = np.where(columns["greedy"], columns["token"], columns["target_top"])
-    return np.asarray(columns["draft_top"] == reference, dtype=np.float32)
-
-
-def strict_emitted(columns: Columns) -> np.ndarray[Any, Any]:
+def agrees(columns: Columns) -> Values:
     """1[draft_top = x_t]: the emitted token is the one that the draft proposed."""
     return np.asarray(columns["draft_top"] == columns["token"], dtype=np.float32)
 
 
+def strict(columns: Columns) -> Values:
+    """1[d = x_t] on the target's greedy text, 1[d = x0] elsewhere (`greedy` tells them apart)."""
+    reference = np.where(columns["greedy"], columns["token"], columns["target_top"])
+    return np.asarray(columns["draft_top"] == reference, dtype=np.float32)
+
+
+def lossless(columns: Columns) -> Values:
+    """Sum min(p, q): the draft's token is drawn from q and kept with probability min(1, p/q)."""
+    return np.asarray(np.where(np.isnan(columns["overlap"]), columns["target_prob_of_draft_top"], columns["overlap"]))
+
+
+def lossless_emitted(columns: Columns) -> Values:
+    """min(1, q(x_t) / p(x_t)); 0 where the scoring pass gives x_t no probability (its truncation differs by rounding)."""
+    p, q = (np.asarray(columns[name], dtype=np.float64) for name in ("target_token_prob", "draft_token_prob"))
+    kept = np.minimum(1.0, np.divide(q, p, out=np.zeros_like(q), where=p > 0))
+    return np.where(np.isnan(q), agrees(columns), kept)
+
+
+def one_hot(columns: Columns) -> Values:
+    """p(d), d the draft's top token: what engines do by default on sampled text."""
+    return np.asarray(columns["target_prob_of_draft_top"])
+
+
+def additive(columns: Columns, epsilon: float) -> Values:
+    """1[p(d) >= p(x0) - epsilon]."""
+    return _kept(columns, columns["target_top_prob"].astype(np.float64) - epsilon)
+
+
+def multiplicative(columns: Columns, factor: float) -> Values:
+    """1[p(d) >= factor p(x0)]."""
+    return _kept(columns, factor * columns["target_top_prob"].astype(np.float64))
+
+
+def top_m(columns: Columns, m: int) -> Values:
+    """1[d is among the m most probable tokens of p]."""
+    return _ranked(columns["target_rank_of_draft_top"], m)
+
+
+def typical(columns: Columns, epsilon: float, delta: float) -> Values:
+    """1[p(d) >= min(epsilon, delta exp(-H(p)))] (Medusa)."""
+    return _kept(columns, np.minimum(epsilon, delta * np.exp(-columns["target_entropy"].astype(np.float64))))
+
+
+def trtllm(columns: Columns, k: int, delta: float) -> Values:
+    """1[d is among the k most probable tokens of p, and p(d) >= p(x0) - delta] (TensorRT-LLM's relaxed acceptance)."""
+    return top_m(columns, k) * additive(columns, delta)
+
+
+def tree(columns: Columns, width: int) -> Values:
+    """1[x_t is among the draft's `width` most probable tokens]: a full tree of that width holds it. The text stays."""
+    ranks = columns["draft_rank_of_token"]
+    return np.where(_known(ranks), _ranked(ranks, width), agrees(columns))
+
+
+def _kept(columns: Columns, threshold: Values) -> Values:
+    """1[p(d) >= threshold], the top token itself always included: rounding must not reject what cannot be beaten."""
+    reached = columns["target_prob_of_draft_top"] >= np.minimum(threshold, columns["target_top_prob"])
+    return np.asarray(reached, dtype=np.float32)
+
+
+def _ranked(ranks: Values, most: int) -> Values:
+    return np.asarray(_known(ranks) & (ranks <= most), dtype=np.float32)
+
+
+def _known(ranks: Values) -> Values:
+    """Where there is a rank; null is -1 or NaN in columns that come from a log."""
+    return np.asarray(ranks >= 1)
+
+
+BOTH = (GREEDY, SAMPLED)
 RULES = {
-    "strict": Rule("keep the draft's top token when it is the target's top token", strict_accept, strict_emitted),
+    "strict": Rule("d is the target's top token x0", strict, agrees, (GREEDY,)),
+    "lossless": Rule(
+        "with probability min(1, p(d)/q(d)), d drawn from q; alpha = sum min(p, q)", lossless, lossless_emitted, (SAMPLED,)
+    ),
+    "one_hot": Rule("with probability p(d), d the draft's top token", one_hot, agrees, (SAMPLED,)),
+    "additive": Rule("p(d) >= p(x0) - epsilon", additive, None, BOTH, (Parameter("epsilon", 0, 1, +1),)),
+    "multiplicative": Rule("p(d) >= factor p(x0)", multiplicative, None, BOTH, (Parameter("factor", 0, 1, -1),)),
+    "top_m": Rule(
+        "d is among the m most probable tokens of p", top_m, None, BOTH, (Parameter("m", 1, 1e6, +1, whole=True),)
+    ),
+    "typical": Rule(
+        "p(d) >= min(epsilon, delta exp(-H(p)))",
+        typical,
+        None,
+        BOTH,
+        (Parameter("epsilon", 0, 1, -1), Parameter("delta", 0, 1, -1)),
+    ),
+    "trtllm": Rule(
+        "d is among the k most probable tokens of p, and p(d) >= p(x0) - delta",
+        trtllm,
+        None,
+        BOTH,
+        (Parameter("k", 1, 1e6, +1, whole=True), Parameter("delta", 0, 1, +1)),
+    ),
+    "tree": Rule(
+        "x_t is among the draft's `width` most probable tokens (a full tree of that width)",
+        tree,
+        tree,
+        BOTH,
+        (Parameter("width", 1, 1e6, +1, whole=True),),
+        timed=False,
+    ),
 }
+NOT_MODELLED = {
+    "sglang": "u <= p(d)/theta_acc, or p(d) >= theta_single (SGLang's thresholds)",
+    "ensemble": "with probability min(1, (1-w) + w p/q) (Hugging Face's assistant_ensemble_weight)",
+    "lenience": "with probability min(1, p/(l q)) (Leviathan et al.)",
+    "block": "blocks of drafts verified together (vLLM)",
+    "fly": "a mismatch is forgiven when what follows agrees (vLLM's FLy)",
+}
+DEFAULT_RULES = (
+    "strict",
+    "lossless",
+    "one_hot",
+    "additive_0p1",
+    "multiplicative_0p3",
+    "top_m_3",
+    "typical_0p09_0p3",
+    "trtllm_10_0p6",
+)
 
 
-def rule_id(specification: str) -> str | None:
-    """The id of a rule as it stands in columns, options and JSON; None for a rule that does not exist."""
-    return specification if specification in RULES else None
+@dataclass(frozen=True)
+class BoundRule:
+    """A rule with values for its parameters, in their order."""
+
+    name: str
+    values: tuple[float, ...] = ()
+
+    @property
+    def rule(self) -> Rule:
+        """The rule itself."""
+        return RULES[self.name]
+
+    @property
+    def id(self) -> str:
+        """The one name that it has in options, columns and JSON, safe in SQL and pandas: additive_0p1."""
+        return "_".join([self.name, *(_text(value) for value in self.values)])
+
+    @property
+    def arguments(self) -> dict[str, float]:
+        """Values by parameter."""
+        return {item.name: value for item, value in zip(self.rule.parameters, self.values, strict=True)}
+
+    def accept(self, columns: Columns) -> Values:
+        """beta_t [positions]: the probability that the draft's proposal is kept, before the emitted token is known."""
+        return self.rule.accept(columns, **self.arguments)
+
+    def emitted(self, columns: Columns) -> Values | None:
+        """a_t [positions]: the probability that the emitted token was an accepted draft; None for a lossy rule."""
+        return None if self.rule.emitted is None else self.rule.emitted(columns, **self.arguments)
+
+
+def parse_rule(specification: object) -> BoundRule:
+    """A rule from `strict`, `additive_0p1`, `additive:0.1`, `typical:0.09,0.3`, `{additive: 0.1}` or
+    `{typical: {epsilon: 0.09, delta: 0.3}}`. Raises `ValueError` with what is known.
+    """
+    if isinstance(specification, BoundRule):
+        return specification
+    if isinstance(specification, Mapping) and len(specification) == 1:
+        ((name, given),) = specification.items()
+        return _bound(str(name), given)
+    if not isinstance(specification, str):
+        raise ValueError(f"{specification!r} is no rule; write a name, or {{name: value}}; {_known_rules()}")
+    name, colon, given = specification.partition(":")
+    if colon:
+        return _bound(name.strip(), [_number(part) for part in given.split(",")])
+    for known in sorted(RULES, key=len, reverse=True):
+        if name == known or name.startswith(f"{known}_"):
+            return _bound(known, [_number(part.replace("p", ".")) for part in name[len(known) :].split("_")[1:]])
+    return _bound(name, [])
+
+
+def rules_of(ids: list[str]) -> list[BoundRule]:
+    """Rules from their ids."""
+    return [parse_rule(name) for name in ids]
+
+
+def default_rule(policy: str) -> str:
+    """What engines do unless told otherwise, on greedy and on sampled text."""
+    return "one_hot" if policy == SAMPLED else "strict"
+
+
+def _bound(name: str, given: object) -> BoundRule:
+    if name in NOT_MODELLED:
+        raise ValueError(f"the rule {name!r} is not modelled; {_known_rules()}")
+    if name not in RULES:
+        raise ValueError(f"unknown rule {name!r}; {_known_rules()}")
+    parameters = RULES[name].parameters
+    names = [parameter.name for parameter in parameters]
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise ValueError(f"{name} has the parameters {', '.join(names) or 'none'} (not {', '.join(map(str, given))})")
+        values = [given[parameter] for parameter in names]
+    else:
+        values = list(given) if isinstance(given, (list, tuple)) else [given]
+    if len(values) != len(names):
+        wanted = f"{name}:{','.join(names)}" if names else name
+        raise ValueError(f"{name} has {len(names)} parameters and got {len(values)}: write {wanted}")
+    return BoundRule(name, tuple(_checked(name, item, value) for item, value in zip(parameters, values, strict=True)))
+
+
+def _checked(rule: str, parameter: Parameter, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{rule}: {parameter.name} is no number: {value!r}")
+    if not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value)):
+        kind = "a whole number" if parameter.whole else "a number"
+        raise ValueError(
+            f"{rule}: {parameter.name} must be {kind} from {parameter.low:g} to {parameter.high:g}, not {value}"
+        )
+    return int(value) if parameter.whole else float(value) + 0.0  # no negative zero: additive_-0 is no column name
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number; {_known_rules()}") from None
+
+
+def _known_rules() -> str:
+    return "known: " + ", ".join(
+        ":".join([name, ",".join(item.name for item in rule.parameters)]).rstrip(":") for name, rule in RULES.items()
+    )
+
+
+def _text(value: float) -> str:
+    """A value without exponent or point: 0.1 -> 0p1, 10 -> 10."""
+    return np.format_float_positional(value, trim="-").replace(".", "p")

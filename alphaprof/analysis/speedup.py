@@ -1,7 +1,8 @@
 """From rounds and step times to speedup: decode time without the draft, divided by decode time with it.
 
 A round that drafts m tokens costs m draft steps and one verification of m + 1 tokens; a round without a proposal costs
-one decode step. Prefill is the same on both sides and left out. Times are in ms; `cost` means units of a decode step.
+one decode step. Prompt lookup has no draft steps, but searches the text once a round. Prefill is the same on both sides and
+left out. Times are in ms; `cost` means units of a decode step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.estimate import Ratio, bounded_ratio, by_cluster, influences, log_interval
+from alphaprof.analysis.estimate import (
+    Ratio,
+    bounded_ratio,
+    by_cluster,
+    controlled,
+    influences,
+    log_interval,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -26,12 +34,18 @@ class StepTime:
     relative_error: float
 
 
+NOTHING = StepTime(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class StepTimes:
-    """Step times of target and one draft. `target[n]` verifies n tokens (n = 1: plain decoding)."""
+    """Step times of target and one draft. `target[n]` verifies n tokens (n = 1: plain decoding); `lookup`: what a round
+    costs before its first draft step, whether it proposes anything or not (the search of prompt lookup).
+    """
 
     target: Mapping[int, StepTime]
     draft: StepTime
+    lookup: StepTime = NOTHING
 
     @property
     def decode(self) -> StepTime:
@@ -46,25 +60,26 @@ class StepTimes:
         """Cost of verifying gamma drafts."""
         return self.target[gamma + 1].ms / self.decode.ms
 
-    def break_even(self, gamma: int) -> float:
-        """Tokens a round must emit for the draft to pay: gamma c + v, when every round drafts gamma tokens."""
-        return gamma * self.c() + self.v(gamma)
+    def overhead(self) -> float:
+        """Cost of a round's search."""
+        return self.lookup.ms / self.decode.ms
 
 
 def free_draft(gamma: int) -> StepTimes:
     """Times in which drafting and verification of several tokens cost nothing extra: the speedup is tokens per round."""
-    return StepTimes({n: StepTime(1.0, 0.0) for n in range(1, gamma + 2)}, StepTime(0.0, 0.0))
+    return StepTimes({n: StepTime(1.0, 0.0) for n in range(1, gamma + 2)}, NOTHING)
 
 
 @dataclass(frozen=True)
 class RoundCounts:
     """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
-    drafted at least d tokens), `cluster` [documents].
+    drafted at least d tokens), `control` (control variate of expected rounds, else 0) and `cluster` [documents].
     """
 
     tokens: Array
     rounds: Array
     drafted: Array
+    control: Array
     cluster: Array
 
     def exactly(self) -> Array:
@@ -74,7 +89,9 @@ class RoundCounts:
 
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""
-        return RoundCounts(self.tokens[chosen], self.rounds[chosen], self.drafted[chosen], self.cluster[chosen])
+        return RoundCounts(
+            self.tokens[chosen], self.rounds[chosen], self.drafted[chosen], self.control[chosen], self.cluster[chosen]
+        )
 
 
 @dataclass(frozen=True)
@@ -101,15 +118,20 @@ class Speedup:
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
-    """Cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1)."""
-    return np.array([m * times.c() + times.target[m + 1].ms / times.decode.ms for m in range(gamma + 1)])
+    """Cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), and the search."""
+    steps = [m * times.c() + times.target[m + 1].ms / times.decode.ms for m in range(gamma + 1)]
+    return np.array(steps) + times.overhead()
 
 
 def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:
-    """Decode time with the draft and without, in units of a decode step; [clusters], in the order of their names."""
+    """Decode time with the draft and without, in units of a decode step; [clusters], in the order of their names.
+
+    Where rounds are expectations, a control variate has sharpened the time with the draft.
+    """
     cost = round_costs(times, counts.drafted.shape[1])
-    spent, base = by_cluster(counts.cluster, counts.exactly() @ cost, counts.tokens)
-    return spent, base
+    spent, base, control = by_cluster(counts.cluster, counts.exactly() @ cost, counts.tokens, counts.control)
+    adjusted = controlled(spent, base, control)
+    return (spent if adjusted is None else adjusted), base
 
 
 def relative_time(counts: RoundCounts, times: StepTimes) -> Ratio:
@@ -122,13 +144,13 @@ def relative_time(counts: RoundCounts, times: StepTimes) -> Ratio:
     return bounded_ratio(*spent_and_base(counts, times), best, float(cost.max()))
 
 
-def time_shares(counts: RoundCounts, times: StepTimes) -> tuple[Array, float]:
-    """Shares of the decode time with the draft: verification of n = 1..gamma+1 tokens [gamma + 1], and draft steps."""
+def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
+    """Shares of the decode time with the draft: verification of n = 1..gamma+1, draft steps, searches; [gamma + 3]."""
     exactly = counts.exactly().sum(0)
-    verify = np.array([times.target[n + 1].ms * count for n, count in enumerate(exactly)])
+    verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly)]
     draft = float((exactly * np.arange(len(exactly))).sum()) * times.draft.ms
-    total = verify.sum() + draft
-    return verify / total, draft / total
+    parts = np.array([*verify, draft, float(exactly.sum()) * times.lookup.ms])
+    return np.asarray(parts / parts.sum())
 
 
 def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
@@ -146,14 +168,12 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     parts = [weight * found.value for weight, found in zip(weights, ratios, strict=True)]
     time = sum(parts)
     variances = [(weight * found.stderr) ** 2 for weight, found in zip(weights, ratios, strict=True)]
-    shares = [time_shares(counts, times) for counts in domains]
-    verify = sum(part / time * share[0] for part, share in zip(parts, shares, strict=True))
-    draft = sum(part / time * share[1] for part, share in zip(parts, shares, strict=True))
+    shares = sum(part / time * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
     documents = len(np.unique(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains])))
     return Speedup(
         value=1 / time,
         sampling_error=math.sqrt(sum(variances) + _covariance(domains, weights, times)) / time,
-        timing_error=_timing_error(np.asarray(verify), draft, times),
+        timing_error=_timing_error(np.asarray(shares), times),
         freedom=_freedom(variances, ratios, documents),
         documents=documents,
     )
@@ -176,13 +196,15 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], times:
     return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
-def _timing_error(verify: Array, draft: float, times: StepTimes) -> float:
+def _timing_error(shares: Array, times: StepTimes) -> float:
     """Relative error that step times give a speedup: the derivative of its logarithm by each of them.
 
     The decode step stands in the numerator too, so its derivative is one minus its share of the time with the draft.
     """
-    errors = [(1 - verify[0]) * times.decode.relative_error, draft * times.draft.relative_error]
+    *verify, draft, lookup = shares
+    errors = [(1 - verify[0]) * times.decode.relative_error]
     errors += [share * times.target[n].relative_error for n, share in enumerate(verify[1:], start=2)]
+    errors += [draft * times.draft.relative_error, lookup * times.lookup.relative_error]
     return math.sqrt(sum(error**2 for error in errors))
 
 

@@ -60,7 +60,7 @@ POSITION_COLUMNS = (
     Column("phase", CATEGORY, "Part of the continuation: answer, or thinking between configured markers.", nullable=True),
     _token("target_top", "Most probable token of the target; the first index of the maximum."),
     _token("draft_top", "Most probable token of the draft; the first index of the maximum.", nullable=True),
-    _probability("target_top_prob", "Target probability of target_top."),
+    _probability("target_top_prob", "Target probability of target_top; all probabilities are those after processing."),
     _probability("target_second_prob", "Second largest target probability (equal to the largest at a tie)."),
     _probability("target_margin", "target_top_prob - target_second_prob."),
     _nats("target_entropy", "Entropy of the target's distribution."),
@@ -73,14 +73,14 @@ POSITION_COLUMNS = (
     Column(
         "target_rank_of_draft_top",
         pa.int32(),
-        "Rank of draft_top in the target's distribution: 1 + larger + equal with a lower id.",
+        "Rank of draft_top in the target's distribution before truncation: 1 + larger + equal with a lower id.",
         low=1,
         nullable=True,
     ),
     Column(
         "draft_rank_of_token",
         pa.int32(),
-        "Rank of the token in the draft's distribution: 1 + larger + equal with a lower id.",
+        "Rank of the token in the draft's distribution before truncation: 1 + larger + equal with a lower id.",
         low=1,
         nullable=True,
     ),
@@ -102,7 +102,7 @@ POSITION_COLUMNS = (
     Column(
         "accepted_run",
         pa.int16(),
-        "Drafts accepted by a round that starts here, for drafts that depend on the round's start; null otherwise.",
+        "Drafts accepted by a round that starts here, where they depend on the round's start (prompt lookup); else null.",
         "tokens",
         0,
         nullable=True,
@@ -124,9 +124,20 @@ DOCUMENT_COLUMNS = (
     Column("prompt_tokens", pa.int32(), "Length of the prompt.", "tokens", 1),
     Column("continuation_tokens", pa.int32(), "Length of the continuation, EOS included.", "tokens", 1),
     Column("finish", CATEGORY, "eos: ended by itself; length: cut, or a given text without EOS."),
-    Column("continuation", CATEGORY, "Kind of the continuation: greedy or given."),
-    Column("on_policy", pa.bool_(), "The target produced this continuation under the profile's settings."),
+    Column("continuation", CATEGORY, "Kind of the continuation: greedy, sampled, given or text."),
+    Column("on_policy", pa.bool_(), "The target produced this continuation: greedily, or sampled with these settings."),
     Column("max_new_tokens", pa.int32(), "Limit on the continuation; null: none.", "tokens", 1, nullable=True),
+    Column(
+        "temperature",
+        pa.float64(),
+        "Temperature that p and q were processed with; null: the plain softmax (greedy text).",
+        low=0,
+        nullable=True,
+    ),
+    Column("top_k", pa.int32(), "Likewise, most probable tokens kept; 0: all.", "tokens", 0, nullable=True),
+    Column("top_p", pa.float64(), "Likewise, probability mass kept; 1: all.", "probability", 0, 1, nullable=True),
+    Column("min_p", pa.float64(), "Likewise, least share of the top probability; 0: any.", "ratio", 0, 1, nullable=True),
+    Column("seed", pa.int64(), "Seed of the sampling; null: not sampled by this run.", low=0, nullable=True),
 )
 
 CONTINUATION_COLUMNS = (
@@ -137,7 +148,12 @@ CONTINUATION_COLUMNS = (
 
 LATENCY_COLUMNS = (
     Column("model", pa.string(), "target, or the name of the draft."),
-    Column("step", CATEGORY, "decode: one token; verify: several tokens at once; draft: one token of the draft."),
+    Column(
+        "step",
+        CATEGORY,
+        "decode: one token; verify: several tokens at once; draft: one token of the draft; lookup: one search of the text, "
+        "once a round.",
+    ),
     Column("tokens", pa.int32(), "New tokens per sequence in the timed step.", "tokens", 1),
     Column("batch", pa.int32(), "Sequences in the batch.", "sequences", 1),
     Column("context", pa.int32(), "Tokens in the KV cache before the step.", "tokens", 0),
@@ -169,6 +185,25 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         Column("positions", pa.int64(), "Positions of the document.", "positions", 1),
         Column("proposals", pa.int64(), "Positions where the draft has a proposal: what alpha is over.", "positions", 0),
         Column("accepted", count, "Sum of accept_<rule> over the proposals; accepted / proposals is alpha.", "positions", 0),
+        Column(
+            "emitted",
+            count,
+            "Sum over the proposals of what happened to the emitted tokens (a_t): equal to `accepted` on average over texts "
+            "that the rule's own decoding would emit; null: a lossy rule.",
+            "positions",
+            0,
+            nullable=True,
+        ),
+        Column(
+            "thinking_positions",
+            pa.int64(),
+            "Positions in the phase thinking; null: no markers configured.",
+            low=0,
+            nullable=True,
+        ),
+        Column("thinking_proposals", pa.int64(), "Those of them with a proposal.", low=0, nullable=True),
+        Column("thinking_accepted", count, "Sum of accept_<rule> over those.", low=0, nullable=True),
+        Column("impossible", pa.int64(), "Sampled positions whose token has probability 0 in the scoring pass.", low=0),
         Column("mismatches", pa.int64(), "Greedy positions whose token is not target_top of the scoring pass.", low=0),
         Column("clear_mismatches", pa.int64(), "Those of them that are no near-tie.", low=0),
         Column("near_ties", pa.int64(), "Positions whose two top logits differ by at most the dtype's noise.", low=0),
@@ -178,12 +213,16 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     )
     rounds = (Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in gammas)
     drafted = (Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in gammas)
+    control = (
+        Column(f"control_{g}", count, f"Sum of P(tested)(a_t - beta_t) with gamma {g}: of mean 0.", nullable=True)
+        for g in gammas
+    )
     depths = tuple(
         Column(f"{name}_depths_{g}", pa.list_(count, g), f"{doc}, with gamma {g}.", "rounds", low=0, nullable=True)
         for g in gammas
         for name, doc in DEPTH_COUNTS.items()
     )
-    return (*fixed, *rounds, *drafted, *depths)
+    return (*fixed, *rounds, *drafted, *control, *depths)
 
 
 DEPTH_COUNTS = {

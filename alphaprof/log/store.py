@@ -78,6 +78,14 @@ def _binary(column: Column) -> bool:
     return column.name.startswith("accept_")
 
 
+def _completed(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
+    """The table with nulls for nullable columns that the version which wrote it did not have yet, in the declared order."""
+    for column in columns:
+        if column.nullable and column.name not in table.column_names:
+            table = table.append_column(column.field(), pa.nulls(len(table), column.type))
+    return table.select([column.name for column in columns])
+
+
 class Run:
     """A run directory. Reading methods see complete shards only; a missing or foreign directory raises `RunUnreadable`."""
 
@@ -147,7 +155,8 @@ class Run:
 
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
-        return self._read(self.part("continuations", index), columns)
+        wanted = [column for column in CONTINUATION_COLUMNS if columns is None or column.name in columns]
+        return _completed(self._read(self.part("continuations", index), columns), wanted)
 
     def documents(self) -> pa.Table:
         """All documents of complete shards: the rows of documents.parquet."""

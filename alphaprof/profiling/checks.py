@@ -9,9 +9,11 @@ from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunMismatch
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run
+from alphaprof.options import SampledContinuation
 from alphaprof.profiling import hub
 from alphaprof.profiling.continuations import digest
 from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.processing import not_modelled
 from alphaprof.profiling.scoring import Scorer
 
 
@@ -30,6 +32,14 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
                 "code": "json_array",
                 "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
                 "remedy": "store large data as .jsonl, one object a line",
+            }
+    sampled = [options.continuation_of(index) for index in range(len(options.data))]
+    if any(isinstance(found, SampledContinuation) and found.generation_config for found in sampled):
+        for setting in not_modelled(scorer.target.model.served):
+            yield {
+                "code": "not_modelled",
+                "message": f"the target's generation config sets {setting}, which is not modelled: texts are drawn without",
+                "remedy": "a server that applies it will see another acceptance",
             }
     for head in (scorer.target, *scorer.drafts):
         if not head.chunked:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
+from transformers import LogitsProcessorList
 
 from alphaprof.log.schema import CONTINUATION_COLUMNS, arrow_schema
 from alphaprof.profiling.batching import batches
 from alphaprof.profiling.corpus import Document, Ids
 from alphaprof.profiling.models import Model
+from alphaprof.profiling.processing import PLAIN, Sampler, uniforms
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -30,26 +34,36 @@ class Continuation:
         """Length of prompt and continuation."""
         return len(self.document.prompt) + len(self.ids)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the tokens are the target's own greedy choices: under `strict` they are what is verified."""
-        return self.document.on_policy
-
 
 def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[list[Document]]:
-    """Documents whose continuation the target generates, in batches of one limit and similar prompt length."""
-    limits = sorted(
-        {document.max_new_tokens for document in documents if document.given is None and document.max_new_tokens}
-    )
-    for limit in limits:
-        group = [document for document in documents if document.given is None and document.max_new_tokens == limit]
-        for indices in batches([len(document.prompt) + limit for document in group], budget):
+    """Documents whose continuation the target generates, in batches of one limit, one processing and similar length."""
+    asked = [document for document in documents if document.given is None]
+    for group in grouped(asked, lambda document: (document.max_new_tokens, document.processing)):
+        for indices in batches([len(item.prompt) + (item.max_new_tokens or 0) for item in group], budget):
             yield [group[index] for index in indices]
 
 
+def scoring_batches(continuations: Sequence[Continuation], budget: int) -> Iterator[list[Continuation]]:
+    """Continuations in batches of one processing and similar length."""
+    for group in grouped(continuations, lambda item: item.document.processing):
+        for indices in batches([item.tokens for item in group], budget):
+            yield [group[index] for index in indices]
+
+
+def grouped(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Items that share a key, in the order in which keys occur."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
 @torch.inference_mode()
-def generate_greedy(target: Model, documents: Sequence[Document]) -> list[Continuation]:
-    """Greedy continuations of documents that share `max_new_tokens`, in one left-padded batch."""
+def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> list[Continuation]:
+    """Continuations by the target of documents that share `max_new_tokens` and processing, in one left-padded batch.
+
+    Greedy where the processing is None; else drawn from the first `ids_drawn` ids.
+    """
     width = max(len(document.prompt) for document in documents)
     pad = target.eos[0] if target.eos else 0
     ids = torch.full((len(documents), width), pad)
@@ -60,12 +74,22 @@ def generate_greedy(target: Model, documents: Sequence[Document]) -> list[Contin
     output = target.network.generate(
         input_ids=ids.to(target.device),
         attention_mask=mask.to(target.device),
-        do_sample=False,
+        do_sample=False,  # a sampler leaves one token to choose
+        logits_processor=LogitsProcessorList(_samplers(documents, width, min(ids_drawn, target.vocabulary), target.device)),
         num_beams=1,
         max_new_tokens=documents[0].max_new_tokens,
     )
     new = np.asarray(output[:, width:].cpu().numpy(), dtype=np.int32)
     return [finished(document, row, target.eos) for document, row in zip(documents, new, strict=True)]
+
+
+def _samplers(documents: Sequence[Document], prompt: int, ids_drawn: int, device: torch.device) -> list[Sampler]:
+    """The sampler of a batch; none for greedy text."""
+    settings, limit = documents[0].processing, documents[0].max_new_tokens or 0
+    if settings is None:
+        return []
+    numbers = [uniforms(item.seed or 0, item.prompt, item.source_row, limit) for item in documents]
+    return [Sampler(settings, torch.from_numpy(np.stack(numbers)).to(device), prompt, ids_drawn)]
 
 
 def finished(document: Document, ids: Ids, eos: Sequence[int]) -> Continuation:
@@ -88,6 +112,7 @@ def digest(documents: Sequence[Document]) -> str:
     for document in documents:
         total.update(f"{document.document} {document.domain} {document.cluster} {len(document.prompt)}".encode())
         total.update(document.prompt.tobytes())
+        total.update(f"{document.processing} {document.seed}".encode())
         total.update(b"" if document.given is None else document.given.tobytes())
     return total.hexdigest()
 
@@ -114,6 +139,8 @@ def _row(continuation: Continuation) -> dict[str, Any]:
         "continuation": document.kind,
         "on_policy": document.on_policy,
         "max_new_tokens": document.max_new_tokens,
+        **{name: getattr(document.processing, name, None) for name in vars(PLAIN)},
+        "seed": document.seed,
         "prompt_ids": document.prompt,
         "continuation_ids": continuation.ids,
     }

@@ -1,35 +1,35 @@
-"""Datasets to prompts: streams rows (datasets), renders them, and encodes them with the target's tokenizer."""
+"""Rows of datasets to documents: renders prompts and responses and encodes them with the target's tokenizer."""
 
 from __future__ import annotations
 
 import datetime
 import difflib
-import glob
-import json
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.config import DomainColumn, GivenContinuation, ProfileOptions, SourceOptions, template_parts
+from alphaprof.config import DomainColumn, ProfileOptions, SourceOptions, template_parts
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
-from alphaprof.profiling.hub import FORMATS, is_local, require_data
+from alphaprof.options import ContinuationOptions, GivenContinuation, SampledContinuation, TextContinuation
+from alphaprof.profiling.processing import Processing, resolved
+from alphaprof.profiling.reading import Row, rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Row = Mapping[str, Any]
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 INT32_MAX = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
 class Document:
-    """A prompt with what is known about its continuation, as token ids of the target."""
+    """A prompt with what is known about its continuation, as token ids of the target.
+
+    `processing`: what turns logits into the distributions that tokens are drawn from; None: the plain softmax, greedily.
+    """
 
     document: int
     domain: str
@@ -42,6 +42,13 @@ class Document:
     max_new_tokens: int | None
     kind: str
     on_policy: bool
+    processing: Processing | None = None
+    seed: int | None = None  # of the sampling, where this run samples
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the tokens are the target's own greedy choices: under `strict` they are what is verified."""
+        return self.on_policy and self.processing is None
 
 
 class _EmptyCell(Exception):
@@ -59,6 +66,7 @@ class Corpus:
     tokenizer: PreTrainedTokenizerBase
     context: int | None
     vocabulary: int
+    served: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the target's own generation config
     skipped: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
 
@@ -113,12 +121,11 @@ class Corpus:
         given = None
         if isinstance(continuation, GivenContinuation):
             given = encode_given(continuation, row, self.tokenizer, where)
-        for ids in (prompt, given):
-            if ids is not None and len(ids) and ids.max() >= self.vocabulary:
-                raise ColumnMissing(
-                    f"{where} holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}",
-                    "give token ids of the target's own tokenizer, or give text",
-                )
+        elif isinstance(continuation, TextContinuation):
+            if len(prompt) <= continuation.prompt_tokens:
+                return f"with no text beyond prompt_tokens ({continuation.prompt_tokens})"
+            prompt, given = prompt[: continuation.prompt_tokens], prompt[continuation.prompt_tokens :]
+        self._require_known(where, prompt, given)
         if len(prompt) == 0 or (given is not None and len(given) == 0):
             return "with an empty prompt or response"
         limit = continuation.max_new_tokens
@@ -141,9 +148,17 @@ class Corpus:
             "given": given,
             "cut": cut,
             "max_new_tokens": limit,
-            "kind": continuation.kind,
-            "on_policy": continuation.on_policy if isinstance(continuation, GivenContinuation) else True,
+            **policy(continuation, self.served),
         }
+
+    def _require_known(self, where: str, *texts: Ids | None) -> None:
+        """Raise `ColumnMissing` for token ids that the target does not have."""
+        for ids in texts:
+            if ids is not None and len(ids) and ids.max() >= self.vocabulary:
+                raise ColumnMissing(
+                    f"{where} holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}",
+                    "give token ids of the target's own tokenizer, or give text",
+                )
 
     def _fit(self, prompt: Ids, new_tokens: int, source: SourceOptions) -> Ids | None:
         """The prompt, if need be without its beginning, so that the document fits the target's context; None: it cannot."""
@@ -153,63 +168,17 @@ class Corpus:
         return None if source.too_long == "skip" or room < 1 else prompt[-room:]
 
 
-def rows(source: SourceOptions) -> Iterator[Row]:
-    """The rows of one source, streamed, shuffled if the profile asks for it. Raises `DataUnreadable` and `DataEmpty`."""
-    require_data(source.path)
-    from datasets import load_dataset
-    from datasets.utils.logging import disable_progress_bar, set_verbosity
-
-    disable_progress_bar()
-    set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
-    try:
-        stream = load_dataset(**_loading(source), streaming=True)
-        if source.shuffle_seed is not None:
-            stream = stream.shuffle(seed=source.shuffle_seed, buffer_size=source.shuffle_buffer)
-        yield from stream
-    except StopIteration as error:  # from datasets, for a directory with an empty file
-        raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
-    except Exception as error:  # datasets raises whatever its parsers raise
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        reason = _bad_line(Path(source.path)) or reason
-        hint = "check that every line is valid and that columns keep their type"
-        if not is_local(source.path):
-            hint = "check the dataset's id, name, split and your access rights"
-        raise DataUnreadable(f"cannot read {source.path}: {reason[:300]}", hint) from error
-
-
-def _loading(source: SourceOptions) -> dict[str, Any]:
-    """Arguments of `load_dataset` for a source."""
-    if not is_local(source.path):
-        return {"path": source.path, "name": source.name, "split": source.split, "revision": source.revision}
-    path = Path(source.path)
-    if path.is_dir():
-        return {"path": str(path), "name": source.name, "split": source.split}
-    arguments = {"path": FORMATS[path.suffix], "data_files": glob.escape(str(path)), "split": "train"}
-    return arguments | _as_text(path) if path.suffix == ".csv" else arguments
-
-
-def _as_text(path: Path) -> dict[str, Any]:
-    """Arguments that read the cells of a CSV file as they stand: 007 is not 7, and NA is a word; only nothing is empty."""
-    import pandas as pd
-    from datasets import Features, Value
-
-    names = pd.read_csv(path, nrows=0).columns
-    features = Features({str(name): Value("string") for name in names})
-    return {"features": features, "keep_default_na": False, "na_values": [""]}
-
-
-def _bad_line(path: Path) -> str | None:
-    """The first line of a .jsonl file that is no JSON object, and why; parsers count lines from the start of a block."""
-    if path.suffix != ".jsonl" or not path.is_file():
-        return None
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                if line.strip() and not isinstance(json.loads(line), dict):
-                    return f"line {number} is no JSON object"
-            except ValueError as error:
-                return f"line {number}: {getattr(error, 'msg', error)}"
-    return None
+def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `Document` that say how its tokens come about."""
+    on_policy = not isinstance(continuation, TextContinuation)
+    processing, seed = None, None
+    if isinstance(continuation, GivenContinuation):
+        on_policy = continuation.on_policy
+        processing = resolved(continuation, {}) if continuation.temperature is not None else None
+    elif isinstance(continuation, SampledContinuation):
+        processing = resolved(continuation, served if continuation.generation_config else {})
+        seed = continuation.seed
+    return {"kind": continuation.kind, "on_policy": on_policy, "processing": processing, "seed": seed}
 
 
 def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:

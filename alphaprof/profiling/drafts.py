@@ -1,4 +1,4 @@
-"""The kinds of draft: an independent model, and the target without some of its layers."""
+"""The kinds of draft: an independent model, the target without some of its layers, and prompt lookup."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from alphaprof.config import DraftOptions, LayerSkipDraft, ProfileOptions
+from alphaprof.config import ProfileOptions
 from alphaprof.errors import ModelUnloadable
+from alphaprof.options import DraftOptions, LayerSkipDraft, PromptLookupDraft
+from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model, load_model, load_tokenizer
 from alphaprof.profiling.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Draft = Model | PromptLookup
 
-def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Model]:
+
+def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Draft]:
     """All drafts of a profile, each checked against the target's vocabulary."""
     return [_load_draft(name, draft, options, target, tokenizer) for name, draft in options.drafts.items()]
 
 
 def _load_draft(
     name: str, draft: DraftOptions, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
-) -> Model:
+) -> Draft:
+    if isinstance(draft, PromptLookupDraft):
+        return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, options.target.dtype)
     if isinstance(draft, LayerSkipDraft):
         return layer_skip(name, target, draft.drop_layers)
     check_vocabulary(tokenizer, load_tokenizer(draft), name)

@@ -6,8 +6,9 @@ import os
 import threading
 from pathlib import Path
 
-from alphaprof.config import ModelDraft, ModelOptions, ProfileOptions, SourceOptions
+from alphaprof.config import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable
+from alphaprof.options import ModelDraft, ModelOptions
 
 TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.

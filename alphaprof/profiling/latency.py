@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config import GAMMA_LIMIT, CostOptions
+from alphaprof.config import CostOptions
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
+from alphaprof.options import GAMMA_LIMIT
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.corpus import Ids
+from alphaprof.profiling.drafts import Draft
+from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 
 WARM_UP = 3
@@ -53,29 +58,52 @@ class Stepper:
         return seconds
 
 
+@dataclass(frozen=True)
+class Job:
+    """A kind of step to time: the model or draft it belongs to, its name and size, and what runs it once, in seconds."""
+
+    model: str
+    step: str
+    tokens: int
+    context: int
+    run: Callable[[], float]
+
+
 @torch.inference_mode()
 def measure(
-    target: Model, drafts: Sequence[Model], text: Ids, gammas: Sequence[int], costs: CostOptions, tick: Callable[[], None]
+    target: Model, drafts: Sequence[Draft], text: Ids, gammas: Sequence[int], costs: CostOptions, tick: Callable[[], None]
 ) -> pa.Table:
-    """The latency table: target at n = 1..gamma_max+1 tokens and one step of every draft.
+    """The latency table: target at n = 1..gamma_max+1 tokens, one step of every draft model, one search of every lookup.
 
     Repeats are interleaved over all steps, so that a disturbance of the machine falls on all of them alike. `text` are
     real token ids that fill the cache, repeated or cut to `costs.context` (and to what a model's context allows); `tick`
     is called after every repeat of all steps. Raises `NotTimed` for a model without a cache that can be cut back.
     """
-    steppers = [_stepper(model, _fitted(text, model, costs.context, max(gammas) + 1)) for model in (target, *drafts)]
-    lengths = range(1, max(gammas) + 2)
-    jobs = [(steppers[0], "decode" if tokens == 1 else "verify", tokens) for tokens in lengths]
-    jobs += [(stepper, "draft", 1) for stepper in steppers[1:]]
+    jobs = _jobs(target, drafts, text, max(gammas), costs.context)
     times: list[list[float]] = [[] for _ in jobs]
     for repeat in range(-WARM_UP, costs.repeats):
-        for index, (stepper, _, tokens) in enumerate(jobs):
-            seconds = stepper.step(tokens)
+        for index, job in enumerate(jobs):
+            seconds = job.run()
             if repeat >= 0:
                 times[index].append(1e3 * seconds)
         tick()
     rows = [_row(job, np.array(ms)) for job, ms in zip(jobs, times, strict=True)]
     return pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS))
+
+
+def _jobs(target: Model, drafts: Sequence[Draft], text: Ids, gamma: int, context: int) -> list[Job]:
+    """Everything that is timed."""
+    stepper = _stepper(target, _fitted(text, target, context, gamma + 1))
+    steps = [(tokens, "decode" if tokens == 1 else "verify") for tokens in range(1, gamma + 2)]
+    jobs = [Job("target", step, tokens, stepper.context, partial(stepper.step, tokens)) for tokens, step in steps]
+    for draft in drafts:
+        if isinstance(draft, PromptLookup):
+            history = np.resize(text, stepper.context).tolist()
+            jobs.append(Job(draft.name, "lookup", 1, stepper.context, partial(draft.search, history)))
+        else:
+            stepping = _stepper(draft, _fitted(text, draft, context, gamma + 1))
+            jobs.append(Job(draft.name, "draft", 1, stepping.context, partial(stepping.step, 1)))
+    return jobs
 
 
 def _stepper(model: Model, text: Ids) -> Stepper:
@@ -105,18 +133,17 @@ def _fitted(text: Ids, model: Model, context: int, longest_step: int) -> Ids:
     return np.resize(text, room)
 
 
-def _row(job: tuple[Stepper, str, int], ms: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
-    stepper, step, tokens = job
+def _row(job: Job, ms: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
     p10, p25, median, p75, p90 = np.percentile(ms, [10, 25, 50, 75, 90])
     # For normal errors the median's standard error is 1.2533 sigma / sqrt(n), and sigma is the quartile range / 1.349;
     # quartiles keep the few repeats that another process disturbed from counting as error of the median.
     error = 1.2533 * (p75 - p25) / 1.349 / math.sqrt(len(ms)) / median
     return {
-        "model": stepper.model.name,
-        "step": step,
-        "tokens": tokens,
+        "model": job.model,
+        "step": job.step,
+        "tokens": job.tokens,
         "batch": 1,
-        "context": stepper.context,
+        "context": job.context,
         "median_ms": median,
         "p10_ms": p10,
         "p90_ms": p90,

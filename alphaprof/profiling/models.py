@@ -6,17 +6,17 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alphaprof.config import ModelOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import ModelFacts
+from alphaprof.options import ModelOptions
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.hub import is_local, require_model
 
@@ -32,12 +32,16 @@ GGUF_TRANSFORMERS = (5, 23)
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded causal language model with the name that it has in the run (target, or a draft's name)."""
+    """A loaded causal language model with the name that it has in the run (target, or a draft's name).
+
+    `served`: what its own generation config sets; generation and scoring here do not follow it unless a profile asks.
+    """
 
     name: str
     network: PreTrainedModel
     kind: str
     reference: str
+    served: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -115,10 +119,11 @@ def load_model(
         network = network.to(choose_device(device or options.device))
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
     eos = tuple(dict.fromkeys((*_ids(network.generation_config.eos_token_id), *extra_eos)))
+    served = network.generation_config.to_diff_dict()
     # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
     # settings would slip into greedy text.
     network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
-    return Model(name, network.eval().requires_grad_(False), "model", options.model)
+    return Model(name, network.eval().requires_grad_(False), "model", options.model, served)
 
 
 def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:

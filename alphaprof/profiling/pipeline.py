@@ -7,68 +7,31 @@ import datetime
 import itertools
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from alphaprof import __version__
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import OutOfMemory, RunExists, RunMismatch
-from alphaprof.log.manifest import Manifest, Shard
+from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run, require_writable
 from alphaprof.profiling import hub, latency
-from alphaprof.profiling.batching import batches, halving, is_out_of_memory
+from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checks import early_warnings, require_same_data, require_same_models, require_same_profile
-from alphaprof.profiling.continuations import (
-    Continuation,
-    continuation_table,
-    digest,
-    generate_greedy,
-    generation_batches,
-    given,
-)
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import load_drafts
 from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
-from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.reuse import Reused
-from alphaprof.profiling.scoring import Arrays, Scorer
+from alphaprof.profiling.scoring import Scorer
+from alphaprof.profiling.shards import Plan, Progress, update, write_shard
 from alphaprof.profiling.vocabulary import token_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class Progress(Protocol):
-    """What the run tells whoever watches; the command line draws it on stderr."""
-
-    def say(self, message: str) -> None:
-        """A line about what happens now."""
-
-    def warn(self, code: str, message: str, remedy: str) -> None:
-        """Something that the user should know and can change."""
-
-    def start(self, label: str, total: int | None, unit: str) -> None:
-        """A new stage begins; `total` in `unit`, None where it is unknown."""
-
-    def advance(self, steps: float, positions: int = 0) -> None:
-        """Part of the stage is done; generating and scoring a document are half a step each."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A loaded run: models, corpus, directory."""
-
-    options: ProfileOptions
-    target: Model
-    drafts: Sequence[Model]
-    documents: Corpus | Reused
-    scorer: Scorer
-    run: Run
 
 
 def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool = False, reuse: Path | None = None) -> Run:
@@ -105,7 +68,7 @@ def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: boo
             require_same_data(plan.run.shards[index], documents)
             progress.advance(len(documents))
         else:
-            _write_shard(plan, index, documents, progress)
+            write_shard(plan, index, documents, progress)
         seen += 1
     if seen < done:
         raise RunMismatch(f"the data end before shard {seen}, which {out} holds", "put the data back, or profile anew")
@@ -142,10 +105,10 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=_eos(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
-    documents = Reused.open(reuse, options) if reuse else Corpus(options, tokenizer, target.context, target.vocabulary)
+    documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
-    scorer = Scorer(target, drafts, token_count(tokenizer))
+    scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing)
     manifest = Manifest(
         status="running",
         alphaprof=__version__,
@@ -169,7 +132,11 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
         for warning in warnings:
             progress.warn(**warning)
         run.write_manifest(dataclasses.replace(manifest, warnings=warnings))
-    return Plan(options, target, drafts, documents, scorer, run)
+    return Plan(options, tokenizer, target, drafts, documents, scorer, run)
+
+
+def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model) -> Corpus:
+    return Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
 
 
 def _eos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -198,7 +165,7 @@ def _measure_latency(plan: Plan, progress: Progress) -> None:
     except latency.NotTimed as error:
         warning = {"code": "not_timed", "message": f"no step times: {error}", "remedy": "the report has no speedup then"}
         progress.warn(**warning)
-        _update(plan, warnings=(*plan.run.manifest.warnings, warning))
+        update(plan, warnings=(*plan.run.manifest.warnings, warning))
         return
     plan.run.write_latency(table)
 
@@ -209,55 +176,7 @@ def _shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]
         yield shard
 
 
-def _write_shard(plan: Plan, index: int, documents: Sequence[Document], progress: Progress) -> None:
-    """Generate, score and write one shard; the manifest names it last, so a shard that it names is whole."""
-    continuations, halved = _continuations(plan, documents, progress)
-    scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
-    for indices in batches([item.tokens for item in continuations], plan.options.batch_tokens):
-        batch = [continuations[place] for place in indices]
-        results, times = halving(lambda items: [_scored(plan.scorer, items)], batch, _name)
-        halved += times
-        for result in results:
-            for draft, found in result.items():
-                scored[draft].update(found)
-        progress.advance(0.5 * len(batch), positions=sum(len(item.ids) for item in batch))
-    for draft, arrays in scored.items():
-        plan.run.write_positions(position_table(continuations, arrays, plan.options.rules, draft), index, draft)
-    plan.run.write_continuations(continuation_table(continuations), index)
-    positions = sum(len(item.ids) for item in continuations)
-    shard = Shard(index, len(documents), positions, digest(documents), halved)
-    _update(plan, shards=(*plan.run.shards, shard))
-
-
-def _scored(scorer: Scorer, batch: Sequence[Continuation]) -> dict[str, dict[int, Arrays]]:
-    return {draft: by_document(batch, arrays) for draft, arrays in scorer.score(batch).items()}
-
-
-def _continuations(plan: Plan, documents: Sequence[Document], progress: Progress) -> tuple[list[Continuation], int]:
-    """The continuations of a shard in document order, and how many generation batches were halved."""
-    found = [given(document, plan.target.eos) for document in documents if document.given is not None]
-    progress.advance(0.5 * len(found))
-    halved = 0
-    for batch in generation_batches(documents, plan.options.batch_tokens):
-        generated, times = halving(lambda items: generate_greedy(plan.target, items), batch, _name)
-        found += generated
-        halved += times
-        progress.advance(0.5 * len(batch))
-    return sorted(found, key=lambda item: item.document.document), halved
-
-
-def _name(item: Document | Continuation) -> str:
-    document = item.document if isinstance(item, Continuation) else item
-    return f"document {document.document} ({document.domain}, {len(document.prompt)} prompt tokens)"
-
-
 def _finish(plan: Plan) -> None:
     """Collect documents.parquet and mark the run complete."""
     plan.run.write_documents()
-    _update(plan, status="complete")
-
-
-def _update(plan: Plan, **changes: Any) -> None:
-    """Replace the manifest by one with changes and with what the corpus has left out so far."""
-    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
-    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, skipped=skipped, truncated=truncated, **changes))
+    update(plan, status="complete")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.rules import RULES
+from alphaprof.analysis.rules import rules_of
 from alphaprof.log.schema import arrow_schema, position_columns
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.scoring import Arrays
@@ -22,20 +22,24 @@ def by_document(batch: Sequence[Continuation], arrays: Arrays) -> dict[int, Arra
 
 
 def position_table(
-    continuations: Sequence[Continuation], scored: dict[int, Arrays], rules: Sequence[str], draft: str
+    continuations: Sequence[Continuation],
+    scored: dict[int, Arrays],
+    rules: Sequence[str],
+    draft: str,
+    thinking: Sequence[np.ndarray[Any, Any]] | None = None,
 ) -> pa.Table:
-    """Rows of one draft's position log for documents in order; `scored` holds their arrays by document number."""
+    """Rows of one draft's position log for documents in order; `scored` holds their arrays by document number.
+
+    `thinking`: for each document which of its positions lie in the phase thinking; None: no phases.
+    """
     lengths = [len(item.ids) for item in continuations]
     parts = [scored[item.document.document] for item in continuations]
     data: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     data["document"] = np.repeat([item.document.document for item in continuations], lengths)
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
-    data["raw_target_margin"] = data["target_margin"]  # greedy text is measured on the plain softmax
-    data["raw_target_entropy"] = data["target_entropy"]
-    data["raw_kl_target_draft"] = data["kl_target_draft"]
-    data["greedy"] = np.repeat([item.greedy for item in continuations], lengths)
-    for rule in rules:
-        data[f"accept_{rule}"] = RULES[rule].accept(data)
+    if thinking is not None:
+        data["phase"] = np.where(np.concatenate(thinking), "thinking", "answer")
+    data |= _accepted(data, np.repeat([item.document.greedy for item in continuations], lengths), rules)
     columns = position_columns(rules)
     schema = arrow_schema(columns, draft=draft, rules=list(rules))
     without_proposal = data["proposed"] == 0
@@ -46,9 +50,16 @@ def position_table(
         elif column.name not in data:
             arrays.append(pa.nulls(sum(lengths), column.type))
         else:
-            mask = without_proposal if column.nullable else None
+            mask = without_proposal if column.nullable and column.name != "phase" else None
             arrays.append(pa.array(data[column.name], mask=mask).cast(column.type))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _accepted(data: dict[str, Any], greedy: np.ndarray[Any, Any], rules: Sequence[str]) -> dict[str, Any]:
+    """`accept_<rule>` for every rule; a draft without a distribution has NaN where rules look for one."""
+    nothing = np.full(len(greedy), np.nan)
+    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token"), nothing) | data | {"greedy": greedy}
+    return {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules))}
 
 
 def _domains(continuations: Sequence[Continuation], lengths: Sequence[int]) -> pa.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.profiling.checks import differing
 from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.processing import PLAIN, Processing
 
 
 class Reused:
@@ -66,4 +68,11 @@ class Reused:
                     max_new_tokens=row["max_new_tokens"],
                     kind=row["continuation"],
                     on_policy=row["on_policy"],
+                    processing=_processing(row),
+                    seed=row["seed"],
                 )
+
+
+def _processing(row: dict[str, Any]) -> Processing | None:
+    """How the tokens of a stored document were drawn."""
+    return None if row["temperature"] is None else Processing(**{name: row[name] for name in vars(PLAIN)})

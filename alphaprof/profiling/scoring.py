@@ -1,7 +1,8 @@
 """One teacher-forced pass per model and batch: hidden states, then logits and statistics a chunk of rows at a time.
 
 Memory for vocabulary-sized tensors is bounded by HEAD_ROWS x V logits a model plus about six float32 tensors of
-STATISTICS_ROWS x V for the target and for one draft: with V = 150,000 about 0.25 GB on a CPU, whatever the batch.
+STATISTICS_ROWS x V for the target and for one draft: with V = 150,000 about 0.25 GB on a CPU, whatever the batch. Sampled
+text needs the plain softmax beside the processed one, twice that.
 """
 
 from __future__ import annotations
@@ -17,8 +18,18 @@ from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.head import Head
+from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
-from alphaprof.profiling.statistics import Columns, distribution, draft_columns, target_columns
+from alphaprof.profiling.processing import PLAIN, Processing
+from alphaprof.profiling.statistics import (
+    Columns,
+    distribution,
+    draft_columns,
+    proposal_columns,
+    raw_draft_columns,
+    raw_target_columns,
+    target_columns,
+)
 from alphaprof.profiling.vocabulary import scored_width
 
 HEAD_ROWS = {"cpu": 128, "cuda": 1024}
@@ -56,12 +67,20 @@ class Layout:
 
 
 class Scorer:
-    """Scores batches of continuations with a target and its drafts; `tokens` is the tokenizer's number of ids."""
+    """Scores batches of continuations with a target and its drafts; `tokens` is the tokenizer's number of ids.
 
-    def __init__(self, target: Model, drafts: Sequence[Model], tokens: int) -> None:
+    `draft_processing`: what the logits of drafts go through on sampled text (see `Processing.for_draft`).
+    """
+
+    def __init__(
+        self, target: Model, drafts: Sequence[Model | PromptLookup], tokens: int, draft_processing: str = "same"
+    ) -> None:
         self.target = Head(target)
-        self.drafts = [Head(draft) for draft in drafts]
-        self.width = scored_width([model.vocabulary for model in (target, *drafts)], tokens)
+        self.drafts = [Head(draft) for draft in drafts if isinstance(draft, Model)]
+        self.lookups = [draft for draft in drafts if isinstance(draft, PromptLookup)]
+        self.draft_processing = draft_processing
+        models = [head.model for head in (self.target, *self.drafts)]
+        self.width = scored_width([model.vocabulary for model in models], tokens)
         kind = target.device.type
         self.head_rows = HEAD_ROWS.get(kind, HEAD_ROWS["cuda"])
         self.statistics_rows = STATISTICS_ROWS.get(kind, STATISTICS_ROWS["cuda"])
@@ -70,46 +89,100 @@ class Scorer:
     def score(self, batch: Sequence[Continuation]) -> dict[str, Arrays]:
         """Columns [positions] by draft name: the target's, the draft's, `token` and `proposed`.
 
-        Where `proposed` is 0 the position lies beyond the draft's context, and the draft's columns mean nothing.
-        Raises `LogitsNotFinite`.
+        All texts of the batch have the same processing. Where `proposed` is 0 the draft proposes nothing, and its columns
+        mean nothing. Raises `LogitsNotFinite`.
         """
         layout = Layout.of(batch)
+        proposals = {draft.name: _joined_proposals(draft, batch) for draft in self.lookups}
+        device = self.target.model.device
+        firsts = [torch.from_numpy(found["draft_top"]).to(device) for found in proposals.values()]
+        token = layout.token.to(device)
         target_rows = self.target.rows(layout.ids, layout.row, layout.column)
         draft_rows = [draft.rows(layout.ids, layout.row, layout.column) for draft in self.drafts]
+        settings = batch[0].document.processing or PLAIN
         parts: list[list[Columns]] = []
-        for start in range(0, len(layout.token), self.head_rows):
+        for start in range(0, len(token), self.head_rows):
             chunk = slice(start, start + self.head_rows)
             logits = self.target.logits(target_rows[chunk])
             draft_logits = [
                 draft.logits(rows[chunk]).to(logits.device) for draft, rows in zip(self.drafts, draft_rows, strict=True)
             ]
-            parts += self._statistics(logits, draft_logits, layout.token[chunk].to(logits.device))
-        columns = [_joined(pieces) for pieces in zip(*parts, strict=True)]
-        ours, theirs = columns[0], columns[1:]
-        _require_finite(ours["target_entropy"], "target", batch, layout)
-        for draft, found in zip(self.drafts, theirs, strict=True):
-            _require_finite(found["draft_entropy"], draft.model.name, batch, layout)
-            found["proposed"] = _proposed(draft.model, layout)
-        ours["token"] = layout.token.numpy()
-        return {draft.model.name: ours | found for draft, found in zip(self.drafts, theirs, strict=True)}
+            ids = [token[chunk], *(first[chunk] for first in firsts)]
+            parts += self._statistics(logits, draft_logits, [item.to(logits.device) for item in ids], settings)
+        columns = _to_host([_joined(pieces) for pieces in zip(*parts, strict=True)])
+        return self._by_draft(columns, proposals, batch, layout)
 
     def _statistics(
-        self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], token: torch.Tensor
+        self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
     ) -> list[list[Columns]]:
-        """Columns of a chunk, in pieces that fit the cache: for each piece the target's, then each draft's."""
+        """Columns of a chunk, in pieces that fit the cache: for each piece the target's, each model's, each lookup's.
+
+        `ids`: the tokens of the text, then the proposals of each lookup.
+        """
         pieces = []
-        for start in range(0, len(token), self.statistics_rows):
+        for start in range(0, len(ids[0]), self.statistics_rows):
             rows = slice(start, start + self.statistics_rows)
-            target = distribution(logits[rows, : self.width])
-            drafts = [distribution(found[rows, : self.width]) for found in draft_logits]
+            token, *proposals = (item[rows] for item in ids)
+            ours = logits[rows, : self.width]
+            theirs = [found[rows, : self.width] for found in draft_logits]
+            target = distribution(ours, settings)
+            drafts = [distribution(found, settings.for_draft(self.draft_processing)) for found in theirs]
+            plain = settings == PLAIN
+            raw = target if plain else distribution(ours)
+            raw_drafts = drafts if plain else [distribution(found) for found in theirs]
             pieces.append(
-                [target_columns(target, token[rows]), *(draft_columns(target, draft, token[rows]) for draft in drafts)]
+                [
+                    target_columns(target, token) | raw_target_columns(raw),
+                    *(
+                        draft_columns(target, draft, token) | raw_draft_columns(raw, raw_draft)
+                        for draft, raw_draft in zip(drafts, raw_drafts, strict=True)
+                    ),
+                    *(proposal_columns(target, proposal) for proposal in proposals),
+                ]
             )
         return pieces
 
+    def _by_draft(
+        self, columns: Sequence[Arrays], proposals: dict[str, Arrays], batch: Sequence[Continuation], layout: Layout
+    ) -> dict[str, Arrays]:
+        """All columns of each draft; those of the target are the same for all. Raises `LogitsNotFinite`."""
+        ours = columns[0] | {"token": layout.token.numpy()}
+        _require_finite(ours["target_entropy"], "target", batch, layout)
+        found: dict[str, Arrays] = {}
+        models, lookups = columns[1 : 1 + len(self.drafts)], columns[1 + len(self.drafts) :]
+        for head, theirs in zip(self.drafts, models, strict=True):
+            _require_finite(theirs["draft_entropy"], head.model.name, batch, layout)
+            found[head.model.name] = ours | theirs | {"proposed": _proposed(head.model, layout)}
+        for (name, proposal), theirs in zip(proposals.items(), lookups, strict=True):
+            found[name] = ours | theirs | proposal
+        return found
 
-def _joined(pieces: Sequence[Columns]) -> Arrays:
-    return {name: torch.cat([piece[name] for piece in pieces]).cpu().numpy() for name in pieces[0]}
+
+def _joined_proposals(draft: PromptLookup, batch: Sequence[Continuation]) -> Arrays:
+    """Columns [positions] of what lookup proposes in the texts of a batch."""
+    found = [draft.proposals(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt)) for item in batch]
+    return {
+        "draft_top": np.concatenate([item.first for item in found]),
+        "proposed": np.concatenate([item.proposed for item in found]),
+        "accepted_run": np.concatenate([item.accepted for item in found]),
+    }
+
+
+def _joined(pieces: Sequence[Columns]) -> Columns:
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _to_host(groups: Sequence[Columns]) -> list[Arrays]:
+    """Groups of columns [positions] as arrays. They cross from the device in one piece: every copy would wait for it.
+
+    As float64, which holds token ids, ranks and float32 exactly.
+    """
+    columns = [(number, name, column) for number, group in enumerate(groups) for name, column in group.items()]
+    together = torch.stack([column.double() for _, _, column in columns]).cpu().numpy()
+    arrays: list[Arrays] = [{} for _ in groups]
+    for values, (number, name, column) in zip(together, columns, strict=True):
+        arrays[number][name] = values.astype(np.float32 if column.is_floating_point() else np.int64)
+    return arrays
 
 
 def _proposed(draft: Model, layout: Layout) -> np.ndarray[Any, Any]:

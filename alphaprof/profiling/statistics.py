@@ -10,18 +10,22 @@ from dataclasses import dataclass
 
 import torch
 
+from alphaprof.profiling.processing import PLAIN, Processing, processed
+
 Columns = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Softmax of a chunk of logits, kept as its parts: probabilities are `weights / total`.
+    """Softmax of a chunk of processed logits, kept as its parts: probabilities are `weights / total`.
 
-    `shifted` [n, V]: logits minus their row's maximum; `weights` = exp(shifted); `total` [n]: row sums of `weights`;
-    `top` [n]: first index of the maximum; `second` [n]: the second largest weight; `entropy` [n] in nats.
+    `shifted` [n, V]: logits divided by the temperature, minus their row's maximum; `kept` [n, V]: what truncation leaves
+    (None: everything); `weights` = exp(shifted) where kept, else 0; `total` [n]: row sums of `weights`; `top` [n]: first
+    index of the maximum; `second` [n]: the second largest weight; `entropy` [n] in nats.
     """
 
     shifted: torch.Tensor
+    kept: torch.Tensor | None
     weights: torch.Tensor
     total: torch.Tensor
     top: torch.Tensor
@@ -50,7 +54,7 @@ class Distribution:
         return torch.where(ids < width, chosen, 0.0)
 
     def rank_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ranks [n] of one id a row: 1 + number of larger + number of equal with a lower id."""
+        """Ranks [n] of one id a row before truncation: 1 + number of larger + number of equal with a lower id."""
         width = self.shifted.shape[1]
         value = self.shifted.gather(1, ids.clamp(max=width - 1)[:, None])
         index = torch.arange(width, device=ids.device)
@@ -59,20 +63,20 @@ class Distribution:
         return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: behind everything with a lower id
 
 
-def distribution(logits: torch.Tensor) -> Distribution:
-    """The softmax of logits [n, V] of any float dtype, in float32. Entropy is H = log(total) - <weights, shifted>/total.
+def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribution:
+    """The softmax of processed logits [n, V] of any float dtype, in float32. H = log(total) - <weights, shifted>/total.
 
     The entropy is NaN exactly where a logit of the row is NaN or infinite: callers test that instead of every logit.
     """
-    shifted = logits.float()
-    shifted = shifted - shifted.amax(1, keepdim=True)
-    weights = shifted.exp()
+    scaled, kept = processed(logits, settings)
+    shifted = scaled - scaled.amax(1, keepdim=True)
+    weights = shifted.exp() if kept is None else shifted.exp() * kept
     total = weights.sum(1)
     top = shifted.argmax(1)
     without_top = weights.scatter(1, top[:, None], -1.0)
     second = without_top.amax(1) if weights.shape[1] > 1 else torch.zeros_like(total)
     entropy = total.log() - torch.linalg.vecdot(weights, shifted) / total
-    return Distribution(shifted, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
+    return Distribution(shifted, kept, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
 
 
 def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
@@ -85,6 +89,23 @@ def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
         "target_entropy": target.entropy,
         "target_token_prob": target.prob_of(token),
     }
+
+
+def raw_target_columns(raw: Distribution) -> Columns:
+    """Columns of the target's plain softmax, each [n]: truncation makes margins and KL degenerate."""
+    return {"raw_target_margin": raw.margin, "raw_target_entropy": raw.entropy}
+
+
+def raw_draft_columns(raw_target: Distribution, raw_draft: Distribution) -> Columns:
+    """Columns of both plain softmaxes, each [n]."""
+    shared = min(raw_target.weights.shape[1], raw_draft.weights.shape[1])
+    return {"raw_kl_target_draft": _kl(raw_target, raw_draft, shared).clamp_(min=0.0)}
+
+
+def proposal_columns(target: Distribution, proposal: torch.Tensor) -> Columns:
+    """Columns of a draft that has no distribution, each [n]; what stands where it proposes nothing (-1) means nothing."""
+    known = proposal.clamp(min=0)
+    return {"target_prob_of_draft_top": target.prob_of(known), "target_rank_of_draft_top": target.rank_of(known)}
 
 
 def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor) -> Columns:
@@ -127,8 +148,10 @@ def divergences(target: Distribution, draft: Distribution) -> Columns:
 def _kl(first: Distribution, second: Distribution, shared: int) -> torch.Tensor:
     cross = torch.linalg.vecdot(first.weights[:, :shared], second.shifted[:, :shared]) / first.total
     kl = second.total.log() - cross - first.entropy
-    outside = first.weights[:, shared:].sum(1) > 0
-    return torch.where(outside, torch.inf, kl)
+    outside = first.weights[:, shared:].sum(1)
+    if second.kept is not None:
+        outside = outside + (first.weights[:, :shared] * ~second.kept[:, :shared]).sum(1)
+    return torch.where(outside > 0, torch.inf, kl)
 
 
 def _aligned(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,24 +7,29 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from alphaprof import __version__
-from alphaprof.analysis.estimate import by_cluster, ratio, share_interval
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.speedup import Speedup, StepTime, StepTimes, free_draft, speedup
-from alphaprof.analysis.totals import read_totals
+from alphaprof.analysis.rules import parse_rule, rules_of
+from alphaprof.analysis.speedup import NOTHING, StepTime, StepTimes, free_draft
+from alphaprof.analysis.totals import Request, policies, read_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
-from alphaprof.report.model import Cost, GammaResult, Interval, Report, Result, RunFacts, Traffic
+from alphaprof.report.model import Cost, Interval, Report, Result, RunFacts, Traffic
 from alphaprof.report.pool import Pool, merged, pools, units
+from alphaprof.report.result import Subject, build_result, speedup_interval, tokens_interval
 from alphaprof.report.verdict import Pair, Pools, Question, choose_and_decide, no_decision, not_defined, pooled_speedup
 from alphaprof.report.warnings import report_warnings
 
 
-def build_report(run: Run, flavour: Flavour = "engine", question: Question | None = None) -> Report:
+def build_report(
+    run: Run, flavour: Flavour = "engine", question: Question | None = None, rules: Sequence[str] | None = None
+) -> Report:
     """The report of a run, complete or not. Raises `RunUnreadable`.
 
-    `question`: what the verdict is about, where it is not what the profile asked.
+    `question`: what the verdict is about, where it is not what the profile asked; `rules`: ids of the rules to report on
+    beside those of the verdict, where they are not the profile's. What the log was not written with is evaluated on it.
     """
     manifest = run.manifest
     question = question or Question.of(manifest.config)
@@ -33,34 +38,27 @@ def build_report(run: Run, flavour: Flavour = "engine", question: Question | Non
     steps = latency.to_pylist() if latency is not None else []
     times = step_times(steps)
     independent = units(documents)
+    policy = np.unique(policies(documents)).tolist()
+    shown = list(dict.fromkeys([*(question.rule_for(name) for name in policy), *(rules or run.rules)]))
     results: list[Result] = []
     by_draft: dict[str, dict[str, Pool]] = {}
     for draft in manifest.drafts:
-        totals = read_totals(run, draft, flavour)
-        for rule in run.rules:
-            found = list(pools(totals, documents, independent, rule, run.gammas))
-            results += [_result(domain, draft, rule, pool, times.get(draft), question, run.gammas) for domain, pool in found]
-            if rule == question.rule:
-                by_draft[draft] = _on_policy(found)
-    traffic = _traffic(by_draft, _observed_weights(documents), times, question, run.gammas)
-    facts = RunFacts(
-        path=str(run.path),
-        complete=manifest.status == "complete",
-        documents=manifest.documents,
-        positions=manifest.positions,
-        target=manifest.target.reference,
-        drafts=tuple(manifest.drafts),
-        dtype=manifest.target.dtype,
-        created=manifest.created,
-        mean_context=_mean_context(documents),
-        skipped=manifest.skipped,
-        truncated=manifest.truncated,
-    )
+        totals = read_totals(run, draft, Request(shown, run.gammas, flavour))
+        decisive: list[tuple[str, Pool]] = []
+        for rule in rules_of(shown):
+            found = list(pools(totals, documents, independent, rule.id, run.gammas))
+            results += [
+                build_result(Subject(domain, draft, rule, times.get(draft)), pool, question, run.gammas)
+                for domain, pool in found
+            ]
+            decisive += [pair for pair in found if pair[1].defined and question.rule_for(pair[1].policy) == rule.id]
+        by_draft[draft] = _by_domain(decisive)
+    traffic = _traffic(by_draft, _observed_weights(documents), _timed(times, question, policy), question, run.gammas, policy)
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
-        run=facts,
+        run=_facts(run, documents),
         cost=_cost(steps, manifest) if steps else None,
         traffic=traffic,
         results=tuple(results),
@@ -69,13 +67,43 @@ def build_report(run: Run, flavour: Flavour = "engine", question: Question | Non
     return report_warnings(report, manifest)
 
 
-def _on_policy(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
-    """By domain, what rounds are defined for: the pools of all its on-policy kinds of continuation as one."""
+def _facts(run: Run, documents: pa.Table) -> RunFacts:
+    manifest = run.manifest
+    return RunFacts(
+        path=str(run.path),
+        complete=manifest.status == "complete",
+        documents=manifest.documents,
+        positions=manifest.positions,
+        target=manifest.target.reference,
+        drafts=tuple(manifest.drafts),
+        dtype=manifest.target.dtype,
+        created=manifest.created,
+        cut=_cut(documents),
+        mean_context=_mean_context(documents),
+        skipped=manifest.skipped,
+        truncated=manifest.truncated,
+    )
+
+
+def _timed(times: Mapping[str, StepTimes], question: Question, policy: Sequence[str]) -> Mapping[str, StepTimes]:
+    """Step times, as far as rounds of the verdict's rules cost what they say: those of a tree do not."""
+    return times if all(parse_rule(question.rule_for(name)).rule.timed for name in policy) else {}
+
+
+def _by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
+    """By domain, the pools of all its kinds of text as one."""
     parts: dict[str, list[Pool]] = {}
     for domain, pool in found:
-        if pool.on_policy:
-            parts.setdefault(domain, []).append(pool)
+        parts.setdefault(domain, []).append(pool)
     return {domain: merged(several) for domain, several in parts.items()}
+
+
+def _cut(documents: pa.Table) -> float | None:
+    """The share of the texts that the target wrote in this run which ended at max_new_tokens; None: it wrote none."""
+    written = documents.filter(pc.is_in(documents["continuation"].cast(pa.string()), pa.array(["greedy", "sampled"])))
+    if len(written) == 0:
+        return None
+    return float(pc.equal(written["finish"].cast(pa.string()), "length").to_numpy().mean())
 
 
 def _observed_weights(documents: pa.Table) -> dict[str, float]:
@@ -95,9 +123,13 @@ def _mean_context(documents: pa.Table) -> float | None:
 
 def step_times(rows: Sequence[Mapping[str, Any]]) -> dict[str, StepTimes]:
     """Step times by draft, from rows of the latency table; empty where none were measured."""
-    target = {row["tokens"]: StepTime(row["median_ms"], row["relative_error"]) for row in rows if row["model"] == "target"}
-    drafts = {row["model"]: StepTime(row["median_ms"], row["relative_error"]) for row in rows if row["step"] == "draft"}
-    return {name: StepTimes(target, draft) for name, draft in drafts.items()}
+    timed = {(row["model"], row["step"], row["tokens"]): StepTime(row["median_ms"], row["relative_error"]) for row in rows}
+    target = {tokens: time for (model, _, tokens), time in timed.items() if model == "target"}
+    drafts = dict.fromkeys(model for model, _, _ in timed if model != "target")
+    return {
+        draft: StepTimes(target, timed.get((draft, "draft", 1), NOTHING), timed.get((draft, "lookup", 1), NOTHING))
+        for draft in drafts
+    }
 
 
 def _cost(rows: Sequence[Mapping[str, Any]], manifest: Manifest) -> Cost:
@@ -113,98 +145,32 @@ def _cost(rows: Sequence[Mapping[str, Any]], manifest: Manifest) -> Cost:
         overhead_ms=None,
         target_ms={row["tokens"]: row["median_ms"] for row in rows if row["model"] == "target"},
         draft_ms={row["model"]: row["median_ms"] for row in rows if row["step"] == "draft"},
+        lookup_ms={row["model"]: row["median_ms"] for row in rows if row["step"] == "lookup"},
     )
 
 
-def _result(
-    domain: str,
-    draft: str,
-    rule: str,
-    pool: Pool,
-    times: StepTimes | None,
+def _obstacle(
+    weights: Mapping[str, float],
+    observed: Mapping[str, float],
+    rounds: Mapping[str, Pool],
     question: Question,
-    gammas: Sequence[int],
-) -> Result:
-    """Everything about one domain, draft and rule."""
-    positions = int(pool["positions"].sum())
-    alpha = None
-    if pool["proposals"].sum() > 0:
-        share = ratio(*by_cluster(pool.cluster, pool["accepted"], pool["proposals"]))
-        alpha = Interval(*_fields(share_interval(share, question.confidence)))
-    gamma_results: tuple[GammaResult, ...] = ()
-    best, decision = None, no_decision(not_defined(rule))
-    if pool.on_policy:
-        gamma_results = tuple(_gamma(pool, gamma, times, question.confidence) for gamma in gammas)
-        known = {draft: times} if times else {}
-        best, decision = choose_and_decide({draft: {domain: pool}}, known, {domain: 1.0}, question, gammas)
-    return Result(
-        domain=domain,
-        draft=draft,
-        rule=rule,
-        lossy=False,
-        estimator="exact",
-        continuation=pool.continuation,
-        on_policy=pool.on_policy,
-        documents=len(pool.cluster),
-        clusters=len(np.unique(pool.cluster)),
-        positions=positions,
-        alpha=alpha,
-        coverage=float(pool["proposals"].sum()) / positions,
-        mismatches=float(pool["mismatches"].sum()) / positions if pool.on_policy else None,
-        clear_mismatches=float(pool["clear_mismatches"].sum()) / positions if pool.on_policy else None,
-        near_ties=float(pool["near_ties"].sum()) / positions,
-        gammas=gamma_results,
-        best_gamma=best[1] if best else None,
-        verdict=decision.verdict,
-        reason=decision.reason,
-        documents_needed=decision.documents_needed,
-    )
-
-
-def _fields(estimate: Any) -> tuple[float, float, float]:
-    return estimate.value, estimate.low, estimate.high
-
-
-def _gamma(pool: Pool, gamma: int, times: StepTimes | None, confidence: float) -> GammaResult:
-    counts = pool.counts(gamma)
-    rounds = float(counts.rounds.sum())
-    drafted, accepted = pool[f"drafted_depths_{gamma}"].sum(0), pool[f"accepted_depths_{gamma}"].sum(0)
-    tested = pool[f"tested_depths_{gamma}"].sum(0)
-    faster = speedup([counts], [1.0], times) if times is not None else None
-    return GammaResult(
-        gamma=gamma,
-        rounds=rounds,
-        tokens_per_round=_tokens(speedup([counts], [1.0], free_draft(gamma)), gamma, confidence),
-        acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] else None,
-        accepted_per_drafted=float(accepted.sum() / drafted.sum()) if drafted.sum() else None,
-        break_even_length=times.break_even(gamma) if times else None,
-        draft_cost=times.c() if times else None,
-        verify_cost=times.v(gamma) if times else None,
-        speedup=_interval(faster, confidence),
-        marginal=tuple(float(count / drafted[0]) if drafted[0] else None for count in accepted),
-        conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
-    )
-
-
-def _tokens(found: Speedup | None, gamma: int, confidence: float) -> Interval | None:
-    """Tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
-    whole = _interval(found, confidence)
-    return None if whole is None else Interval(whole.value, max(1.0, whole.low), min(gamma + 1.0, whole.high))
-
-
-def _interval(found: Speedup | None, confidence: float) -> Interval | None:
-    return None if found is None else Interval(found.value, *found.bounds((1 - confidence) / 2))
-
-
-def _obstacle(weights: Mapping[str, float], observed: Mapping[str, float], rounds: Mapping[str, Pool], rule: str) -> str:
+    policy: Sequence[str],
+) -> str:
     """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
     if not observed:
         return "no document is complete yet"
     if odd := sorted(set(weights) ^ set(observed)):
         return f"weights and data do not have the same domains ({', '.join(odd)})"
     if undefined := [domain for domain, weight in weights.items() if weight > 0 and domain not in rounds]:
-        return f"{not_defined(rule)} ({', '.join(undefined)}): decision.weights can leave it out with weight 0"
+        reasons = [not_defined(question.rule_for(name), name) for name in policy if not _has_rounds(question, name)]
+        advice = ": decision.weights can leave it out with weight 0" if rounds else ""
+        return f"{'; '.join(reasons)} ({', '.join(undefined)}){advice}"
     return ""
+
+
+def _has_rounds(question: Question, policy: str) -> bool:
+    rule = parse_rule(question.rule_for(policy)).rule
+    return not rule.lossy and policy in rule.policies
 
 
 def _traffic(
@@ -213,6 +179,7 @@ def _traffic(
     times: Mapping[str, StepTimes],
     question: Question,
     gammas: Sequence[int],
+    policy: Sequence[str],
 ) -> Traffic:
     """The verdict on all domains together, weighted by their shares of output tokens (`observed`: those of the run)."""
     if question.draft != "auto":
@@ -220,7 +187,7 @@ def _traffic(
     weights = question.weights or dict(observed)
     counted = {domain: weight for domain, weight in weights.items() if weight > 0}
     best: Pair | None = None
-    if obstacle := _obstacle(weights, observed, next(iter(candidates.values())), question.rule):
+    if obstacle := _obstacle(weights, observed, next(iter(candidates.values())), question, policy):
         decision = no_decision(obstacle)
     else:
         best, decision = choose_and_decide(candidates, times, counted, question, gammas)
@@ -231,11 +198,11 @@ def _traffic(
         verdict=decision.verdict,
         reason=decision.reason,
         draft=best[0] if best else None,
-        rule=question.rule,
+        rule=" and ".join(dict.fromkeys(question.rule_for(name) for name in policy if name)) or question.rule,
         gamma=best[1] if best else None,
-        tokens_per_round=_tokens(free, best[1], question.confidence) if best else None,
-        break_even_length=times[best[0]].break_even(best[1]) if best and timed else None,
-        speedup=_interval(whole, question.confidence),
+        tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
+        break_even_length=free.value / whole.value if free and whole else None,
+        speedup=speedup_interval(whole, question.confidence),
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
         documents=decision.speedup.documents if decision.speedup else 0,
         documents_needed=decision.documents_needed,

@@ -46,12 +46,25 @@ def interval(value: Interval | None, unit: str = "") -> str:
     return f"{number(value.value, unit=unit)} [{number(value.low)}, {number(value.high)}]"
 
 
+def difference(value: Interval | None, digits: int) -> str:
+    """A signed quantity with its interval."""
+    if value is None:
+        return NOTHING
+    return f"{value.value:+.{digits}f} [{value.low:+.{digits}f}, {value.high:+.{digits}f}]"
+
+
 def percent(value: float) -> str:
     """A share as a whole percentage; 0.996 is not written as 100%, and 0.004 not as 0%."""
     text = f"{100 * value:.0f}"
     if 0 < value < 1 and text in ("0", "100"):
         return "<1%" if value < 0.5 else ">99%"
     return f"{text}%"
+
+
+def signed_percent(value: float) -> str:
+    """A relative error as a whole percentage with its sign; 0.004 is not written as +0%."""
+    text = f"{100 * value:+.0f}%"
+    return f"{100 * value:+.1f}%" if text in ("+0%", "-0%") and abs(value) >= 0.0005 else text
 
 
 def level(confidence: float) -> str:

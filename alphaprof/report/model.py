@@ -22,7 +22,7 @@ class GammaResult:
     """One speculation length: rounds, and what they say about tokens and time.
 
     `marginal[d-1]`: share of rounds with a proposal whose first d drafts were all accepted; `conditional[d-1]`: share
-    accepted of the drafts at depth d that were reached.
+    accepted of the drafts at depth d that were reached. Counts are expectations where the estimator is `expected`.
     """
 
     gamma: int
@@ -30,7 +30,11 @@ class GammaResult:
     tokens_per_round: Interval | None  # tokens emitted per round, over all rounds: what time depends on
     acceptance_length: float | None  # 1 + accepted / rounds that had a proposal: what engines' metrics show
     accepted_per_drafted: float | None  # the acceptance rate of engines: depends on gamma, is not alpha
-    break_even_length: float | None  # tokens per round at which the draft starts to pay: gamma c + v
+    iid_tokens_per_round: (
+        float | None
+    )  # what the textbook formula makes of alpha; None where not every position has a proposal
+    iid_error: float | None  # by what share that is too high
+    break_even_length: float | None  # tokens per round at which the draft starts to pay: the mean cost of a round
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
     speedup: Interval | None
@@ -39,8 +43,20 @@ class GammaResult:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Acceptance in one part of the texts: thinking or answer."""
+
+    positions: int
+    alpha: Interval | None
+
+
+@dataclass(frozen=True)
 class Result:
-    """One domain, draft and rule."""
+    """One domain, draft and rule.
+
+    `estimator`: exact (rounds are facts of the log), expected (rounds are exact expectations given the texts), one-step
+    (acceptance alone, position by position along the text).
+    """
 
     domain: str
     draft: str
@@ -48,7 +64,8 @@ class Result:
     lossy: bool
     estimator: str
     continuation: str
-    on_policy: bool
+    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    on_policy: bool  # the rule's own decoding (for a lossy rule: the target's) would emit this text
     documents: int
     clusters: int  # independent units of the intervals: documents, those of one cluster or with equal prompts as one
     positions: int
@@ -56,10 +73,13 @@ class Result:
     coverage: float  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
     clear_mismatches: float | None  # those of them that are no near-ties
-    near_ties: float  # share of positions whose two top logits lie within the dtype's noise
-    gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text)
+    near_ties: float | None  # share of positions whose two top logits lie within the dtype's noise; None: processed logits
+    impossible: float | None  # share of sampled tokens to which the scoring pass gives probability 0
+    self_check: Interval | None  # mean of a_t minus mean of beta_t, 0 on average on-policy; interval at 99.9 %
+    phases: dict[str, Phase]  # empty where no markers are configured
+    gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None
-    verdict: str
+    verdict: str | None  # None: the verdict concerns another rule
     reason: str
     documents_needed: int | None
 
@@ -97,7 +117,8 @@ class Cost:
     threads: int | None
     overhead_ms: float | None  # per round, beyond the model's steps; None: not measured, and taken as none
     target_ms: dict[int, float]  # by number of tokens
-    draft_ms: dict[str, float]  # by draft
+    draft_ms: dict[str, float]  # by draft with a model
+    lookup_ms: dict[str, float]  # by prompt lookup draft, once a round
 
 
 @dataclass(frozen=True)
@@ -112,6 +133,7 @@ class RunFacts:
     drafts: tuple[str, ...]
     dtype: str
     created: str
+    cut: float | None  # share of the texts that the target wrote which ended at max_new_tokens
     mean_context: float | None  # tokens in the cache while these documents decode, on average over positions
     skipped: dict[str, int]
     truncated: dict[str, int]

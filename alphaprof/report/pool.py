@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,22 +12,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.analysis.speedup import RoundCounts
-from alphaprof.log.schema import DEPTH_COUNTS
+from alphaprof.analysis.totals import policies
+from alphaprof.log.schema import DEPTH_COUNTS, totals_columns
 
 Array = np.ndarray[Any, Any]
+SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Totals of several documents, one array [documents] a column; depth counts are [documents, gamma].
+    """Totals of several documents of one kind of text, one array [documents] a column; depth counts are [documents, gamma].
 
-    `on_policy`: rounds are defined for these documents (they are null otherwise, and then no method on rounds may be used).
+    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `sampling`: the settings that p and
+    q were processed with; None: the plain softmax. Where rounds are not `defined` no method on them may be used.
     """
 
     columns: dict[str, Array]
     cluster: Array
     continuation: str
-    on_policy: bool
+    policy: str
+    sampling: dict[str, float] | None
+
+    @property
+    def defined(self) -> bool:
+        """Whether the rule has rounds on this text."""
+        return not np.isnan(self.columns["tokens"]).any()
 
     def __getitem__(self, name: str) -> Array:
         """One column."""
@@ -34,24 +44,29 @@ class Pool:
 
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
-        return RoundCounts(self["tokens"], self[f"rounds_{gamma}"], self[f"drafted_depths_{gamma}"], self.cluster)
+        rounds, drafted = self[f"rounds_{gamma}"], self[f"drafted_depths_{gamma}"]
+        return RoundCounts(self["tokens"], rounds, drafted, self[f"control_{gamma}"], self.cluster)
 
 
 def pools(
     totals: pa.Table, documents: pa.Table, independent: Array, rule: str, gammas: list[int]
 ) -> Iterator[tuple[str, Pool]]:
-    """The pool of each domain, in the order in which domains occur. `documents` are all documents of the run, `independent`
-    their `units`.
+    """The pool of each domain, in the order in which domains occur, for some documents of the run and their `units`.
 
-    Kinds of continuation are kept apart: a domain that has several yields a pool for each.
+    Kinds of text are kept apart: a domain that has several, or one with several sampling settings, yields a pool for each.
     """
     chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
-    for (domain, kind, on_policy), rows in _groups(documents):
-        part = chosen.take(rows)
+    known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
+    for (domain, kind, policy, settings), rows in _groups(documents):
         numbers = documents["document"].to_numpy()[rows]
-        if not np.array_equal(part["document"].to_numpy(), numbers):
-            raise ValueError("totals and documents are not in the same order")  # a bug: both are written by shard
-        yield domain, Pool(_arrays(part, gammas), independent[rows], kind, on_policy)
+        places = np.searchsorted(known, numbers)
+        if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
+            raise ValueError("totals lack documents")  # a bug: both are written by shard
+        part = chosen.take(places)
+        sampling = (
+            None if settings[0] is None else {key: value or 0.0 for key, value in zip(SETTINGS, settings, strict=True)}
+        )
+        yield domain, Pool(_arrays(part, gammas), independent[rows], kind, policy, sampling)
 
 
 def units(documents: pa.Table) -> Array:
@@ -78,28 +93,22 @@ def merged(parts: Sequence[Pool]) -> Pool:
     """Several pools of one domain as one; its kind of continuation is that of the first."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
     cluster = np.concatenate([part.cluster for part in parts])
-    return Pool(columns, cluster, parts[0].continuation, all(part.on_policy for part in parts))
+    return dataclasses.replace(parts[0], columns=columns, cluster=cluster)
 
 
-def _groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, bool], Array]]:
-    keys = list(
-        zip(
-            documents["domain"].cast(pa.string()).to_pylist(),
-            documents["continuation"].cast(pa.string()).to_pylist(),
-            documents["on_policy"].to_pylist(),
-            strict=True,
-        )
-    )
-    rows: dict[tuple[str, str, bool], list[int]] = {}
-    for index, key in enumerate(keys):
+def _groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, str, tuple[float | None, ...]], Array]]:
+    settings = zip(*(documents[name].to_pylist() for name in SETTINGS), strict=True)
+    names = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation")]
+    rows: dict[tuple[str, str, str, tuple[float | None, ...]], list[int]] = {}
+    for index, key in enumerate(zip(*names, policies(documents).tolist(), settings, strict=True)):
         rows.setdefault(key, []).append(index)
     for key, indices in rows.items():
         yield key, np.array(indices)
 
 
 def _arrays(part: pa.Table, gammas: list[int]) -> dict[str, Array]:
-    plain = ["positions", "proposals", "accepted", "mismatches", "clear_mismatches", "near_ties", "tokens"]
-    plain += [f"rounds_{gamma}" for gamma in gammas]
+    plain = [column.name for column in totals_columns(gammas) if column.name not in ("document", "rule")]
+    plain = [name for name in plain if "_depths_" not in name]
     arrays = {name: part[name].to_numpy() for name in plain}
     for gamma in gammas:
         for name in DEPTH_COUNTS:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 
+from alphaprof.report.compare import Comparison
+from alphaprof.report.comparison import comparison_json, comparison_terminal
 from alphaprof.report.json import render_json
 from alphaprof.report.model import Report
 from alphaprof.report.terminal import render_terminal
@@ -19,8 +23,20 @@ def render(report: Report, output: str, to_file: bool = False) -> str:
     """The report as text: `terminal` (coloured and as wide as the terminal where stdout is one) or `json`."""
     if output == "json":
         return render_json(report) + "\n"
+    return _drawn(partial(render_terminal, report), to_file)
+
+
+def render_comparison(comparison: Comparison, output: str, to_file: bool = False) -> str:
+    """A comparison as text, likewise."""
+    if output == "json":
+        return comparison_json(comparison) + "\n"
+    return _drawn(partial(comparison_terminal, comparison), to_file)
+
+
+def _drawn(draw: Callable[[Console], None], to_file: bool) -> str:
+    """What `draw` prints on a console, coloured and as wide as the terminal where stdout is one."""
     colour = sys.stdout.isatty() and not to_file
     width = shutil.get_terminal_size().columns if colour else PLAIN_WIDTH
     buffer = io.StringIO()
-    render_terminal(report, Console(file=buffer, force_terminal=colour, width=max(width, 100)))
+    draw(Console(file=buffer, force_terminal=colour, width=max(width, 100)))
     return buffer.getvalue()

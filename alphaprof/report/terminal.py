@@ -16,6 +16,7 @@ from alphaprof.report.model import Cost, GammaResult, Report, Result, Traffic
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 WIDE = 140  # columns that it takes to show intervals beside their values
+RULE_WIDTH = 18  # columns that a rule's alpha takes
 NAME = 40  # characters of a domain's name that are shown
 NAME_WIDTH = 22  # columns of a table that it may take; longer names fold
 
@@ -24,10 +25,18 @@ def render_terminal(report: Report, console: Console) -> None:
     """Print the report. Text from the data is printed as it is, without control characters or markup."""
     _header(report, console)
     _traffic(report, report.traffic, console)
-    for draft, rule in dict.fromkeys((result.draft, result.rule) for result in report.results):
-        results = [result for result in report.results if (result.draft, result.rule) == (draft, rule)]
-        _domains(f"draft {draft}, rule {rule}", results, console)
-        _lengths(f"draft {draft}, rule {rule}", results, console)
+    for draft in report.run.drafts:
+        mine = [result for result in report.results if result.draft == draft]
+        for rule in dict.fromkeys(result.rule for result in mine if result.verdict is not None):
+            results = [result for result in mine if result.rule == rule and result.verdict is not None]
+            _domains(f"draft {draft}, rule {rule}", results, console)
+            _lengths(f"draft {draft}, rule {rule}", results, console)
+        others = [result for result in mine if result.verdict is None]
+        _others(f"draft {draft}: alpha under other rules", others, console)
+        told = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
+        for rule in dict.fromkeys(result.rule for result in others if result.gammas and result.gammas not in told):
+            _lengths(f"draft {draft}, rule {rule}", [result for result in others if result.rule == rule], console)
+        _phases(f"draft {draft}: alpha by phase", mine, console)
     if report.cost is not None:
         _times(report.cost, console)
     _definitions(report, console)
@@ -57,10 +66,11 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
     if traffic.tokens_per_round is not None:
         emits = fmt.interval(traffic.tokens_per_round)
         setting = f"draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"
-        console.print(plain(f"On any engine, {setting}: a round emits {emits} tokens, and pays where gamma c + v is less."))
+        console.print(plain(f"On any engine, {setting}: a round emits {emits} tokens,"))
+        console.print("and pays where it costs less than that many plain decode steps.", highlight=False)
         if traffic.break_even_length is not None:
             here = fmt.number(traffic.break_even_length)
-            console.print(f"With the step times measured here gamma c + v is {here}.", highlight=False)
+            console.print(f"With the step times measured here it costs {here}.", highlight=False)
         console.print()
     lines = Text()
     lines.append(traffic.verdict, COLOURS[traffic.verdict])
@@ -75,29 +85,30 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
 
 
-def _table(title: str) -> Table:
+def named_table(title: str) -> Table:
+    """An empty table whose first column is the domain."""
     table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("domain", overflow="fold", max_width=NAME_WIDTH)
     return table
 
 
 def _domains(title: str, results: Sequence[Result], console: Console) -> None:
-    table = _table(f"{title}: by domain")
-    for name in ("docs", "alpha", "gamma", "tokens/round", "break-even", "speedup"):
+    covered = all(result.coverage == 1 for result in results)
+    formula = covered and console.width >= WIDE
+    table = named_table(f"{title}: by domain")
+    names = ("docs", *(() if covered else ("coverage",)), "alpha", "gamma", "tokens/round")
+    for name in (*names, *(("iid formula",) if formula else ()), "break-even", "speedup"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for result in results:
         best = _at(result, result.best_gamma)
-        cells = (
-            _documents(result),
-            fmt.share_interval(result.alpha),
-            str(result.best_gamma or fmt.NOTHING),
-            fmt.interval(best.tokens_per_round if best else None),
-            fmt.number(best.break_even_length if best else None),
-            fmt.interval(best.speedup if best else None, "x"),
-        )
-        beside = cells if console.width >= WIDE else [cell.replace(" [", "\n[") for cell in cells]
-        table.add_row(_name(result, results), *map(Text, beside), Text(result.verdict, COLOURS[result.verdict]))
+        cells = [_documents(result)] + ([] if covered else [fmt.share(result.coverage)])
+        cells += [fmt.share_interval(result.alpha), str(result.best_gamma or fmt.NOTHING)]
+        cells += [fmt.interval(best.tokens_per_round if best else None)]
+        cells += [_iid(best)] if formula else []
+        cells += [fmt.number(best.break_even_length if best else None), fmt.interval(best.speedup if best else None, "x")]
+        verdict = Text(str(result.verdict), COLOURS[str(result.verdict)])
+        table.add_row(_name(result, results), *map(Text, _fitted(cells, console)), verdict)
     console.print(table)
     undecided: dict[str, list[str]] = {}
     for result in results:
@@ -108,11 +119,79 @@ def _domains(title: str, results: Sequence[Result], console: Console) -> None:
     console.print()
 
 
-def _name(result: Result, results: Sequence[Result]) -> Text:
+def _fitted(cells: Sequence[str], console: Console) -> Sequence[str]:
+    """Cells with their intervals beside the values, or below them where the terminal is narrow."""
+    return cells if console.width >= WIDE else [cell.replace(" [", "\n[") for cell in cells]
+
+
+def _iid(item: GammaResult | None) -> str:
+    """What the textbook formula would have said, and by how much it is too high."""
+    if item is None or item.iid_error is None:
+        return fmt.NOTHING
+    return f"{fmt.number(item.iid_tokens_per_round)} ({fmt.signed_percent(item.iid_error)})"
+
+
+def _others(title: str, results: Sequence[Result], console: Console) -> None:
+    """Alpha of the rules that the verdict does not concern: a row a domain, a column a rule."""
+    rules = list(dict.fromkeys(result.rule for result in results))
+    if not rules:
+        return
+    texts: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        texts.setdefault((result.domain, result.continuation, str(result.sampling)), []).append(result)
+    side_by_side = max(1, (console.width - NAME_WIDTH) // RULE_WIDTH)
+    for start in range(0, len(rules), side_by_side):
+        part = rules[start : start + side_by_side]
+        table = named_table(title)
+        for rule in part:
+            table.add_column(rule, justify="right", no_wrap=True)
+        first = [found[0] for found in texts.values()]
+        for found in texts.values():
+            cells = {result.rule: fmt.share_interval(result.alpha).replace(" [", f"{_mark(result)}\n[") for result in found}
+            table.add_row(_name(found[0], first, marked=False), *(cells.get(rule, "") for rule in part))
+        console.print(table)
+    marks = {_mark(result) for result in results}
+    if "*" in marks:
+        console.print("  * off-policy: the rule's own decoding would not emit this text", style="dim", highlight=False)
+    if "~" in marks:
+        console.print(
+            "  ~ lossy: one step at a time along the target's own text; what it emits itself is not measured",
+            style="dim",
+            highlight=False,
+        )
+    console.print()
+
+
+def _mark(result: Result) -> str:
+    return "*" if not result.on_policy else "~" if result.lossy else " "
+
+
+def _phases(title: str, results: Sequence[Result], console: Console) -> None:
+    """Alpha while thinking and while answering, where the profile tells them apart."""
+    shown = [result for result in results if result.phases]
+    if not shown:
+        return
+    table = named_table(title)
+    for name in ("rule", "thinking", "answer", "share of thinking"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    for result in shown:
+        cells = [fmt.share_interval(result.phases[name].alpha) for name in ("thinking", "answer")]
+        share = fmt.percent(result.phases["thinking"].positions / result.positions)
+        table.add_row(_name(result, [result]), result.rule + _mark(result), *_fitted(cells, console), share)
+    console.print(table)
+    console.print()
+
+
+def _name(result: Result, results: Sequence[Result], marked: bool = True) -> Text:
     """The domain, with its kind of text where that is not clear."""
-    alone = sum(other.domain == result.domain for other in results) == 1
-    kind = result.continuation if result.on_policy else f"{result.continuation}, off-policy"
-    return plain(short(result.domain) if alone and result.on_policy else f"{short(result.domain)} ({kind})")
+    same = [other for other in results if other.domain == result.domain]
+    kind = result.continuation
+    if result.sampling is not None and len({str(other.sampling) for other in same}) > 1:
+        kind += f" at {result.sampling['temperature']:g}"
+    off = marked and not result.on_policy
+    if len(same) == 1 and not off:
+        return plain(short(result.domain))
+    return plain(f"{short(result.domain)} ({kind}{', off-policy' if off else ''})")
 
 
 def _documents(result: Result) -> str:
@@ -130,17 +209,18 @@ def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
     shown = [result for result in results if result.gammas]
     if not shown:
         return
+    what = "tokens per round / speedup" if shown[0].gammas[0].break_even_length is not None else "tokens per round"
     every, side_by_side = len(shown[0].gammas), max(1, (console.width - NAME_WIDTH) // 16)
     for start in range(0, every, side_by_side):
         part = slice(start, start + side_by_side)
-        table = _table(f"{title}: tokens per round / speedup by gamma")
+        table = named_table(f"{title}: {what} by gamma")
         for item in shown[0].gammas[part]:
             table.add_column(str(item.gamma), justify="right", no_wrap=True)
         for result in shown:
             table.add_row(_name(result, results), *(_length(item) for item in result.gammas[part]))
         if shown[0].gammas[0].break_even_length is not None:
             table.add_section()
-            table.add_row("break-even", *(fmt.number(item.break_even_length) for item in shown[0].gammas[part]))
+            table.add_row("gamma c + v", *(_full_round(item) for item in shown[0].gammas[part]))
             table.add_row("v = T(g+1)/T(1)", *(fmt.number(item.verify_cost) for item in shown[0].gammas[part]))
         console.print(table)
     console.print()
@@ -148,7 +228,14 @@ def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
 
 def _length(item: GammaResult) -> str:
     tokens = fmt.number(item.tokens_per_round.value if item.tokens_per_round else None)
-    return f"{tokens} / {fmt.number(item.speedup.value if item.speedup else None)}"
+    return tokens if item.speedup is None else f"{tokens} / {fmt.number(item.speedup.value)}"
+
+
+def _full_round(item: GammaResult) -> str:
+    """What a round costs that drafts gamma tokens."""
+    if item.draft_cost is None or item.verify_cost is None:
+        return fmt.NOTHING
+    return fmt.number(item.gamma * item.draft_cost + item.verify_cost)
 
 
 def _times(cost: Cost, console: Console) -> None:
@@ -163,19 +250,29 @@ def _times(cost: Cost, console: Console) -> None:
     console.print(f"  target, ms: {verify}", highlight=False)
     for draft, ms in cost.draft_ms.items():
         console.print(f"  {draft}, ms a step: {fmt.number(ms, 1)}  (c = {fmt.number(ms / decode)})", highlight=False)
+    for draft, ms in cost.lookup_ms.items():
+        console.print(f"  {draft}, ms a search, once a round: {fmt.number(ms, 3)}", highlight=False)
     console.print()
 
 
 def _definitions(report: Report, console: Console) -> None:
     level = fmt.level(report.confidence)
-    lines = (
+    lines = [
         f"alpha: acceptance over all positions with a proposal. Brackets: {level} intervals over documents.",
         "tokens/round: tokens emitted per verification, the target's own included. gamma: drafted tokens per round.",
-        "break-even: tokens/round at which the draft starts to pay, gamma c + v; c = T_draft/T(1), v = T(gamma+1)/T(1).",
+        "iid formula: tokens/round if acceptance were independent from position to position; by how much that is too high.",
+        "break-even: tokens/round at which the draft starts to pay, the cost of a round in decode steps: gamma c + v where",
+        "it drafts gamma tokens; c = T_draft/T(1), v = T(gamma+1)/T(1).",
         "speedup: decode time without the draft / with it, prefill excluded.",
         "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. An interval",
         "over all documents at what was chosen contains the half that chose it, and is a little too hopeful.",
-    )
+    ]
+    if any(result.estimator == "expected" for result in report.results):
+        lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn by lot.")
+    if any(result.rule.startswith("tree") for result in report.results):
+        lines.append(
+            "tree: gamma is the depth of a full tree, w + w^2 + ... + w^gamma nodes; its verification was not timed."
+        )
     for line in lines:
         console.print(line, style="dim", highlight=False)
 

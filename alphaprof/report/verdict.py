@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaprof.analysis.decision import Decision, Mask, decide, held_out
+from alphaprof.analysis.rules import default_rule, parse_rule
 from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
 from alphaprof.report.pool import Pool
 
@@ -19,7 +20,10 @@ Pools = Mapping[str, Mapping[str, Pool]]  # by draft, then domain
 
 @dataclass(frozen=True)
 class Question:
-    """What the verdict is about: the profile's decision, as plain data, so that reports need no validation library."""
+    """What the verdict is about: the profile's decision, as plain data, so that reports need no validation library.
+
+    `rule` may be auto: what engines do by default, on greedy and on sampled text.
+    """
 
     rule: str
     draft: str
@@ -32,6 +36,10 @@ class Question:
     def of(cls, config: dict[str, Any]) -> Question:
         """From the manifest's copy of the profile."""
         return cls(**config["decision"])
+
+    def rule_for(self, policy: str) -> str:
+        """The id of the rule that the verdict concerns on text of a policy."""
+        return default_rule(policy) if self.rule == "auto" else self.rule
 
     def gammas(self, known: Sequence[int]) -> list[int]:
         """The lengths that the verdict may choose from."""
@@ -70,9 +78,13 @@ def _v(times: Mapping[str, StepTimes], pair: Pair) -> float:
     return times[pair[0]].v(pair[1])
 
 
-def not_defined(rule: str) -> str:
-    """Why a rule has no rounds on off-policy text."""
-    return f"rounds of {rule} are not defined on text that the target did not produce"
+def not_defined(rule: str, policy: str) -> str:
+    """Why a rule has no rounds on text of a policy."""
+    if parse_rule(rule).rule.lossy:
+        return f"{rule} is lossy: its rounds depart from the text that was measured, and need a rollout"
+    if not policy:
+        return f"rounds of {rule} are not defined on text that the target did not produce"
+    return f"rounds of {rule} are not defined on the target's {policy} text: its own decoding would emit another one"
 
 
 def no_decision(reason: str) -> Decision:

@@ -6,18 +6,23 @@ import dataclasses
 from collections.abc import Iterator
 
 from alphaprof.log.manifest import Manifest
+from alphaprof.report.format import percent
 from alphaprof.report.model import Report, ReportWarning
 from alphaprof.report.verdict import SLOW_BASELINE
 
 TIES_WORTH_SAYING = 0.01
 MISMATCHES_WORTH_SAYING = 0.01
+IMPOSSIBLE_WORTH_SAYING = 0.005
+CUT_WORTH_SAYING = 0.2
+SELF_CHECK_FLOOR = 0.005  # rounding between the pass that sampled and the one that scored may make as much
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
 def report_warnings(report: Report, manifest: Manifest) -> Report:
     """The report with its warnings: those of the profiling run, and those that its numbers call for."""
     noted = [ReportWarning(**warning) for warning in manifest.warnings]
-    found = [*noted, *_partial(report), *_left_out(manifest), *_halved(manifest), *_numerics(report), *_cost(report)]
+    found = [*noted, *_partial(report), *_left_out(manifest), *_halved(manifest), *_cut(report)]
+    found += [*_numerics(report), *_sampled(report), *_cost(report)]
     return dataclasses.replace(report, warnings=tuple(found))
 
 
@@ -62,13 +67,47 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
             )
     positions = sum(result.positions for result in on_policy)
     mismatches = sum((result.mismatches or 0) * result.positions for result in on_policy)
-    ties = sum(result.near_ties * result.positions for result in on_policy)
+    ties = sum((result.near_ties or 0) * result.positions for result in on_policy)
     if ties > TIES_WORTH_SAYING * positions:
         yield ReportWarning(
             "near_ties",
             f"{ties / positions:.1%} of positions are near-ties in {report.run.dtype}, and {mismatches / positions:.2%} of "
             "greedy tokens change with the batch shape: no draft can be sure of them",
             "expected in 16-bit dtypes; profile in the dtype that is served",
+        )
+
+
+def _sampled(report: Report) -> Iterator[ReportWarning]:
+    """Sampled text holds itself to account: what happened must be what was expected, on average."""
+    off: dict[str, float] = {}
+    for result in report.results:
+        check = result.self_check
+        if check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR):
+            off.setdefault(f"{result.domain} ({result.draft}, {result.rule})", check.value)
+    if off:
+        where = ", ".join(f"{name} {value:+.3f}" for name, value in off.items())
+        yield ReportWarning(
+            "off_policy_sample",
+            f"what was accepted is not what the distributions say, so this text was not drawn from them: {where}",
+            "check temperature, top_k, top_p and min_p of given continuations against how they were sampled",
+        )
+    texts = {(result.domain, str(result.sampling)): result for result in report.results if result.impossible is not None}
+    positions = sum(result.positions for result in texts.values())
+    impossible = sum((result.impossible or 0) * result.positions for result in texts.values())
+    if impossible > IMPOSSIBLE_WORTH_SAYING * positions:
+        yield ReportWarning(
+            "outside_support",
+            f"{impossible / positions:.2%} of sampled tokens have probability 0 in the scoring pass and count as rejected",
+            "a few are rounding at the cut of top_k and top_p; many: the text was sampled with other settings",
+        )
+
+
+def _cut(report: Report) -> Iterator[ReportWarning]:
+    if report.run.cut is not None and report.run.cut > CUT_WORTH_SAYING:
+        yield ReportWarning(
+            "cut_by_length",
+            f"{percent(report.run.cut)} of the texts were cut at max_new_tokens: how such texts go on was not measured",
+            "raise max_new_tokens if the traffic writes longer answers",
         )
 
 

@@ -1,0 +1,132 @@
+"""Options of models, drafts and continuations: the parts of a profile file that name what is run."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+GAMMA_LIMIT = 64
+Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
+
+
+class Options(BaseModel):
+    """Base of all option groups: unknown keys are errors and values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelOptions(Options):
+    """How to load a model: a hub id, a local directory, or a .gguf file."""
+
+    model: str = Field(
+        min_length=1, description="hub id, local directory or .gguf file; relative paths start at the profile file"
+    )
+    revision: str | None = Field(None, description="branch, tag or commit on the hub")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    device: str = Field("auto", description="auto (CUDA where there is one, else CPU), cpu, cuda, cuda:1")
+    device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
+
+
+class TargetOptions(ModelOptions):
+    """The model that is served; its tokenizer encodes the text for every draft as well."""
+
+    dtype: Dtype = Field("bfloat16", description="profile in the dtype that is served: near-ties depend on it")
+
+
+class ModelDraft(ModelOptions):
+    """An independent draft model."""
+
+    kind: Literal["model"]
+    dtype: Dtype | None = Field(None, description="default: the target's")
+
+
+class LayerSkipDraft(Options):
+    """The target without some of its layers: shared weights, its own KV cache."""
+
+    kind: Literal["layer_skip"]
+    drop_layers: list[Whole] = Field(min_length=1, description="0-based indices of the target's layers that are left out")
+
+    @field_validator("drop_layers")
+    @classmethod
+    def _distinct(cls, layers: list[int]) -> list[int]:
+        if len(set(layers)) != len(layers) or min(layers) < 0:
+            raise ValueError("must be distinct indices, 0 or above")
+        return sorted(layers)
+
+
+class PromptLookupDraft(Options):
+    """No model: what followed the last tokens where they stood before, in the prompt or in the text so far."""
+
+    kind: Literal["prompt_lookup"]
+    max_ngram: Whole = Field(3, ge=1, le=64, description="longest run of last tokens that is looked up, then shorter ones")
+
+
+DraftOptions = Annotated[ModelDraft | LayerSkipDraft | PromptLookupDraft, Field(discriminator="kind")]
+
+
+class GreedyContinuation(Options):
+    """The target's own greedy continuation."""
+
+    kind: Literal["greedy"] = "greedy"
+    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
+
+
+class Sampling(Options):
+    """How a target draws its tokens. Settings apply in the order of transformers: temperature, top_k, top_p, min_p."""
+
+    temperature: float | None = Field(None, le=100, description="logits are divided by it; default: 1")
+    top_k: Whole | None = Field(None, ge=0, description="most probable tokens kept; default: 0, all")
+    top_p: float | None = Field(None, gt=0, le=1, description="probability mass kept; default: 1, all")
+    min_p: float | None = Field(None, ge=0, le=1, description="least share of the top probability; default: 0, any")
+
+    @field_validator("temperature")
+    @classmethod
+    def _positive(cls, temperature: float | None) -> float | None:
+        if temperature is not None and not temperature > 0:
+            raise ValueError("must be above 0; greedy text is kind: greedy")
+        return temperature
+
+
+class SampledContinuation(Sampling):
+    """Sampled by the target. What is drawn depends on the seed and the document, not on the batch that it was in."""
+
+    kind: Literal["sampled"]
+    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
+    seed: Whole = Field(0, ge=0, lt=2**63, description="another seed draws another text")
+    generation_config: bool = Field(
+        False, description="take what is unset here from the model's own generation config, as servers do by default"
+    )
+
+
+class GivenContinuation(Sampling):
+    """Logged responses: text, or token ids that are never re-tokenised."""
+
+    kind: Literal["given"]
+    column: str = Field(description="column with the response, as text or as a list of token ids")
+    on_policy: bool = Field(
+        False, description="states that this target produced the responses: greedily, or sampled with these settings"
+    )
+    max_new_tokens: Whole | None = Field(None, ge=1, description="cut longer responses (counted); default: no limit")
+
+    @model_validator(mode="after")
+    def _sampled_at(self) -> GivenContinuation:
+        if self.temperature is None and (self.top_k or self.top_p or self.min_p):
+            raise ValueError("top_k, top_p and min_p go with temperature (1 changes nothing); without it the text is greedy")
+        return self
+
+
+class TextContinuation(Options):
+    """A plain corpus: the rendered prompt is cut after some tokens, and the rest is measured. Off-policy for every rule."""
+
+    kind: Literal["text"]
+    prompt_tokens: Whole = Field(32, ge=1, description="tokens before the first position; shorter texts are left out")
+    max_new_tokens: Whole | None = Field(256, ge=1, description="cut longer texts (counted); null: no limit")
+
+
+ContinuationOptions = Annotated[
+    GreedyContinuation | SampledContinuation | GivenContinuation | TextContinuation, Field(discriminator="kind")
+]

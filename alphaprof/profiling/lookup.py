@@ -1,0 +1,111 @@
+"""Prompt lookup: a draft without a model that proposes what followed the last tokens where they stood before.
+
+The matching is that of transformers' prompt lookup: of the last `max_ngram` tokens, else of fewer, the first earlier place
+from the left; what followed there is proposed, up to the end of the text so far and before an EOS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.schema import PROPOSED_LIMIT
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """What lookup proposes at each position of a continuation, [positions].
+
+    `first`: the first token (-1: no match); `proposed`: how many tokens, at most PROPOSED_LIMIT; `accepted`: how many of
+    them are what the text goes on with.
+    """
+
+    first: Ints
+    proposed: Ints
+    accepted: Ints
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """A prompt lookup draft with its name in the run, for a target with these EOS ids, number of ids and dtype."""
+
+    name: str
+    max_ngram: int
+    eos: tuple[int, ...]
+    vocabulary: int
+    dtype: str
+
+    def proposals(self, ids: np.ndarray[Any, Any], prompt: int) -> Proposals:
+        """The proposals at every position of a text that begins with `prompt` tokens of prompt."""
+        tokens = ids.tolist()
+        found = np.zeros((3, len(tokens) - prompt), dtype=np.int64)
+        found[0] = -1
+        index = _Index(self.max_ngram)
+        for end in range(1, len(tokens)):
+            place = index.add(tokens, end)
+            if end >= prompt and place is not None:
+                found[:, end - prompt] = self._at(tokens, place, end)
+        return Proposals(*found)
+
+    def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int]:
+        """First token, length and accepted length of the proposal from `place` on when the text so far ends at `end`."""
+        proposal = tokens[place : min(place + PROPOSED_LIMIT, end)]
+        stop = next((number for number, token in enumerate(proposal) if token in self.eos), len(proposal))
+        proposal = proposal[:stop]
+        actual = tokens[end : end + len(proposal)]
+        pairs = enumerate(zip(proposal, actual, strict=False))
+        accepted = next((number for number, (left, right) in pairs if left != right), len(actual))
+        return (proposal[0] if proposal else -1), len(proposal), accepted
+
+    def search(self, tokens: list[int]) -> float:
+        """Seconds that one search of a text takes when it is indexed up to its last token."""
+        index = _Index(self.max_ngram)
+        for end in range(1, len(tokens)):
+            index.add(tokens, end)
+        start = time.perf_counter()
+        place = index.add(tokens, len(tokens))
+        if place is not None:
+            self._at(tokens, place, len(tokens))
+        return time.perf_counter() - start
+
+    def facts(self) -> ModelFacts:
+        """What the manifest keeps of this draft."""
+        return ModelFacts(
+            reference="prompt lookup",
+            kind="prompt_lookup",
+            architecture="none",
+            fingerprint=hashlib.sha256(f"prompt_lookup {self.max_ngram}".encode()).hexdigest(),
+            dtype=self.dtype,
+            device="cpu",
+            parameters=0,
+            context=None,
+            vocabulary=self.vocabulary,
+            eos=self.eos,
+            noise=0.0,
+        )
+
+
+class _Index:
+    """Where each run of up to `max_ngram` tokens first stood in a text that grows token by token."""
+
+    def __init__(self, max_ngram: int) -> None:
+        self.first: list[dict[tuple[int, ...], int]] = [{} for _ in range(max_ngram)]
+
+    def add(self, tokens: list[int], end: int) -> int | None:
+        """Take in the runs that end where the text so far does, and say where the longest known one of them led to.
+
+        `end` grows by one from call to call. None: none of them stood there before.
+        """
+        match = None
+        for size in range(1, min(len(self.first), end) + 1):
+            earlier = self.first[size - 1].setdefault(tuple(tokens[end - size : end]), end)
+            if earlier < end:
+                match = earlier
+        return match

@@ -1,0 +1,118 @@
+"""One shard of a run: generate, score, write. The manifest names it last, so a shard that it names is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from alphaprof.config import ProfileOptions
+from alphaprof.log.manifest import Shard
+from alphaprof.log.store import Run
+from alphaprof.profiling.batching import halving
+from alphaprof.profiling.continuations import (
+    Continuation,
+    continuation_table,
+    digest,
+    generate,
+    generation_batches,
+    given,
+    scoring_batches,
+)
+from alphaprof.profiling.corpus import Corpus, Document
+from alphaprof.profiling.drafts import Draft
+from alphaprof.profiling.models import Model
+from alphaprof.profiling.phases import Flags, thinking
+from alphaprof.profiling.record import by_document, position_table
+from alphaprof.profiling.reuse import Reused
+from alphaprof.profiling.scoring import Arrays, Scorer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Progress(Protocol):
+    """What the run tells whoever watches; the command line draws it on stderr."""
+
+    def say(self, message: str) -> None:
+        """A line about what happens now."""
+
+    def warn(self, code: str, message: str, remedy: str) -> None:
+        """Something that the user should know and can change."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """A new stage begins; `total` in `unit`, None where it is unknown."""
+
+    def advance(self, steps: float, positions: int = 0) -> None:
+        """Part of the stage is done; generating and scoring a document are half a step each."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A loaded run: models, corpus, directory."""
+
+    options: ProfileOptions
+    tokenizer: PreTrainedTokenizerBase
+    target: Model
+    drafts: Sequence[Draft]
+    documents: Corpus | Reused
+    scorer: Scorer
+    run: Run
+
+
+def write_shard(plan: Plan, index: int, documents: Sequence[Document], progress: Progress) -> None:
+    """Generate, score and write one shard; the manifest names it last, so a shard that it names is whole."""
+    continuations, halved = _continuations(plan, documents, progress)
+    scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
+    for batch in scoring_batches(continuations, plan.options.batch_tokens):
+        results, times = halving(lambda items: [_scored(plan.scorer, items)], batch, _name)
+        halved += times
+        for result in results:
+            for draft, found in result.items():
+                scored[draft].update(found)
+        progress.advance(0.5 * len(batch), positions=sum(len(item.ids) for item in batch))
+    phases = _phases(plan, continuations)
+    for draft, arrays in scored.items():
+        table = position_table(continuations, arrays, plan.options.rules, draft, phases)
+        plan.run.write_positions(table, index, draft)
+    plan.run.write_continuations(continuation_table(continuations), index)
+    positions = sum(len(item.ids) for item in continuations)
+    shard = Shard(index, len(documents), positions, digest(documents), halved)
+    update(plan, shards=(*plan.run.shards, shard))
+
+
+def _scored(scorer: Scorer, batch: Sequence[Continuation]) -> dict[str, dict[int, Arrays]]:
+    return {draft: by_document(batch, arrays) for draft, arrays in scorer.score(batch).items()}
+
+
+def _continuations(plan: Plan, documents: Sequence[Document], progress: Progress) -> tuple[list[Continuation], int]:
+    """The continuations of a shard in document order, and how many generation batches were halved."""
+    found = [given(document, plan.target.eos) for document in documents if document.given is not None]
+    progress.advance(0.5 * len(found))
+    halved = 0
+    for batch in generation_batches(documents, plan.options.batch_tokens):
+        generated, times = halving(lambda items: generate(plan.target, items, plan.scorer.width), batch, _name)
+        found += generated
+        halved += times
+        progress.advance(0.5 * len(batch))
+    return sorted(found, key=lambda item: item.document.document), halved
+
+
+def _phases(plan: Plan, continuations: Sequence[Continuation]) -> list[Flags] | None:
+    """For each document which positions are thinking; None where the profile configures no markers."""
+    markers = plan.options.thinking
+    if markers is None:
+        return None
+    return [thinking(markers, plan.tokenizer, item.document.prompt, item.ids) for item in continuations]
+
+
+def _name(item: Document | Continuation) -> str:
+    document = item.document if isinstance(item, Continuation) else item
+    return f"document {document.document} ({document.domain}, {len(document.prompt)} prompt tokens)"
+
+
+def update(plan: Plan, **changes: Any) -> None:
+    """Replace the manifest by one with changes and with what the corpus has left out so far."""
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, skipped=skipped, truncated=truncated, **changes))

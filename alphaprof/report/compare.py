@@ -1,0 +1,220 @@
+"""Two drafts on the same prompts: paired differences of acceptance and of tokens per round, by domain and rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.analysis.estimate import by_cluster
+from alphaprof.analysis.paired import inverse_difference, share_difference
+from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.speedup import free_draft, spent_and_base
+from alphaprof.analysis.totals import Request, policies, read_totals
+from alphaprof.errors import NotComparable, OptionInvalid
+from alphaprof.log.store import Run
+from alphaprof.report.model import Interval
+from alphaprof.report.pool import SETTINGS, Pool, pools, units
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: a run and one of its drafts."""
+
+    run: Run
+    draft: str
+
+    @property
+    def label(self) -> str:
+        """How it is named on the command line."""
+        return f"{self.run.path}:{self.draft}"
+
+
+@dataclass(frozen=True)
+class TokensDifference:
+    """Tokens per round of both at one gamma, and second less first."""
+
+    gamma: int
+    first: float
+    second: float
+    difference: Interval
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One domain, kind of text and rule. `difference` is alpha of the second less that of the first; `tokens_per_round` is
+    empty where the rule has no rounds on this text.
+    """
+
+    domain: str
+    continuation: str
+    rule: str
+    on_policy: bool
+    lossy: bool
+    documents: int  # paired
+    clusters: int  # independent units among them
+    first: float | None
+    second: float | None
+    first_coverage: float
+    second_coverage: float
+    difference: Interval | None
+    tokens_per_round: tuple[TokensDifference, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The paired comparison of two drafts. Documents without a partner are left out and counted."""
+
+    first: str
+    second: str
+    confidence: float
+    same_text: bool  # both measured the same tokens
+    documents: int
+    unpaired: tuple[int, int]
+    differences: tuple[Difference, ...]
+
+
+def side_of(text: str) -> Side:
+    """A side from RUN or RUN:DRAFT. Raises `RunUnreadable`, and `OptionInvalid` where a draft is missing or not named."""
+    path, colon, draft = text, "", ""
+    if not Path(text).exists() and ":" in text:
+        path, colon, draft = text.rpartition(":")
+    run = Run.open(Path(path))
+    names = list(run.manifest.drafts)
+    if not colon and len(names) == 1:
+        draft = names[0]
+    if draft not in names:
+        what = f"{path} has no draft {draft!r}" if colon else f"{path} has {len(names)} drafts"
+        raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))
+    return Side(run, draft)
+
+
+def compare(first: Side, second: Side, rules: Sequence[str] | None = None, confidence: float | None = None) -> Comparison:
+    """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason.
+
+    `rules`: ids; default: those of the first run. `confidence`: default, that of the first run's decision.
+    """
+    confidence = confidence or float(first.run.manifest.config["decision"]["confidence"])
+    require_comparable(first.run, second.run)
+    tables = [side.run.documents() for side in (first, second)]
+    rows = paired_rows(*tables)
+    if len(rows[0]) == 0:
+        raise NotComparable(
+            f"{first.run.path} and {second.run.path} have no prompt in common",
+            "profile both on the same data; --reuse-continuations measures another draft on the same text",
+        )
+    documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
+    asked = list(rules or first.run.rules)
+    gammas = sorted(set(first.run.gammas) & set(second.run.gammas))
+    independent = units(documents[0])
+    found = [_pools(side, table, independent, asked) for side, table in zip((first, second), documents, strict=True)]
+    differences = tuple(
+        _difference(key, pool, found[1][key], gammas, confidence) for key, pool in found[0].items() if key in found[1]
+    )
+    return Comparison(
+        first=first.label,
+        second=second.label,
+        confidence=confidence,
+        same_text=_same_text(first.run, second.run, rows),
+        documents=len(rows[0]),
+        unpaired=(len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])),
+        differences=differences,
+    )
+
+
+def require_comparable(first: Run, second: Run) -> None:
+    """Raise `NotComparable` for runs of another target, dtype or tokenizer: their differences would not be the drafts'."""
+    one, two = first.manifest, second.manifest
+    odd = [name for name in ("fingerprint", "dtype") if getattr(one.target, name) != getattr(two.target, name)]
+    odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
+    if odd:
+        raise NotComparable(
+            f"{first.path} and {second.path} have another target ({', '.join(odd)} differ)",
+            "compare drafts of one target, profiled in one dtype",
+        )
+
+
+def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
+    """Rows of two documents tables that have the same domain, kind of text, prompt and sampling settings; the n-th of equal
+    ones with the n-th.
+    """
+    places: dict[tuple[Any, ...], int] = {key: row for row, key in enumerate(_keys(second))}
+    pairs = [(row, places[key]) for row, key in enumerate(_keys(first)) if key in places]
+    rows = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return rows[:, 0], rows[:, 1]
+
+
+def _keys(documents: pa.Table) -> Iterator[tuple[Any, ...]]:
+    columns = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation", "prompt_hash")]
+    columns += [documents[name].to_pylist() for name in SETTINGS]
+    seen: dict[tuple[Any, ...], int] = {}
+    for key in zip(*columns, policies(documents).tolist(), strict=True):
+        seen[key] = seen.get(key, 0) + 1
+        yield (*key, seen[key])
+
+
+def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool:
+    """Whether paired documents hold the same tokens."""
+    texts = []
+    for run, chosen in zip((first, second), rows, strict=True):
+        parts = [run.continuations(shard.index, ["continuation_ids"]) for shard in run.shards]
+        texts.append(pa.concat_tables(parts)["continuation_ids"].take(chosen).to_pylist())
+    return bool(texts[0] == texts[1])
+
+
+def _pools(side: Side, documents: pa.Table, independent: Array, rules: Sequence[str]) -> dict[tuple[str, ...], Pool]:
+    """The pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
+    gammas = side.run.gammas
+    totals = read_totals(side.run, side.draft, Request(rules, gammas))
+    found: dict[tuple[str, ...], Pool] = {}
+    for rule in rules_of(list(rules)):
+        for domain, pool in pools(totals, documents, independent, rule.id, gammas):
+            found[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
+    return found
+
+
+def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequence[int], confidence: float) -> Difference:
+    (rule,) = rules_of([key[-1]])
+    sides = [_summed(pool) for pool in (first, second)]
+    counted = all(counts.sum() > 0 for _, counts in sides)
+    alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sides]
+    coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in (first, second)]
+    rounds = first.defined and second.defined
+    return Difference(
+        domain=key[0],
+        continuation=first.continuation,
+        rule=rule.id,
+        on_policy=first.policy in rule.rule.policies,
+        lossy=rule.rule.lossy,
+        documents=len(first.cluster),
+        clusters=len(np.unique(first.cluster)),
+        first=alphas[0],
+        second=alphas[1],
+        first_coverage=coverages[0],
+        second_coverage=coverages[1],
+        difference=_interval(share_difference(sides[0], sides[1], confidence)) if counted else None,
+        tokens_per_round=tuple(_tokens(first, second, gamma, confidence) for gamma in gammas) if rounds else (),
+    )
+
+
+def _summed(pool: Pool) -> tuple[Array, Array]:
+    """Accepted and proposed positions by independent unit."""
+    accepted, proposals = by_cluster(pool.cluster, pool["accepted"], pool["proposals"])
+    return accepted, proposals
+
+
+def _tokens(first: Pool, second: Pool, gamma: int, confidence: float) -> TokensDifference:
+    sides = [spent_and_base(pool.counts(gamma), free_draft(gamma)) for pool in (first, second)]
+    one, two = (float(base.sum() / spent.sum()) for spent, base in sides)
+    return TokensDifference(gamma, one, two, _interval(inverse_difference(sides[0], sides[1], confidence, gamma)))
+
+
+def _interval(estimate: Any) -> Interval:
+    return Interval(*dataclasses.astuple(estimate)[:3])

@@ -1,0 +1,86 @@
+"""A comparison as text: the terminal's tables (rich), or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from alphaprof.report import format as fmt
+from alphaprof.report.compare import Comparison, Difference
+from alphaprof.report.json import plain_values
+from alphaprof.report.terminal import named_table, plain, short
+
+FORMAT = "alphaprof-compare"
+VERSION = 1
+
+
+def comparison_json(comparison: Comparison) -> str:
+    """The comparison as JSON. Unknown values are null."""
+    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(comparison))
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def comparison_terminal(comparison: Comparison, console: Console) -> None:
+    """Print the comparison: a table of acceptance, and one of tokens per round where rules have rounds."""
+    console.print(plain(f"first   {comparison.first}"))
+    console.print(plain(f"second  {comparison.second}"))
+    text = "the same text" if comparison.same_text else "texts of their own for the same prompts"
+    left = ", ".join(
+        f"{fmt.count(count)} of {name}" for count, name in zip(comparison.unpaired, ("first", "second"), strict=True)
+    )
+    console.print(
+        f"{fmt.count(comparison.documents)} documents paired by prompt, on {text}; without a partner: {left}\n",
+        highlight=False,
+    )
+    console.print(_acceptance(comparison))
+    if rounds := [item for item in comparison.differences if item.tokens_per_round]:
+        console.print(_rounds(rounds))
+    for line in (
+        f"difference: second less first, with a {fmt.level(comparison.confidence)} interval over documents; what both share",
+        "cancels out.",
+        "alpha is over positions with a proposal: where coverage differs, tokens per round tell more.",
+        "Tokens per round say nothing about what a draft costs: alphaprof report turns them into speedups.",
+        "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text",
+    ):
+        console.print(line, style="dim", highlight=False)
+
+
+def _acceptance(comparison: Comparison) -> Table:
+    table = named_table("alpha")
+    for name in ("rule", "docs", "coverage", "first", "second", "difference"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    for item in comparison.differences:
+        coverage = f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}"
+        alphas = (fmt.share(item.first), fmt.share(item.second))
+        table.add_row(
+            _name(item), item.rule + _mark(item), _documents(item), coverage, *alphas, fmt.difference(item.difference, 3)
+        )
+    return table
+
+
+def _rounds(differences: list[Difference]) -> Table:
+    table = named_table("tokens per round")
+    for name in ("rule", "gamma", "first", "second", "difference"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    for item in differences:
+        for found in item.tokens_per_round:
+            numbers = (fmt.number(found.first), fmt.number(found.second), fmt.difference(found.difference, 2))
+            table.add_row(_name(item), item.rule, str(found.gamma), *numbers)
+    return table
+
+
+def _name(item: Difference) -> Text:
+    return plain(f"{short(item.domain)} ({item.continuation})")
+
+
+def _documents(item: Difference) -> str:
+    whole = fmt.count(item.documents)
+    return whole if item.clusters == item.documents else f"{fmt.count(item.clusters)} of {whole}"
+
+
+def _mark(item: Difference) -> str:
+    return "*" if not item.on_policy else "~" if item.lossy else ""

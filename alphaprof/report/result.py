@@ -1,0 +1,156 @@
+"""One domain, draft and rule: totals and step times in, a `Result` out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alphaprof.analysis.decision import Decision
+from alphaprof.analysis.estimate import by_cluster, quantile, ratio, share_interval
+from alphaprof.analysis.rules import SAMPLED, BoundRule
+from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, speedup
+from alphaprof.report.model import GammaResult, Interval, Phase, Result
+from alphaprof.report.pool import Pool
+from alphaprof.report.verdict import Question, choose_and_decide, no_decision, not_defined
+
+Array = np.ndarray[Any, Any]
+SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a result is about. `times`: step times of the draft, None where there are none."""
+
+    domain: str
+    draft: str
+    rule: BoundRule
+    times: StepTimes | None
+
+
+def build_result(subject: Subject, pool: Pool, question: Question, gammas: Sequence[int]) -> Result:
+    """Everything about one domain, draft and rule."""
+    rule, times = subject.rule, subject.times if subject.rule.rule.timed else None
+    positions = int(pool["positions"].sum())
+    coverage = float(pool["proposals"].sum()) / positions
+    alpha = _share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence)
+    found: tuple[GammaResult, ...] = ()
+    best, decision = None, no_decision(not_defined(rule.id, pool.policy))
+    if pool.defined:
+        expected = alpha.value if alpha and coverage == 1 else None
+        found = tuple(_gamma(pool, gamma, times, expected, question.confidence) for gamma in gammas)
+        known = {subject.draft: times} if times else {}
+        best, decision = choose_and_decide(
+            {subject.draft: {subject.domain: pool}}, known, {subject.domain: 1.0}, question, gammas
+        )
+    greedy, sampled = pool.policy == "greedy", pool.policy == SAMPLED
+    decides = question.rule_for(pool.policy) == rule.id
+    return Result(
+        domain=subject.domain,
+        draft=subject.draft,
+        rule=rule.id,
+        lossy=rule.rule.lossy,
+        estimator=_estimator(pool, rule),
+        continuation=pool.continuation,
+        sampling=pool.sampling,
+        on_policy=pool.policy in rule.rule.policies,
+        documents=len(pool.cluster),
+        clusters=len(np.unique(pool.cluster)),
+        positions=positions,
+        alpha=alpha,
+        coverage=coverage,
+        mismatches=float(pool["mismatches"].sum()) / positions if greedy else None,
+        clear_mismatches=float(pool["clear_mismatches"].sum()) / positions if greedy else None,
+        near_ties=float(pool["near_ties"].sum()) / positions if pool.sampling is None else None,
+        impossible=float(pool["impossible"].sum()) / positions if sampled else None,
+        self_check=_self_check(pool) if sampled and pool.defined else None,
+        phases=_phases(pool, question.confidence),
+        gammas=found,
+        best_gamma=best[1] if best else None,
+        verdict=decision.verdict if decides else None,
+        reason=_reason(decision, decides, pool, rule, question),
+        documents_needed=decision.documents_needed if decides else None,
+    )
+
+
+def _reason(decision: Decision, decides: bool, pool: Pool, rule: BoundRule, question: Question) -> str:
+    if decides:
+        return decision.reason
+    if not pool.defined:
+        return not_defined(rule.id, pool.policy)
+    return f"the verdict concerns {question.rule_for(pool.policy)} only"
+
+
+def _estimator(pool: Pool, rule: BoundRule) -> str:
+    if not pool.defined:
+        return "one-step"
+    return "expected" if rule.name == "lossless" else "exact"
+
+
+def _share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
+    """A share with its interval over clusters; None where nothing was counted."""
+    if counts.sum() <= 0:
+        return None
+    found = share_interval(ratio(*by_cluster(cluster, totals, counts)), confidence)
+    return Interval(found.value, found.low, found.high)
+
+
+def _self_check(pool: Pool) -> Interval | None:
+    """Mean of a_t less mean of beta_t: on text that the rule's own decoding would emit it is 0 on average."""
+    difference, counts = by_cluster(pool.cluster, pool["emitted"] - pool["accepted"], pool["proposals"])
+    if counts.sum() <= 0:
+        return None
+    found = ratio(difference, counts)
+    half = quantile((1 + SELF_CHECK_CONFIDENCE) / 2, found.freedom) * found.stderr
+    return Interval(found.value, found.value - half, found.value + half)
+
+
+def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
+    """Acceptance while thinking and while answering; nothing where the profile has no markers."""
+    if np.isnan(pool["thinking_positions"].astype(float)).any():
+        return {}
+    phases = {}
+    for name, sign in (("thinking", 0), ("answer", 1)):
+        accepted, proposals, positions = (
+            np.abs(sign * pool[total] - pool[f"thinking_{total}"]) for total in ("accepted", "proposals", "positions")
+        )
+        phases[name] = Phase(int(positions.sum()), _share(pool.cluster, accepted, proposals, confidence))
+    return phases
+
+
+def _gamma(pool: Pool, gamma: int, times: StepTimes | None, alpha: float | None, confidence: float) -> GammaResult:
+    counts = pool.counts(gamma)
+    drafted, accepted = pool[f"drafted_depths_{gamma}"].sum(0), pool[f"accepted_depths_{gamma}"].sum(0)
+    tested = pool[f"tested_depths_{gamma}"].sum(0)
+    free = speedup([counts], [1.0], free_draft(gamma))
+    faster = speedup([counts], [1.0], times) if times is not None else None
+    iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
+    return GammaResult(
+        gamma=gamma,
+        # Where rounds are expectations, the control variate that mends tokens per round mends them as well.
+        rounds=float(counts.tokens.sum()) / free.value if free and counts.control.any() else float(counts.rounds.sum()),
+        tokens_per_round=tokens_interval(free, gamma, confidence),
+        acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] else None,
+        accepted_per_drafted=float(accepted.sum() / drafted.sum()) if drafted.sum() else None,
+        iid_tokens_per_round=iid,
+        iid_error=iid / free.value - 1 if iid is not None and free else None,
+        break_even_length=free.value / faster.value if free and faster else None,
+        draft_cost=times.c() if times else None,
+        verify_cost=times.v(gamma) if times else None,
+        speedup=speedup_interval(faster, confidence),
+        marginal=tuple(float(count / drafted[0]) if drafted[0] else None for count in accepted),
+        conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
+    )
+
+
+def tokens_interval(found: Speedup | None, gamma: int, confidence: float) -> Interval | None:
+    """Tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
+    whole = speedup_interval(found, confidence)
+    return None if whole is None else Interval(whole.value, max(1.0, whole.low), min(gamma + 1.0, whole.high))
+
+
+def speedup_interval(found: Speedup | None, confidence: float) -> Interval | None:
+    """A speedup with its two-sided interval."""
+    return None if found is None else Interval(found.value, *found.bounds((1 - confidence) / 2))

@@ -1,0 +1,222 @@
+"""`alphaprof report` and `alphaprof rules`: another question or rule is answered from the log, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from alphaprof import cli
+from alphaprof.analysis.rules import NOT_MODELLED, RULES, parse_rule
+from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
+from tests.reporting import as_json, log_of, rows_of
+from tests.synthetic import Domain, Recipe, contents, write_run
+
+STORY = Domain(temperature=0.7, continuation="sampled")
+SMALL = Recipe(domains={"code": Domain(), "story": STORY}, lookups=("lookup",), rules=("strict", "one_hot"))
+DRAWN = Recipe(domains={"story": STORY, "novel": STORY}, rules=("strict", "one_hot"))
+Runner = Any
+
+
+@pytest.fixture
+def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    """The console script: exit code, standard output and standard error of a command line."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["alphaprof", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        output = capsys.readouterr()
+        return int(caught.value.code or 0), output.out, output.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of greedy and sampled text, without the rules that it is asked about."""
+    return write_run(tmp_path_factory.mktemp("cli") / "run", SMALL)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("drawn") / "run", DRAWN)
+
+
+def answered(alphaprof: Runner, *arguments: object) -> Any:
+    """The JSON report that a command line prints, with nothing said beside it."""
+    code, output, errors = alphaprof("report", *arguments, "--format", "json")
+    assert (code, errors) == (0, "")
+    return json.loads(output, parse_constant=pytest.fail)
+
+
+def test_a_report_is_that_of_the_library(run: Run, alphaprof: Runner) -> None:
+    assert answered(alphaprof, run.path) == as_json(build_report(run))
+
+
+@pytest.mark.parametrize("spelling", ["additive:0.2", "additive_0p2"])
+def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, alphaprof: Runner, spelling: str) -> None:
+    before, log = contents(run), log_of(run)
+    content = answered(alphaprof, run.path, "--rules", spelling)
+    assert contents(run) == before
+    found = [result for result in content["results"] if result["rule"] == "additive_0p2"]
+    assert [(result["domain"], result["draft"]) for result in found] == [
+        (domain, draft) for draft in ("small", "lookup") for domain in ("code", "story")
+    ]
+    for result in found:
+        rows = rows_of(log, result["domain"], result["draft"])
+        rows = rows[rows["proposed"] > 0]
+        kept = rows["target_prob_of_draft_top"].astype(float) >= rows["target_top_prob"].astype(float) - 0.2
+        assert result["alpha"]["value"] == pytest.approx(kept.mean())
+        assert (result["lossy"], result["verdict"], result["gammas"]) == (True, None, [])
+
+
+def test_several_rules_stand_beside_those_of_the_verdict_in_their_order(run: Run, alphaprof: Runner) -> None:
+    content = answered(alphaprof, run.path, "--rules", "top_m:2", "--rules", "typical:0.1,0.2", "--rules", "top_m_2")
+    rules = list(dict.fromkeys(result["rule"] for result in content["results"]))
+    assert rules == ["strict", "one_hot", "top_m_2", "typical_0p1_0p2"]
+    assert len(content["results"]) == 4 * 2 * 2
+
+
+def test_a_rule_reaches_the_terminal_and_a_file(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
+    before = contents(run)
+    code, output, errors = alphaprof("report", run.path, "--rules", "multiplicative:0.25", "--out", tmp_path / "report.txt")
+    assert (code, output, errors) == (0, "", "")
+    assert "multiplicative_0p25" in (tmp_path / "report.txt").read_text(encoding="utf-8")
+    code, output, errors = alphaprof("report", run.path, "--rules", "multiplicative:0.25")
+    assert (code, errors) == (0, "")
+    assert "multiplicative_0p25" in output
+    assert contents(run) == before
+
+
+BAD_RULES = {
+    "unknown": ("nonsense", "unknown rule 'nonsense'"),
+    "nothing": ("", "unknown rule ''"),
+    "not modelled": ("sglang", "'sglang' is not modelled"),
+    "out of range": ("additive:2", "epsilon must be a number from 0 to 1"),
+    "not whole": ("top_m:1.5", "m must be a whole number"),
+    "no number": ("additive:x", "'x' is no number"),
+    "no value": ("additive:", "'' is no number"),
+    "too few values": ("typical:0.1", "has 2 parameters and got 1"),
+    "a value too many": ("strict:1", "has 0 parameters and got 1"),
+    "infinite": ("top_m:inf", "m must be a whole number"),
+    "not a number": ("additive:nan", "epsilon must be a number"),
+    "auto": ("auto", "unknown rule 'auto'"),
+    "hostile": ("x\n\x1b[2J\u202e", "unknown rule"),
+}
+BAD_SETTINGS = {
+    "unknown key": ("decision.rul=strict", "unknown key decision.rul"),
+    "unknown rule": ("decision.rule=nonsense", "unknown rule 'nonsense'"),
+    "what was measured": ("gammas=[1]", "a report can change decision.* only"),
+    "the whole group": ("decision={}", "a report can change decision.* only"),
+    "no such draft": ("decision.draft=large", "none of the drafts (small, lookup)"),
+    "no such gamma": ("decision.gamma=9", "not among gammas"),
+    "no share": ("decision.weights={code: 2}", "must be shares"),
+    "no value": ("decision.rule", "decision.rule"),
+    "hostile": ("decision.\x1b[2J\u202e\n=1", "unknown key"),
+}
+BAD = [pytest.param("--rules", *case, id=f"rules: {name}") for name, case in BAD_RULES.items()]
+BAD += [pytest.param("--set", *case, id=f"set: {name}") for name, case in BAD_SETTINGS.items()]
+
+
+@pytest.mark.parametrize(("option", "value", "problem"), BAD)
+def test_what_cannot_be_asked_is_refused_in_two_lines(
+    run: Run, alphaprof: Runner, option: str, value: str, problem: str
+) -> None:
+    code, output, errors = alphaprof("report", run.path, option, value)
+    lines = errors.splitlines()
+    assert (code, output) == (2, "")
+    assert [line.split(" ")[0] for line in lines] == ["error:", "hint:"]
+    assert all(line.isprintable() for line in lines)
+    assert problem in lines[0]
+    assert len(lines[1]) > len("hint: ")
+
+
+@pytest.mark.parametrize("rule", ["lossless", "one_hot"])
+def test_the_verdict_of_a_sampled_run_can_be_about_another_rule(drawn: Run, alphaprof: Runner, rule: str) -> None:
+    content = answered(alphaprof, drawn.path, "--set", f"decision.rule={rule}")
+    decided = [result for result in content["results"] if result["verdict"] is not None]
+    assert {(result["rule"], result["estimator"]) for result in decided} == {
+        (rule, "expected" if rule == "lossless" else "exact")
+    }
+    assert content["traffic"]["rule"] == rule
+    assert content["traffic"]["speedup"] is not None
+    assert all(result["gammas"] for result in decided)
+
+
+def test_spellings_of_a_decision_are_the_same_rule(drawn: Run, alphaprof: Runner) -> None:
+    texts = ["decision.rule={additive: 0.1}", "decision.rule=additive_0p1", "decision.rule=additive:0.1"]
+    first, *others = [answered(alphaprof, drawn.path, "--set", text) for text in texts]
+    assert first["traffic"]["rule"] == "additive_0p1"
+    assert all(other == first for other in others)
+
+
+def test_a_lossy_rule_is_undecided_for_want_of_a_rollout(drawn: Run, alphaprof: Runner) -> None:
+    content = answered(alphaprof, drawn.path, "--set", "decision.rule=additive_0p1")
+    traffic = content["traffic"]
+    assert (traffic["verdict"], traffic["speedup"], traffic["tested"]) == ("UNDECIDED", None, None)
+    assert "additive_0p1 is lossy" in traffic["reason"]
+    assert "need a rollout" in traffic["reason"]
+
+
+def test_a_tree_is_undecided_and_never_timed(run: Run, alphaprof: Runner) -> None:
+    content = answered(alphaprof, run.path, "--set", "decision.rule=tree_2")
+    traffic = content["traffic"]
+    assert (traffic["verdict"], traffic["speedup"], traffic["break_even_length"]) == ("UNDECIDED", None, None)
+    trees = [result for result in content["results"] if result["rule"] == "tree_2"]
+    assert len(trees) == 4
+    assert {result["verdict"] for result in trees} == {"UNDECIDED"}
+    assert {item["speedup"] for result in trees for item in result["gammas"]} == {None}
+    _, output, _ = alphaprof("report", run.path, "--set", "decision.rule=tree_2", "--set", "decision.gamma=2")
+    assert "With the step times measured here it costs" not in output
+
+
+def test_strict_can_be_asked_for_where_only_sampled_text_is(drawn: Run, alphaprof: Runner) -> None:
+    traffic = answered(alphaprof, drawn.path, "--set", "decision.rule=strict")["traffic"]
+    assert (traffic["verdict"], traffic["rule"], traffic["speedup"]) == ("UNDECIDED", "strict", None)
+    assert "not defined on the target's sampled text" in traffic["reason"]
+
+
+def test_a_log_of_an_alphaprof_without_sampled_text_is_still_read(tmp_path: Path, alphaprof: Runner) -> None:
+    """Its documents lack the columns that came later, all of which may be null, and its totals some counts."""
+    run = write_run(tmp_path / "run", Recipe())
+    expected = answered(alphaprof, run.path, "--rules", "additive:0.2")
+    later = ["temperature", "top_k", "top_p", "min_p", "seed"]
+    for path in [run.path / "documents.parquet", *(run.path / "continuations").glob("*.parquet")]:
+        pq.write_table(pq.ParquetFile(path).read().drop_columns(later), path)
+    for path in (run.path / "totals").rglob("*.parquet"):
+        pq.write_table(pq.ParquetFile(path).read().drop_columns(["emitted", "impossible"]), path)
+    assert answered(alphaprof, run.path, "--rules", "additive:0.2") == expected
+
+
+def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(alphaprof: Runner) -> None:
+    code, output, errors = alphaprof("rules")
+    assert (code, errors) == (0, "")
+    modelled, others = output.split("\nnot modelled:\n")
+    lines = modelled.splitlines()
+    assert len(lines) == 2 * len(RULES)
+    for (name, rule), head, about in zip(RULES.items(), lines[::2], lines[1::2], strict=True):
+        spelling, kind, *policies = head.split()
+        assert spelling == ":".join([name, *([",".join(item.name for item in rule.parameters)] if rule.parameters else [])])
+        assert kind == ("lossy," if rule.emitted is None else "exact,")
+        assert policies == ["on", *" and ".join(rule.policies).split(), "text"]
+        assert about.strip() == rule.about
+    assert [line.split(maxsplit=1) for line in others.splitlines()] == [
+        [name, about] for name, about in NOT_MODELLED.items()
+    ]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_the_list_shows_is_what_can_be_asked_for(run: Run, alphaprof: Runner, name: str) -> None:
+    """The spelling of the list, with numbers for the names of parameters."""
+    _, output, _ = alphaprof("rules")
+    (spelling,) = [line.split()[0] for line in output.splitlines() if line.split(" ")[0].split(":")[0] == name]
+    head, _, parameters = spelling.partition(":")
+    asked = ":".join([head, *([",".join("1" for _ in parameters.split(","))] if parameters else [])])
+    content = answered(alphaprof, run.path, "--rules", asked)
+    assert parse_rule(asked).id in {result["rule"] for result in content["results"]}

@@ -1,0 +1,140 @@
+"""Prompt lookup: the proposals of transformers at every position of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from alphaprof.log.schema import PROPOSED_LIMIT
+from alphaprof.profiling import lookup
+from alphaprof.profiling.lookup import PromptLookup
+
+FAR = 10_000  # a max_length that no text reaches
+
+
+def draft(max_ngram: int, eos: tuple[int, ...] = ()) -> PromptLookup:
+    return PromptLookup("ngram", max_ngram, eos, 260, "float32")
+
+
+def candidates(text: list[int], end: int, max_ngram: int, eos: tuple[int, ...], count: int) -> list[int]:
+    """What transformers proposes behind the first `end` tokens."""
+    generator = PromptLookupCandidateGenerator(
+        eos_token_id=torch.tensor(eos) if eos else None,
+        num_output_tokens=count,
+        max_matching_ngram_size=max_ngram,
+        max_length=FAR,
+    )
+    found, logits = generator.get_candidates(torch.tensor([text[:end]]))
+    assert logits is None
+    return found[0, end:].tolist()
+
+
+def assert_proposes(text: list[int], place: int, end: int, found: lookup.Proposals, expected: list[int]) -> None:
+    """One position against the whole proposal that is expected there."""
+    agreeing = [ours == theirs for ours, theirs in zip(expected, text[end:], strict=False)]
+    run = agreeing.index(False) if False in agreeing else len(agreeing)
+    assert (int(found.first[place]), int(found.proposed[place]), int(found.accepted[place])) == (
+        expected[0] if expected else -1,
+        len(expected),
+        run,
+    )
+
+
+@st.composite
+def repetitive(draw: st.DrawFn) -> tuple[list[int], int]:
+    """A text over a small alphabet, with the length of its prompt; EOS is among its tokens at times."""
+    alphabet = draw(st.integers(1, 5))
+    text = draw(st.lists(st.integers(0, alphabet - 1), min_size=2, max_size=40))
+    return text, draw(st.integers(1, len(text) - 1))
+
+
+@given(repetitive(), st.integers(1, 4), st.sampled_from([(), (0,), (1, 2)]), st.integers(1, 10))
+@settings(max_examples=250, deadline=None)
+@example(([1, 2, 3, 1, 2, 4, 1, 2, 3], 2), 3, (), 2)
+def test_every_proposal_is_that_of_transformers_whatever_the_number_of_tokens(
+    given_text: tuple[list[int], int], max_ngram: int, eos: tuple[int, ...], count: int
+) -> None:
+    text, prompt = given_text
+    found = draft(max_ngram, eos).proposals(np.array(text, dtype=np.int32), prompt)
+    assert len(found.first) == len(found.proposed) == len(found.accepted) == len(text) - prompt
+    for place, end in enumerate(range(prompt, len(text))):
+        expected = candidates(text, end, max_ngram, eos, PROPOSED_LIMIT)
+        assert_proposes(text, place, end, found, expected)
+        assert candidates(text, end, max_ngram, eos, count) == expected[:count]
+
+
+BY_HAND = [
+    # text, prompt, max_ngram, eos: first, proposed, accepted
+    ([5, 6, 7, 5, 6, 7, 8], 4, 3, (), [6, 7, 5], [3, 3, 3], [2, 1, 0]),
+    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 2, (), [2], [3], [1]),  # 4 9 never stood before, 9 did
+    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 1, (), [2], [3], [1]),
+    ([1, 2, 0, 1, 2, 4], 5, 2, (0,), [-1], [0], [0]),  # what followed is an EOS
+    ([1, 2, 3, 0, 1, 2, 3, 4], 6, 2, (0,), [3, -1], [1, 0], [1, 0]),
+    ([4, 5, 6, 7], 1, 3, (), [-1, -1, -1], [0, 0, 0], [0, 0, 0]),
+    ([4, 4, 4, 4, 4], 1, 3, (), [-1, 4, 4, 4], [0, 1, 1, 1], [0, 1, 1, 1]),
+    ([8, 1, 8, 2, 8, 3], 5, 1, (), [1], [4], [0]),  # the first place from the left, not the last
+]
+
+
+@pytest.mark.parametrize(("text", "prompt", "max_ngram", "eos", "first", "proposed", "accepted"), BY_HAND)
+def test_proposals_by_hand(
+    text: list[int], prompt: int, max_ngram: int, eos: Any, first: list[int], proposed: list[int], accepted: list[int]
+) -> None:
+    found = draft(max_ngram, eos).proposals(np.array(text), prompt)
+    assert found.first.tolist() == first
+    assert found.proposed.tolist() == proposed
+    assert found.accepted.tolist() == accepted
+
+
+def test_a_proposal_has_at_most_so_many_tokens_as_the_log_holds() -> None:
+    period = list(range(300))
+    text = period * 3
+    found = draft(2).proposals(np.array(text), 301)
+    assert int(found.first[0]) == text[301]
+    assert found.proposed.max() == found.accepted.max() == PROPOSED_LIMIT
+    for end in (301, 400, 700):
+        assert_proposes(text, end - 301, end, found, candidates(text, end, 2, (), PROPOSED_LIMIT))
+
+
+def test_what_a_text_goes_on_with_does_not_change_what_was_proposed_before() -> None:
+    text = np.random.default_rng(3).integers(0, 4, 60)
+    whole = draft(3).proposals(text, 10)
+    for end in (11, 30, 59):
+        part = draft(3).proposals(text[:end], 10)
+        assert np.array_equal(part.first, whole.first[: end - 10])
+        assert np.array_equal(part.proposed, whole.proposed[: end - 10])
+
+
+def test_a_search_is_timed_at_the_last_token_of_a_text_that_is_indexed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [1, 2, 3, 1, 2, 3, 1]
+    searched: list[int] = []
+    add, at = lookup._Index.add, PromptLookup._at
+
+    def spy_add(self: Any, tokens: list[int], end: int) -> int | None:
+        searched.append(end)
+        return add(self, tokens, end)
+
+    def spy_at(self: PromptLookup, *where: Any) -> tuple[int, int, int]:
+        found.append(at(self, *where))
+        return found[-1]
+
+    found: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(lookup._Index, "add", spy_add)
+    monkeypatch.setattr(PromptLookup, "_at", spy_at)
+    monkeypatch.setattr(lookup.time, "perf_counter", lambda: len(searched))
+    assert draft(2).search(text) == 1  # between the two looks at the clock: one step
+    assert searched == list(range(1, len(text) + 1))
+    assert found == [(2, 3, 0)]  # 3 1 stood before; 2 3 1 followed
+
+
+def test_facts_of_drafts_that_look_up_differently_differ() -> None:
+    first, again, other = (draft(size).facts() for size in (2, 2, 3))
+    assert first == again
+    assert first.fingerprint != other.fingerprint
+    assert (first.kind, first.dtype, first.vocabulary, first.context) == ("prompt_lookup", "float32", 260, None)

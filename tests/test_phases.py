@@ -1,0 +1,130 @@
+"""Thinking and answer: which tokens lie between the markers, however a tokenizer cuts them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from alphaprof.config import Markers
+from alphaprof.profiling.phases import thinking
+from tests.tiny import tokenizer
+
+BYTES = tokenizer()  # cuts every marker into single characters
+MARKERS = Markers()
+
+
+def words_of(*merged: str) -> PreTrainedTokenizerFast:
+    """The byte tokenizer with further tokens, each of them several characters long."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *dict.fromkeys(piece[:end] for piece in merged for end in range(2, len(piece) + 1))]
+    merges = list(dict.fromkeys((piece[:end], piece[end]) for piece in merged for end in range(1, len(piece))))
+    core = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.Split("|", "isolated")
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def ids(words: PreTrainedTokenizerFast, text: str) -> list[int]:
+    return list(words(text, add_special_tokens=False)["input_ids"])
+
+
+def marked(prompt: str, text: str, markers: Markers = MARKERS) -> str:
+    """The characters of a continuation that are thinking, one token a byte; the others as dots."""
+    found = thinking(markers, BYTES, ids(BYTES, prompt), ids(BYTES, text))
+    assert len(found) == len(text)
+    return "".join(letter if flag else "." for letter, flag in zip(text, found, strict=True))
+
+
+BY_HAND = [
+    # prompt, continuation, thinking
+    ("p", "<think>a</think>b", "<think>a</think>."),
+    ("p", "xy<think>a</think>b", "..<think>a</think>."),
+    ("p", "abc", "..."),
+    ("p", "<think>a", "<think>a"),
+    ("p", "<think></think>b", "<think></think>."),
+    ("p<think>", "a</think>b", "a</think>."),
+    ("p<think>\n", "abc", "abc"),
+    ("p<thi", "nk>a</think>b", "nk>a</think>."),
+    ("p<think>a</thi", "nk>b", "nk>."),
+    ("<think>a</think>p", "bc", ".."),
+    ("<think>a</think>p<think>", "b</think>c", "b</think>."),
+    ("p", "<think>a</think>b<think>c</think>d", "<think>a</think>.<think>c</think>."),
+    ("p", "<think>a<think>b</think>c</think>", "<think>a<think>b</think>........."),  # what is opened is open
+    ("p", "a</think>b", "." * 10),
+    ("p", "</think><think>a</think>", "........<think>a</think>"),
+    ("p", "<think>a</think><think>b", "<think>a</think><think>b"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "text", "expected"), BY_HAND)
+def test_thinking_lies_between_its_markers_which_belong_to_it(prompt: str, text: str, expected: str) -> None:
+    assert marked(prompt, text) == expected
+
+
+def test_markers_are_what_the_profile_says() -> None:
+    odd = Markers(begin="[[", end="]]")
+    assert marked("", "a[[b]]<think>", odd) == ".[[b]]......."
+    same = Markers(begin="##", end="##")
+    assert marked("", "a##b##c##d", same) == ".##b##.##d"
+
+
+def test_a_begin_marker_that_overlaps_its_end_is_not_its_end() -> None:
+    assert marked("", "aaab", Markers(begin="aa", end="ab")) == "aaab"
+    assert marked("", "aabab", Markers(begin="aa", end="ab")) == "aabab"
+
+
+def test_special_tokens_are_markers_too() -> None:
+    user, model = (BYTES.convert_tokens_to_ids(name) for name in ("<user>", "<model>"))
+    text = [*ids(BYTES, "a"), user, *ids(BYTES, "bc"), model, *ids(BYTES, "d")]
+    found = thinking(Markers(begin="<user>", end="<model>"), BYTES, [model], text)
+    assert found.tolist() == [False, True, True, True, True, False]
+
+
+def test_a_token_that_holds_part_of_a_marker_belongs_to_thinking() -> None:
+    words = words_of(".<", "think", ">a", "</", ">b")
+    text = ids(words, "x.<think>ab</think>bc")
+    assert words.convert_ids_to_tokens(text) == ["x", ".<", "think", ">a", "b", "</", "think", ">b", "c"]
+    assert thinking(MARKERS, words, [], text).tolist() == [False, True, True, True, True, True, True, True, False]
+
+
+def test_the_cut_between_prompt_and_continuation_may_lie_anywhere() -> None:
+    text = ids(BYTES, "p<think>a</think>b<think>c")
+    whole = thinking(MARKERS, BYTES, [], text).tolist()
+    for cut in range(len(text) + 1):
+        assert thinking(MARKERS, BYTES, text[:cut], text[cut:]).tolist() == whole[cut:]
+
+
+def test_characters_of_several_tokens_around_the_markers_do_not_shift_them() -> None:
+    text = "wörld \U0001f600<think>ü\U0001f600</think>é"
+    tokens = ids(BYTES, text)
+    found = thinking(MARKERS, BYTES, [], tokens)
+    first, last = len("wörld \U0001f600".encode()), len(text.encode()) - len("é".encode())
+    assert found.tolist() == [first <= place < last for place in range(len(tokens))]
+
+
+def test_markers_of_characters_that_several_tokens_make_are_found() -> None:
+    markers = Markers(begin="◁think▷", end="◁/think▷")
+    text = "a◁think▷b◁/think▷c"
+    found = thinking(markers, BYTES, [], ids(BYTES, text))
+    assert found.tolist() == [False] + [True] * (len(text.encode()) - 2) + [False]
+
+
+pieces = st.lists(st.sampled_from(["<think>", "</think>", "a", "<", ">", "think", "/"]), max_size=12).map("".join)
+
+
+@given(pieces, pieces.filter(bool))
+@settings(max_examples=200, deadline=None)
+def test_flags_equal_a_walk_character_by_character(prompt: str, text: str) -> None:
+    whole, inside, place, expected = prompt + text, False, 0, []
+    while place < len(whole):
+        marker = MARKERS.end if inside else MARKERS.begin
+        if whole.startswith(marker, place):
+            expected += [True] * len(marker)
+            inside, place = not inside, place + len(marker)
+        else:
+            expected.append(inside)
+            place += 1
+    assert thinking(MARKERS, BYTES, ids(BYTES, prompt), ids(BYTES, text)).tolist() == expected[len(prompt) :]

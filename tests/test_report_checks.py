@@ -1,0 +1,301 @@
+"""What a report checks about itself: sampled text against its distributions, warnings, and acceptance by phase."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
+from alphaprof.report.model import Report, Result
+from alphaprof.report.pool import Pool
+from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
+from tests.reporting import as_json, as_terminal, codes, log_of, only, reported, rows_of
+from tests.synthetic import WORDS, Domain, Recipe, rewritten, write_run
+
+STORY = Domain(documents=16, alpha=0.5, shortest=40, longest=80, temperature=0.7, continuation="sampled")
+RULES = ("strict", "lossless", "one_hot", "additive_0p1", "tree_2")
+HONEST = Recipe(
+    domains={f"story {index}": dataclasses.replace(STORY, alpha=0.2 + 0.03 * index) for index in range(20)},
+    lookups=("lookup",),
+    rules=RULES,
+    gammas=(2,),
+    shard_documents=320,
+    seed=2,
+)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return reported(tmp_path_factory.mktemp("honest"), HONEST)
+
+
+def checked(report: Report) -> list[Result]:
+    return [result for result in report.results if result.self_check is not None]
+
+
+def test_honest_sampled_text_agrees_with_its_distributions(honest: Report) -> None:
+    """In every domain, under both rules, for both drafts; and the interval is not so wide that anything would."""
+    found = [result for result in checked(honest) if result.rule != "tree_2"]
+    assert len(found) == 20 * 2 * 2
+    for result in found:
+        assert result.self_check is not None
+        assert result.self_check.low < 0 < result.self_check.high
+        assert result.self_check.high - result.self_check.low < 0.3
+    assert "off_policy_sample" not in codes(honest)
+
+
+def test_the_self_check_is_what_happened_less_what_was_expected(tmp_path: Path) -> None:
+    """From the columns: min(1, q/p) less the overlap, and 1[d = x_t] less p(d)."""
+    run = write_run(tmp_path / "run", Recipe(domains={"story": STORY}, rules=RULES, lookups=("lookup",)))
+    found, log = build_report(run), log_of(run)
+    for draft in ("small", "lookup"):
+        rows = rows_of(log, "story", draft)
+        rows = rows[rows["proposed"] > 0]
+        hits = (rows["draft_top"] == rows["token"]) - rows["target_prob_of_draft_top"]
+        kept = (rows["draft_token_prob"] / rows["target_token_prob"]).clip(upper=1) - rows["overlap"]
+        for rule, difference in (("one_hot", hits), ("lossless", hits if draft == "lookup" else kept)):
+            check = only(found, "story", draft, rule).self_check
+            assert check is not None
+            assert check.value == pytest.approx(difference.mean(), abs=1e-6)
+
+
+def pool_of(rng: np.random.Generator, documents: int) -> Pool:
+    """Totals of texts of 20 to 60 tokens, the accept events of which have the probabilities that are said."""
+    sizes = rng.integers(20, 61, documents)
+    expected, happened = np.zeros(documents), np.zeros(documents)
+    for index, size in enumerate(sizes):
+        chances = rng.beta(2, 2, size)
+        expected[index], happened[index] = chances.sum(), (rng.random(size) < chances).sum()
+    columns = {"accepted": expected, "emitted": happened, "proposals": sizes.astype(float)}
+    return Pool(columns, np.arange(documents), "sampled", "sampled", None)
+
+
+def test_the_self_check_is_wrong_as_rarely_as_it_says() -> None:
+    """One in a thousand: about 6 of 6000 samples of eight documents."""
+    rng, misses = np.random.default_rng(1), 0
+    for _ in range(6000):
+        check = _self_check(pool_of(rng, 8))
+        assert check is not None
+        misses += not check.low <= 0 <= check.high
+    assert SELF_CHECK_CONFIDENCE == 0.999
+    assert 1 <= misses <= 14
+
+
+def test_one_document_proves_nothing_about_its_text(tmp_path: Path) -> None:
+    found = reported(tmp_path, Recipe(domains={"story": dataclasses.replace(STORY, documents=1, uniform=True)}, rules=RULES))
+    check = only(found, "story", rule="one_hot").self_check
+    assert check is not None
+    assert (check.low, check.high) == (-np.inf, np.inf)
+    assert "off_policy_sample" not in codes(found)
+    (result,) = [result for result in as_json(found)["results"] if result["rule"] == "one_hot"]
+    assert (result["self_check"]["low"], result["self_check"]["high"]) == ("-inf", "inf")
+
+
+FALSE = dataclasses.replace(STORY, documents=20, uniform=True)
+
+
+@pytest.mark.parametrize("continuation", ["sampled", "given"])
+def test_text_that_was_drawn_from_another_distribution_is_found_out(tmp_path: Path, continuation: str) -> None:
+    domains = {"honest": STORY, "false": dataclasses.replace(FALSE, continuation=continuation), "code": Domain()}
+    found = reported(tmp_path, Recipe(domains=domains, rules=RULES))
+    for rule in ("one_hot", "lossless"):
+        check = only(found, "false", rule=rule).self_check
+        assert check is not None
+        assert not check.low <= 0 <= check.high
+    (warning,) = [warning for warning in found.warnings if warning.code == "off_policy_sample"]
+    assert "false (small, one_hot) -0." in warning.message
+    assert "false (small, lossless) +0." in warning.message
+    assert "honest" not in warning.message
+    assert "temperature" in warning.remedy
+    assert "not drawn from them" in as_terminal(found, 200)
+
+
+def test_text_that_makes_no_claim_is_not_held_to_it(tmp_path: Path) -> None:
+    off_policy = dataclasses.replace(FALSE, on_policy=False, continuation="given")
+    found = reported(tmp_path, Recipe(domains={"foreign": off_policy}, rules=RULES))
+    assert {result.self_check for result in found.results} == {None}
+    assert "off_policy_sample" not in codes(found)
+
+
+def test_what_rounding_may_make_is_no_accusation(tmp_path: Path) -> None:
+    """Every token's q is .4 % less than the overlap says: sure beyond doubt, and within what two passes differ by."""
+    run = write_run(tmp_path / "run", Recipe(domains={"story": STORY}, rules=("lossless",)))
+
+    def nearly(share: float) -> Callable[[pd.DataFrame], None]:
+        def change(rows: pd.DataFrame) -> None:
+            rows["target_token_prob"], rows["draft_token_prob"], rows["overlap"] = 0.5, 0.5 * (0.8 - share), 0.8
+
+        return change
+
+    for share, accused in ((0.004, False), (0.006, True)):
+        found = build_report(rewritten(run, "small", nearly(share)))
+        check = only(found, "story", rule="lossless").self_check
+        assert check is not None
+        assert check.value == pytest.approx(-share, abs=1e-6)
+        assert ("lossless" in " ".join(warning.message for warning in found.warnings)) == accused
+
+
+def impossible(share: float) -> Callable[[pd.DataFrame], None]:
+    """A log in which the scoring pass gives a share of the tokens no probability."""
+
+    def change(rows: pd.DataFrame) -> None:
+        rows["target_token_prob"] = np.where(np.arange(len(rows)) < share * len(rows), 0.0, rows["target_token_prob"])
+
+    return change
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.002, False), (0.02, True)])
+def test_tokens_outside_the_support_are_counted_and_said(tmp_path: Path, share: float, warned: bool) -> None:
+    recipe = Recipe(domains={"story": STORY, "novel": STORY}, drafts={"small": 0.0, "large": 0.1}, rules=RULES)
+    run = write_run(tmp_path / "run", dataclasses.replace(recipe, shard_documents=32))
+    for draft in recipe.drafts:
+        run = rewritten(run, draft, impossible(share))
+    found = build_report(run)
+    rows = log_of(run)
+    for domain in recipe.domains:
+        mine = rows_of(rows, domain, "small")
+        assert only(found, domain, rule="one_hot").impossible == (mine["target_token_prob"] == 0).mean()
+    assert ("outside_support" in codes(found)) == warned
+    if warned:
+        (warning,) = [warning for warning in found.warnings if warning.code == "outside_support"]
+        whole = (rows["target_token_prob"] == 0).mean()
+        assert warning.message.startswith(f"{whole:.2%} of sampled tokens")
+
+
+def test_impossible_tokens_of_each_kind_of_text_count(tmp_path: Path) -> None:
+    """Responses that were given stand beside those that the run drew itself, in one domain and with equal settings."""
+    given = dataclasses.replace(STORY, continuation="given")
+    for first, second in ((given, STORY), (STORY, given)):
+        recipe = Recipe(domains={"story": first}, sources=[("story", second)], rules=("one_hot",), shard_documents=32)
+        run = write_run(tmp_path / first.continuation, recipe)
+        foreign = run.documents().to_pandas().query("continuation == 'given'")["document"]
+
+        def change(rows: pd.DataFrame, foreign: pd.Series = foreign) -> None:
+            rows.loc[rows["document"].isin(foreign), "target_token_prob"] = 0.0
+
+        assert "outside_support" in codes(build_report(rewritten(run, "small", change)))
+
+
+def ends(documents: int, finish: str, **options: object) -> Domain:
+    return dataclasses.replace(STORY, documents=documents, finish=finish, **options)
+
+
+@pytest.mark.parametrize(("cut", "whole", "cut_share"), [(1, 4, 0.2), (2, 4, 1 / 3), (0, 5, 0.0), (5, 0, 1.0)])
+def test_texts_that_were_cut_are_pointed_out_above_a_fifth(tmp_path: Path, cut: int, whole: int, cut_share: float) -> None:
+    domains = {"cut": ends(cut, "length"), "whole": ends(whole, "eos")}
+    domains = {name: domain for name, domain in domains.items() if domain.documents}
+    # Other texts were not written by the target in this run: where they end says nothing about its limit.
+    domains["wiki"] = ends(9, "length", temperature=None, continuation="text", on_policy=False)
+    domains["logged"] = ends(9, "length", continuation="given")
+    found = reported(tmp_path, Recipe(domains=domains, rules=("one_hot",)))
+    assert found.run.cut == pytest.approx(cut_share)
+    assert ("cut_by_length" in codes(found)) == (cut_share > 0.2)
+    if cut_share > 0.2:
+        assert f"{100 * cut_share:.0f}% of the texts were cut" in as_terminal(found, 150)
+
+
+def test_texts_that_the_target_did_not_write_are_not_cut_short(tmp_path: Path) -> None:
+    domains = {
+        "wiki": Domain(continuation="text", on_policy=False),
+        "logged": Domain(continuation="given"),
+        "drawn": ends(5, "length", continuation="given"),
+    }
+    found = reported(tmp_path, Recipe(domains=domains))
+    assert found.run.cut is None
+    assert "cut_by_length" not in codes(found)
+
+
+def test_near_ties_are_those_of_plain_text_alone(tmp_path: Path) -> None:
+    """Sampled text under truncation has ties of 0 and 0, which say nothing about the dtype."""
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(), "story": STORY}, shard_documents=32))
+
+    def tied(rows: pd.DataFrame) -> None:
+        sampled = rows["domain"] == "story"
+        rows.loc[~sampled, "target_second_prob"] = rows["target_top_prob"] * 0.5
+        rows.loc[sampled, "target_second_prob"] = rows["target_top_prob"]
+
+    found = build_report(rewritten(run, "small", tied))
+    code, story = only(found, "code", rule="strict"), only(found, "story", rule="strict")
+    assert (code.near_ties, story.near_ties, story.mismatches, story.clear_mismatches) == (0.0, None, None, None)
+    assert code.mismatches is not None
+    assert "near_ties" not in codes(found)
+
+
+THINKING = Recipe(
+    domains={
+        "code": Domain(documents=8, alpha=0.8, coverage=0.7),
+        "story": dataclasses.replace(STORY, documents=7),
+        "wiki": Domain(documents=5, on_policy=False, continuation="text"),
+    },
+    lookups=("lookup",),
+    rules=RULES,
+    thinking=0.8,
+    seed=4,
+)
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Report]:
+    run = write_run(tmp_path_factory.mktemp("thinking") / "run", THINKING)
+    return run, build_report(run)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_alpha_by_phase_is_that_of_the_position_log(thinking: tuple[Run, Report], rule: str) -> None:
+    run, report = thinking
+    log = log_of(run)
+    for domain in THINKING.domains:
+        for draft in ("small", "lookup"):
+            result = only(report, domain, draft, rule)
+            assert set(result.phases) == {"thinking", "answer"}
+            for name, phase in result.phases.items():
+                rows = rows_of(log, domain, draft)
+                rows = rows[rows["phase"] == name]
+                assert phase.positions == len(rows) > 0
+                assert phase.alpha is not None
+                assert phase.alpha.value == pytest.approx(rows[f"accept_{rule}"].mean(), abs=1e-6)
+                assert phase.alpha.low <= phase.alpha.value <= phase.alpha.high
+            assert sum(phase.positions for phase in result.phases.values()) == result.positions
+
+
+def test_phases_stand_in_json_and_terminal(thinking: tuple[Run, Report]) -> None:
+    _, report = thinking
+    content = as_json(report)
+    for found, result in zip(content["results"], report.results, strict=True):
+        assert found["phases"] == {name: dataclasses.asdict(phase) for name, phase in result.phases.items()}
+    text = as_terminal(report, 150)
+    for draft in ("small", "lookup"):
+        table = text[text.index(f"draft {draft}: alpha by phase") :]
+        for domain in THINKING.domains:
+            alpha = only(report, domain, draft, "lossless").phases["thinking"].alpha
+            assert alpha is not None
+            assert any(domain in line and "lossless" in line and f"{alpha.value:.3f}" in line for line in table.splitlines())
+
+
+def test_a_text_that_never_thinks_has_no_acceptance_while_thinking(tmp_path: Path) -> None:
+    found = reported(tmp_path, dataclasses.replace(THINKING, thinking=0.0))
+    for result in found.results:
+        assert (result.phases["thinking"].positions, result.phases["thinking"].alpha) == (0, None)
+        assert result.phases["answer"].alpha == result.alpha
+    assert "n/a" in as_terminal(found)
+    as_json(found)
+
+
+def test_without_markers_there_are_no_phases(honest: Report) -> None:
+    assert {len(result.phases) for result in honest.results} == {0}
+    assert "by phase" not in as_terminal(honest)
+
+
+def test_words_of_a_synthetic_text_are_drawn_from_what_it_says(tmp_path: Path) -> None:
+    """The witness of this module: a uniform text has its words equally often, whatever p says."""
+    for uniform in (False, True):
+        recipe = Recipe(domains={"story": dataclasses.replace(FALSE, documents=60, uniform=uniform)}, rules=("one_hot",))
+        log = log_of(write_run(tmp_path / str(uniform), recipe))
+        top = (log["token"] == log["target_top"]).mean()
+        assert top == pytest.approx(1 / len(WORDS) if uniform else log["target_top_prob"].mean(), abs=0.03)
