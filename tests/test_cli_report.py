@@ -77,10 +77,11 @@ def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, alphapro
 
 
 def test_several_rules_stand_beside_those_of_the_verdict_in_their_order(run: Run, alphaprof: Runner) -> None:
-    content = answered(alphaprof, run.path, "--rules", "top_m:2", "--rules", "typical:0.1,0.2", "--rules", "top_m_2")
+    asked = ["top_m:2", "typical:0.1,0.2", "top_m_2", "additive:0.5"]
+    content = answered(alphaprof, run.path, *(part for rule in asked for part in ("--rules", rule)))
     rules = list(dict.fromkeys(result["rule"] for result in content["results"]))
-    assert rules == ["strict", "one_hot", "top_m_2", "typical_0p1_0p2"]
-    assert len(content["results"]) == 4 * 2 * 2
+    assert rules == ["strict", "one_hot", "top_m_2", "typical_0p1_0p2", "additive_0p5"]
+    assert len(content["results"]) == 5 * 2 * 2
 
 
 def test_a_rule_reaches_the_terminal_and_a_file(run: Run, alphaprof: Runner, tmp_path: Path) -> None:

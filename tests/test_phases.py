@@ -112,19 +112,50 @@ def test_markers_of_characters_that_several_tokens_make_are_found() -> None:
     assert found.tolist() == [False] + [True] * (len(text.encode()) - 2) + [False]
 
 
-pieces = st.lists(st.sampled_from(["<think>", "</think>", "a", "<", ">", "think", "/"]), max_size=12).map("".join)
+def fallback() -> PreTrainedTokenizerFast:
+    """A tokenizer with a token for every ASCII character and one for every byte of all others, as SentencePiece has them."""
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *(chr(code) for code in range(32, 127)), "<unk>"]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-@given(pieces, pieces.filter(bool))
-@settings(max_examples=200, deadline=None)
-def test_flags_equal_a_walk_character_by_character(prompt: str, text: str) -> None:
-    whole, inside, place, expected = prompt + text, False, 0, []
-    while place < len(whole):
-        marker = MARKERS.end if inside else MARKERS.begin
-        if whole.startswith(marker, place):
-            expected += [True] * len(marker)
-            inside, place = not inside, place + len(marker)
-        else:
-            expected.append(inside)
-            place += 1
-    assert thinking(MARKERS, BYTES, ids(BYTES, prompt), ids(BYTES, text)).tolist() == expected[len(prompt) :]
+def test_a_tokenizer_that_drops_a_space_at_the_beginning_of_what_it_decodes_hides_no_marker() -> None:
+    vocabulary = {token: index for index, token in enumerate(["\u2581", "a", "b", "[", "]"])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    core.decoder = decoders.Metaspace(prepend_scheme="always")
+    words = PreTrainedTokenizerFast(tokenizer_object=core)
+    assert words.decode(ids(words, " a b")) == "a b"
+    text = "a b [ [ a ] ] b a"
+    found = thinking(Markers(begin=" [ [", end="] ] "), words, ids(words, "a"), ids(words, text))
+    assert "".join(letter if flag else "." for letter, flag in zip(text, found, strict=True)) == "... [ [ a ] ] ..."
+
+
+def walked(text: str, markers: Markers) -> list[bool]:
+    """Which bytes of a text are thinking, found character by character."""
+    found: list[bool] = []
+    inside, place = False, 0
+    while place < len(text):
+        marker = markers.end if inside else markers.begin
+        size = len(marker) if text.startswith(marker, place) else 1
+        found += [inside or size > 1] * len(text[place : place + size].encode())
+        inside, place = inside != (size > 1), place + size
+    return found
+
+
+PIECES = ["<think>", "</think>", "◁in▷", "◁out▷", "a", "<", ">", "think", "/", "ü", "\U0001f600"]
+pieces = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("markers", [MARKERS, Markers(begin="◁in▷", end="◁out▷")], ids=str)
+@pytest.mark.parametrize("words", [BYTES, fallback()], ids=["bytes", "fallback"])
+@given(prompt=pieces, text=pieces.filter(bool))
+@settings(max_examples=150, deadline=None)
+def test_flags_equal_a_walk_character_by_character(
+    words: PreTrainedTokenizerFast, markers: Markers, prompt: str, text: str
+) -> None:
+    before, behind = ids(words, prompt), ids(words, text)
+    assert len(behind) == len(text.encode())
+    assert thinking(markers, words, before, behind).tolist() == walked(prompt + text, markers)[len(before) :]

@@ -741,6 +741,21 @@ def test_a_run_with_prompt_lookup_alone_is_whole(mixed: Run, tiny: Path, tmp_pat
     assert build_report(run).results
 
 
+def test_prompt_lookup_of_a_run_proposes_no_eos_of_the_target(tiny: Path, tmp_path: Path) -> None:
+    row = {"prompt": [1, 2, 7, 256, 5, 3, 1, 2], "response": [7, 9]}
+    (tmp_path / "ids.jsonl").write_text(json.dumps(row) + "\n")
+    source = {
+        "domain": "d",
+        "path": "ids.jsonl",
+        "prompt_ids": "prompt",
+        "continuation": {"kind": "given", "column": "response"},
+    }
+    drafts = {"ngram": {"kind": "prompt_lookup"}}
+    run = run_profile(profile_file(tmp_path, tiny, data=[source], drafts=drafts), tmp_path / "run")
+    assert log_of(run, "ngram")["proposed"].tolist() == [1, 0]  # 7, and then nothing: an EOS followed
+    assert run.manifest.drafts["ngram"].eos == (256,)
+
+
 def test_step_times_have_a_search_of_the_text_for_prompt_lookup(mixed: Run) -> None:
     rows = mixed.latency().to_pandas()
     assert rows.loc[rows["model"] == "ngram", ["step", "tokens", "context"]].to_numpy().tolist() == [["lookup", 1, 16]]

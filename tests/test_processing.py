@@ -159,6 +159,12 @@ def test_ties_by_hand() -> None:
     assert (probabilities(logits, Processing(top_k=1, top_p=0.01)) > 0).tolist() == [[False, True, False, False, False]]
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.76, 4), (0.99, 4)])
+def test_tokens_that_hold_top_p_exactly_are_enough(top_p: float, kept: int) -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()  # powers of 2: no rounding
+    assert (probabilities(logits, Processing(top_p=top_p)) > 0).tolist() == [[place < kept for place in range(4)]]
+
+
 @pytest.mark.parametrize("top_p", [0.99999, 0.9999999, 1 - 2**-40])
 @pytest.mark.parametrize("top_k", [7, 300, 2000])
 @pytest.mark.parametrize("kind", ["peaked", "flat"])

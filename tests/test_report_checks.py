@@ -65,6 +65,15 @@ def test_the_self_check_is_what_happened_less_what_was_expected(tmp_path: Path) 
             assert check.value == pytest.approx(difference.mean(), abs=1e-6)
 
 
+def test_the_self_check_of_texts_of_one_length_by_hand() -> None:
+    """Four texts of ten proposals that differ by 1, 0, 2 and 1: .1 +- t(3 at 99.95 %) x .0816 / 2."""
+    columns = {"accepted": np.full(4, 5.0), "emitted": np.array([6.0, 5.0, 7.0, 6.0]), "proposals": np.full(4, 10.0)}
+    check = _self_check(Pool(columns, np.arange(4), "sampled", "sampled", None))
+    assert check is not None
+    assert (check.value, check.high - check.value) == pytest.approx((0.1, 12.924 * 0.08165 / 2), rel=1e-4)
+    assert check.value - check.low == pytest.approx(check.high - check.value)
+
+
 def pool_of(rng: np.random.Generator, documents: int) -> Pool:
     """Totals of texts of 20 to 60 tokens, the accept events of which have the probabilities that are said."""
     sizes = rng.integers(20, 61, documents)

@@ -534,5 +534,5 @@ def test_bad_logits_stop_a_run_on_sampled_text_too(target: Model, settings: Proc
     network.lm_head = Poisoned(network.lm_head)
     scorer = Scorer(model("target", network), [model("draft", target.network)], TOKENS)
     network.lm_head.limit = 0.0
-    with pytest.raises(LogitsNotFinite, match="logits of target .* document 0, position 0$"):
+    with pytest.raises(LogitsNotFinite, match=r"logits of target .* document 0, position 0$"):
         scorer.score(sampled(settings))

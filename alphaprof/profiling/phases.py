@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,8 @@ from alphaprof.config import Markers
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST_BYTES = 4  # of a character
+UNFINISHED = "\ufffd"  # what bytes decode to that make no character
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -23,25 +24,37 @@ def thinking(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, 
     Thinking that begins in the prompt (a chat template may open it) goes on; a part without an end, to the last token.
     """
     tokens = [int(token) for token in (*prompt, *ids)]
-
-    def text(count: int) -> str:
-        found = tokenizer.decode(tokens[:count], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return str(found)
-
-    whole = text(len(tokens))
-    counts = range(len(tokens) + 1)
-    inside = np.zeros(len(tokens), dtype=bool)
-    for first, last in _spans(whole, markers):
-        # Bytes of a character that is not complete yet decode to a stand-in, which is why the end compares characters.
-        begin = bisect_right(counts, first, key=lambda count: len(text(count))) - 1
-        end = len(tokens) if last is None else _first_with(counts, whole[:last], text)
-        inside[begin:end] = True
-    return inside[len(prompt) :]
+    sizes, texts = zip(*_pieces(tokens, tokenizer), strict=True)
+    stops = np.cumsum([len(text) for text in texts])
+    starts = stops - [len(text) for text in texts]
+    inside = np.zeros(len(texts), dtype=bool)
+    for first, last in _spans("".join(texts), markers):
+        inside |= (stops > first) & (starts < (stops[-1] if last is None else last))
+    return np.repeat(inside, sizes)[len(prompt) :]
 
 
-def _first_with(counts: range, beginning: str, text: Callable[[int], str]) -> int:
-    """The fewest tokens whose text begins with `beginning`."""
-    return bisect_left(counts, True, key=lambda count: text(count).startswith(beginning))
+def _pieces(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, str]]:
+    """The text in pieces of whole characters: of how many tokens each is made, and what it says.
+
+    A piece is decoded behind the one before, since some tokenizers drop a space at the beginning of what they decode.
+    """
+
+    def text(part: list[int]) -> str:
+        return str(tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    before: list[int] = []
+    place = 0
+    while place < len(tokens):
+        known = len(text(before))
+        finished = (1, text([*before, tokens[place]])[known:])
+        for size in range(1, min(MOST_BYTES, len(tokens) - place) + 1):
+            piece = text([*before, *tokens[place : place + size]])[known:]
+            if UNFINISHED not in piece:
+                finished = (size, piece)
+                break
+        yield finished
+        before = tokens[place : place + finished[0]]
+        place += finished[0]
 
 
 def _spans(text: str, markers: Markers) -> Iterator[tuple[int, int | None]]:

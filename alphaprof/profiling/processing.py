@@ -36,6 +36,7 @@ NOT_MODELLED: dict[str, tuple[object, ...]] = {
     "eta_cutoff": (0,),
     "min_length": (0,),
     "min_new_tokens": (0,),
+    "watermarking_config": (),
 }
 
 
@@ -111,7 +112,8 @@ def _nucleus(weights: torch.Tensor, top_p: float, first: int | None) -> torch.Te
     largest = weights.topk(count, dim=1).values
     before = largest.cumsum(1) - largest
     inside = (before < top_p * weights.sum(1, keepdim=True)).sum(1)
-    kept = (weights >= largest.gather(1, (inside - 1)[:, None])) & (weights > 0)
+    last = (inside - 1).clamp(min=0)  # a row with NaN has nothing inside
+    kept = (weights >= largest.gather(1, last[:, None])) & (weights > 0)
     if first is not None and count < weights.shape[1] and bool((short := inside == count).any()):
         kept[short] = _nucleus(weights[short], top_p, None)
     return kept

@@ -11,15 +11,16 @@ import pyarrow.compute as pc
 
 from alphaprof import __version__
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rules import parse_rule, rules_of
-from alphaprof.analysis.speedup import NOTHING, StepTime, StepTimes, free_draft
+from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.speedup import NOTHING, StepTime, StepTimes
 from alphaprof.analysis.totals import Request, policies, read_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
-from alphaprof.report.model import Cost, Interval, Report, Result, RunFacts, Traffic
+from alphaprof.report.model import Cost, Report, Result, RunFacts
 from alphaprof.report.pool import Pool, merged, pools, units
-from alphaprof.report.result import Subject, build_result, speedup_interval, tokens_interval
-from alphaprof.report.verdict import Pair, Pools, Question, choose_and_decide, no_decision, not_defined, pooled_speedup
+from alphaprof.report.result import Subject, build_result
+from alphaprof.report.traffic import Evidence, judge_traffic
+from alphaprof.report.verdict import Question, not_defined
 from alphaprof.report.warnings import report_warnings
 
 
@@ -42,25 +43,26 @@ def build_report(
     shown = list(dict.fromkeys([*(question.rule_for(name) for name in policy), *(rules or run.rules)]))
     results: list[Result] = []
     by_draft: dict[str, dict[str, Pool]] = {}
+    undefined: dict[str, str] = {}
     for draft in manifest.drafts:
         totals = read_totals(run, draft, Request(shown, run.gammas, flavour))
         decisive: list[tuple[str, Pool]] = []
         for rule in rules_of(shown):
-            found = list(pools(totals, documents, independent, rule.id, run.gammas))
-            results += [
-                build_result(Subject(domain, draft, rule, times.get(draft)), pool, question, run.gammas)
-                for domain, pool in found
-            ]
-            decisive += [pair for pair in found if pair[1].defined and question.rule_for(pair[1].policy) == rule.id]
+            for domain, pool in pools(totals, documents, independent, rule.id, run.gammas):
+                results.append(build_result(Subject(domain, draft, rule, times.get(draft)), pool, question, run.gammas))
+                if question.rule_for(pool.policy) == rule.id:
+                    decisive += [(domain, pool)] if pool.defined else []
+                    undefined |= {} if pool.defined else {domain: not_defined(rule.id, pool.policy)}
         by_draft[draft] = _by_domain(decisive)
-    traffic = _traffic(by_draft, _observed_weights(documents), _timed(times, question, policy), question, run.gammas, policy)
+    deciding = list(dict.fromkeys(question.rule_for(name) for name in policy if name))
+    evidence = Evidence(deciding, by_draft, undefined, _observed_weights(documents))
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
         run=_facts(run, documents),
         cost=_cost(steps, manifest) if steps else None,
-        traffic=traffic,
+        traffic=judge_traffic(evidence, times, question, run.gammas),
         results=tuple(results),
         warnings=(),
     )
@@ -83,11 +85,6 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
         skipped=manifest.skipped,
         truncated=manifest.truncated,
     )
-
-
-def _timed(times: Mapping[str, StepTimes], question: Question, policy: Sequence[str]) -> Mapping[str, StepTimes]:
-    """Step times, as far as rounds of the verdict's rules cost what they say: those of a tree do not."""
-    return times if all(parse_rule(question.rule_for(name)).rule.timed for name in policy) else {}
 
 
 def _by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
@@ -146,67 +143,4 @@ def _cost(rows: Sequence[Mapping[str, Any]], manifest: Manifest) -> Cost:
         target_ms={row["tokens"]: row["median_ms"] for row in rows if row["model"] == "target"},
         draft_ms={row["model"]: row["median_ms"] for row in rows if row["step"] == "draft"},
         lookup_ms={row["model"]: row["median_ms"] for row in rows if row["step"] == "lookup"},
-    )
-
-
-def _obstacle(
-    weights: Mapping[str, float],
-    observed: Mapping[str, float],
-    rounds: Mapping[str, Pool],
-    question: Question,
-    policy: Sequence[str],
-) -> str:
-    """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
-    if not observed:
-        return "no document is complete yet"
-    if odd := sorted(set(weights) ^ set(observed)):
-        return f"weights and data do not have the same domains ({', '.join(odd)})"
-    if undefined := [domain for domain, weight in weights.items() if weight > 0 and domain not in rounds]:
-        reasons = [not_defined(question.rule_for(name), name) for name in policy if not _has_rounds(question, name)]
-        advice = ": decision.weights can leave it out with weight 0" if rounds else ""
-        return f"{'; '.join(reasons)} ({', '.join(undefined)}){advice}"
-    return ""
-
-
-def _has_rounds(question: Question, policy: str) -> bool:
-    rule = parse_rule(question.rule_for(policy)).rule
-    return not rule.lossy and policy in rule.policies
-
-
-def _traffic(
-    candidates: Pools,
-    observed: Mapping[str, float],
-    times: Mapping[str, StepTimes],
-    question: Question,
-    gammas: Sequence[int],
-    policy: Sequence[str],
-) -> Traffic:
-    """The verdict on all domains together, weighted by their shares of output tokens (`observed`: those of the run)."""
-    if question.draft != "auto":
-        candidates = {question.draft: candidates[question.draft]}
-    weights = question.weights or dict(observed)
-    counted = {domain: weight for domain, weight in weights.items() if weight > 0}
-    best: Pair | None = None
-    if obstacle := _obstacle(weights, observed, next(iter(candidates.values())), question, policy):
-        decision = no_decision(obstacle)
-    else:
-        best, decision = choose_and_decide(candidates, times, counted, question, gammas)
-    timed = best is not None and best[0] in times
-    whole = pooled_speedup(candidates, best, times, counted) if best and timed else None
-    free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, counted) if best else None
-    return Traffic(
-        verdict=decision.verdict,
-        reason=decision.reason,
-        draft=best[0] if best else None,
-        rule=" and ".join(dict.fromkeys(question.rule_for(name) for name in policy if name)) or question.rule,
-        gamma=best[1] if best else None,
-        tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
-        break_even_length=free.value / whole.value if free and whole else None,
-        speedup=speedup_interval(whole, question.confidence),
-        tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
-        documents=decision.speedup.documents if decision.speedup else 0,
-        documents_needed=decision.documents_needed,
-        min_speedup=question.min_speedup,
-        weights=dict(weights),
-        weights_observed=question.weights is None,
     )

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from alphaprof.report import format as fmt
 from alphaprof.report.compare import Comparison, Difference
+from alphaprof.report.format import short
 from alphaprof.report.json import plain_values
-from alphaprof.report.terminal import named_table, plain, short
+from alphaprof.report.terminal import named_table, plain
 
 FORMAT = "alphaprof-compare"
 VERSION = 1

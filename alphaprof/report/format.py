@@ -7,6 +7,7 @@ import math
 from alphaprof.report.model import Interval
 
 NOTHING = "n/a"
+NAME = 40  # characters of a domain's name that are shown
 
 
 def share(value: float | None, digits: int = 3) -> str:
@@ -75,3 +76,8 @@ def level(confidence: float) -> str:
 def count(value: int) -> str:
     """A whole number with thousands separators."""
     return f"{value:,}"
+
+
+def short(name: str) -> str:
+    """The beginning of a name that may be longer than anyone wants to read."""
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"

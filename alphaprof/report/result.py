@@ -14,7 +14,7 @@ from alphaprof.analysis.rules import SAMPLED, BoundRule
 from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, speedup
 from alphaprof.report.model import GammaResult, Interval, Phase, Result
 from alphaprof.report.pool import Pool
-from alphaprof.report.verdict import Question, choose_and_decide, no_decision, not_defined
+from alphaprof.report.verdict import Question, choose_and_decide, no_decision, not_defined, without_times
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
@@ -45,6 +45,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         best, decision = choose_and_decide(
             {subject.draft: {subject.domain: pool}}, known, {subject.domain: 1.0}, question, gammas
         )
+        decision = decision if known else no_decision(without_times([rule.id]))
     greedy, sampled = pool.policy == "greedy", pool.policy == SAMPLED
     decides = question.rule_for(pool.policy) == rule.id
     return Result(
@@ -52,7 +53,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         draft=subject.draft,
         rule=rule.id,
         lossy=rule.rule.lossy,
-        estimator=_estimator(pool, rule),
+        estimator=_estimator(pool, gammas),
         continuation=pool.continuation,
         sampling=pool.sampling,
         on_policy=pool.policy in rule.rule.policies,
@@ -83,10 +84,11 @@ def _reason(decision: Decision, decides: bool, pool: Pool, rule: BoundRule, ques
     return f"the verdict concerns {question.rule_for(pool.policy)} only"
 
 
-def _estimator(pool: Pool, rule: BoundRule) -> str:
+def _estimator(pool: Pool, gammas: Sequence[int]) -> str:
+    """Rounds are expectations where something was left to chance: their control variate is not 0 throughout."""
     if not pool.defined:
         return "one-step"
-    return "expected" if rule.name == "lossless" else "exact"
+    return "expected" if any(pool[f"control_{gamma}"].any() for gamma in gammas) else "exact"
 
 
 def _share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:

@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from alphaprof.report import format as fmt
+from alphaprof.report.format import short
 from alphaprof.report.model import Cost, GammaResult, Report, Result, Traffic
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 WIDE = 140  # columns that it takes to show intervals beside their values
 RULE_WIDTH = 18  # columns that a rule's alpha takes
-NAME = 40  # characters of a domain's name that are shown
 NAME_WIDTH = 22  # columns of a table that it may take; longer names fold
 
 
@@ -46,11 +46,6 @@ def render_terminal(report: Report, console: Console) -> None:
 def plain(text: str) -> Text:
     """Untrusted text: control and direction-changing characters become visible, markup means nothing."""
     return Text("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
-
-
-def short(name: str) -> str:
-    """The beginning of a name that may be longer than anyone wants to read."""
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _header(report: Report, console: Console) -> None:

@@ -59,7 +59,7 @@ def choose_and_decide(
     options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
     only = options[0] if len(options) == 1 else None
     if not times:
-        return only, no_decision("no step times were measured, so acceptance cannot be turned into speedup")
+        return only, no_decision(without_times([]))
     if only is not None:
         found = pooled_speedup(candidates, only, times, weights)
         return only, _explained(decide(found, question.min_speedup, question.confidence, held_out=False), _v(times, only))
@@ -76,6 +76,13 @@ def choose_and_decide(
 
 def _v(times: Mapping[str, StepTimes], pair: Pair) -> float:
     return times[pair[0]].v(pair[1])
+
+
+def without_times(rules: Sequence[str]) -> str:
+    """Why tokens per round of rules cannot be turned into speedup."""
+    if untimed := [rule for rule in rules if not parse_rule(rule).rule.timed]:
+        return f"verification under {', '.join(untimed)} was not timed, so tokens per round cannot be turned into speedup"
+    return "no step times were measured, so acceptance cannot be turned into speedup"
 
 
 def not_defined(rule: str, policy: str) -> str:

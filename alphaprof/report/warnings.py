@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from alphaprof.log.manifest import Manifest
-from alphaprof.report.format import percent
+from alphaprof.report.format import percent, short
 from alphaprof.report.model import Report, ReportWarning
 from alphaprof.report.verdict import SLOW_BASELINE
 
@@ -62,7 +62,7 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
         if (result.clear_mismatches or 0) > MISMATCHES_WORTH_SAYING:
             yield ReportWarning(
                 "not_greedy",
-                f"{result.domain}: {result.clear_mismatches:.1%} of tokens are clearly not the target's own top token",
+                f"{short(result.domain)}: {result.clear_mismatches:.1%} of tokens clearly are not the target's top token",
                 "check that given continuations were produced greedily by this target, or drop on_policy",
             )
     positions = sum(result.positions for result in on_policy)
@@ -83,7 +83,7 @@ def _sampled(report: Report) -> Iterator[ReportWarning]:
     for result in report.results:
         check = result.self_check
         if check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR):
-            off.setdefault(f"{result.domain} ({result.draft}, {result.rule})", check.value)
+            off.setdefault(f"{short(result.domain)} ({result.draft}, {result.rule})", check.value)
     if off:
         where = ", ".join(f"{name} {value:+.3f}" for name, value in off.items())
         yield ReportWarning(
@@ -91,7 +91,11 @@ def _sampled(report: Report) -> Iterator[ReportWarning]:
             f"what was accepted is not what the distributions say, so this text was not drawn from them: {where}",
             "check temperature, top_k, top_p and min_p of given continuations against how they were sampled",
         )
-    texts = {(result.domain, str(result.sampling)): result for result in report.results if result.impossible is not None}
+    texts = {
+        (result.domain, result.continuation, str(result.sampling)): result
+        for result in report.results
+        if result.impossible is not None
+    }
     positions = sum(result.positions for result in texts.values())
     impossible = sum((result.impossible or 0) * result.positions for result in texts.values())
     if impossible > IMPOSSIBLE_WORTH_SAYING * positions:

@@ -1,0 +1,300 @@
+"""Certificates of acceptance: how far must a draft be from its target before its proposals can be rejected?
+
+p is the target's distribution over V tokens, q the draft's, which proposes its `width` most probable tokens: one, or one
+level of a tree. A greedy or relaxed rule accepts the a most probable tokens of p. The threshold
+
+    D* = inf { D(p, q): the `width` most probable tokens of q are all rejected }
+
+certifies: where D(p, q) < D*, at least one proposal is accepted, however ties in q are broken; no larger number does.
+arXiv:2606.30265 studies these thresholds; the formulas here were derived independently, by a pooling argument. Cheapest to
+reject is T, the `width` most probable rejected tokens (a larger q on a larger p never costs more). The nearest q with T
+above all accepted tokens gives a block of tokens one common value and keeps the proportions of all others. The block starts
+as the largest accepted token and the smallest of T; the next one of either side joins while it lies beyond the block's mean,
+and none ever leaves. The mean is arithmetic for KL(p||q) and total variation, geometric for KL(q||p); Jensen-Shannon's
+level is a root between these two.
+
+Divergences: kl = KL(p||q), rkl = KL(q||p), js = Jensen-Shannon (weights 1/2), all in nats; tv = half the L1 distance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import rel_entr, xlog1py
+
+from alphaprof.analysis.rules import BoundRule
+
+Divergence = Literal["kl", "rkl", "tv", "js"]
+DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
+Array = np.ndarray[Any, Any]
+CHUNK = 8192  # positions at a time: temporaries that stay in cache
+TAIL_SLACK = 1e-6  # float32 probabilities may add up to this much too much
+HALVINGS = 26  # of an interval around the place of a minimum: its value is then right to about 2**-52
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is known of the target at n positions.
+
+    `top` [n, K]: its K largest probabilities, largest first; `vocabulary`: V >= K; `entropy` [n]: of the whole
+    distribution, nats. Raises `ValueError` for values that no distribution has.
+    """
+
+    top: Array
+    vocabulary: int
+    entropy: Array | None = None
+
+    def __post_init__(self) -> None:
+        top = np.asarray(self.top, dtype=np.float64)
+        if top.ndim != 2 or not 1 <= top.shape[1] <= self.vocabulary:
+            raise ValueError(f"top must be [positions, 1 to {self.vocabulary}], not {list(top.shape)}")
+        ranked = (np.diff(top) <= 0).all(1) & (top[:, -1] >= 0) & (top[:, 0] > 0) & (top.sum(1) <= 1 + 1e-3)
+        if not ranked.all():
+            raise ValueError("top must hold probabilities, the largest first")
+        object.__setattr__(self, "top", top)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The accepted tokens of n positions, always the most probable ones. `count` [n]: how many; `known` [n]: false where the
+    K largest probabilities do not tell, and `count` is a lower bound; `ceiling` [n]: no rejected token has more than this.
+    """
+
+    count: Array
+    known: Array
+    ceiling: Array
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """`value` [n]: D*, infinite where nothing can be rejected; where `exact` [n] is false, a lower bound of it."""
+
+    value: Array
+    exact: Array
+
+
+def additive(target: Target, epsilon: float) -> Accepted:
+    """Those with p >= p_(1) - epsilon; with 0, all that tie at the top: strict decoding that compares values."""
+    return _at_least(target, target.top[:, 0] - epsilon)
+
+
+def multiplicative(target: Target, factor: float) -> Accepted:
+    """Those with p >= factor p_(1)."""
+    return _at_least(target, factor * target.top[:, 0])
+
+
+def top_m(target: Target, m: int) -> Accepted:
+    """The m most probable tokens, of equal ones the first; with 1, strict decoding that compares indices."""
+    n = len(target.top)
+    return Accepted(np.full(n, min(m, target.vocabulary)), np.ones(n, dtype=bool), np.full(n, np.inf))
+
+
+def typical(target: Target, epsilon: float, delta: float) -> Accepted:
+    """Those with p >= min(epsilon, delta exp(-H)). Raises `ValueError` without entropies."""
+    if target.entropy is None:
+        raise ValueError("the typical rule needs the target's entropy")
+    return _at_least(target, np.minimum(epsilon, delta * np.exp(-np.asarray(target.entropy, dtype=np.float64))))
+
+
+def trtllm(target: Target, k: int, delta: float) -> Accepted:
+    """Those of the k most probable tokens that have p >= p_(1) - delta."""
+    near = additive(target, delta)
+    fits = near.known & (near.count <= k)
+    return Accepted(np.minimum(near.count, k), near.known | (near.count >= k), np.where(fits, near.ceiling, np.inf))
+
+
+def _at_least(target: Target, floor: Array) -> Accepted:
+    """Those with p >= floor, the top token itself always included: rounding must not reject what cannot be beaten."""
+    logged = target.top.shape[1]
+    floor = np.minimum(floor, target.top[:, 0])
+    found = (target.top >= floor[:, None]).sum(1)
+    everything = floor <= 0
+    known = (found < logged) | everything | (logged == target.vocabulary)
+    return Accepted(np.where(everything, target.vocabulary, found), known, floor)
+
+
+ACCEPTED: dict[str, Callable[..., Accepted]] = {
+    "strict": lambda target: top_m(target, 1),
+    "additive": additive,
+    "multiplicative": multiplicative,
+    "top_m": top_m,
+    "typical": typical,
+    "trtllm": trtllm,
+    "tree": lambda target, width: top_m(target, 1),
+}
+
+
+def certify(rule: BoundRule, target: Target, divergence: Divergence = "kl") -> Thresholds:
+    """D* of a rule; for `tree`, of the target's top token being among the draft's `width` most probable. Raises `ValueError`
+    for a rule that keeps drafts by chance.
+    """
+    if rule.name not in ACCEPTED:
+        raise ValueError(f"{rule.name} has no accepted set; those that have one: {', '.join(ACCEPTED)}")
+    return thresholds(target, ACCEPTED[rule.name](target, **rule.arguments), draft_width(rule), divergence)
+
+
+def draft_width(rule: BoundRule) -> int:
+    """How many of the draft's most probable tokens a rule looks at."""
+    return int(rule.arguments.get("width", 1))
+
+
+def thresholds(target: Target, accepted: Accepted, width: int = 1, divergence: Divergence = "kl") -> Thresholds:
+    """D* at all positions, from the K largest probabilities: exact where they hold the accepted tokens and T.
+
+    Elsewhere each missing token of T is given the most that it can have (p_(K), the ceiling, its share of what the logged
+    ones leave) and missing accepted tokens are let go. Both make rejection cheaper, so that the value is a lower bound (for
+    js by way of tv). Raises `ValueError` for a width below 1 or an unknown divergence.
+    """
+    _check(width, divergence)
+    top, last = target.top, target.top[:, -1]
+    value = np.zeros(len(top))
+    impossible = accepted.known & (accepted.count > 0) & (accepted.count + width > target.vocabulary)
+    complete = accepted.known & ((accepted.count + width <= top.shape[1]) | (last == 0))
+    value[impossible] = np.inf
+    open_rows = np.flatnonzero((accepted.count > 0) & ~impossible)
+    for rows in np.split(open_rows, range(CHUNK, len(open_rows), CHUNK)):
+        high, low = _parts(top[rows], accepted.count[rows], width, accepted.ceiling[rows])
+        if divergence == "js":
+            whole = complete[rows]
+            value[rows[whole]] = pooled(high[:, whole], low[:, whole], "js")
+            value[rows[~whole]] = least_js(pooled(high[:, ~whole], low[:, ~whole], "tv"))
+        else:
+            value[rows] = pooled(high, low, divergence)
+    return Thresholds(value, complete | impossible | (accepted.count == 0))
+
+
+def _check(width: int, divergence: str) -> None:
+    if width < 1:
+        raise ValueError(f"a draft proposes at least 1 token, not {width}")
+    if divergence not in DIVERGENCES:
+        raise ValueError(f"unknown divergence {divergence!r}; known: {', '.join(DIVERGENCES)}")
+
+
+def _parts(top: Array, count: Array, width: int, ceiling: Array) -> tuple[Array, Array]:
+    """`high` and `low` as `pooled` takes them; a token of T that is not logged has an upper bound of its probability."""
+    most, logged = min(int(count.max(initial=1)), top.shape[1]), top.shape[1]
+    high = np.where(np.arange(most)[:, None] < count, top[:, :most].T, 0.0)
+    rank = count + np.arange(width, 0, -1)[:, None]
+    tail = np.maximum(0.0, 1.0 - top.sum(1)) + TAIL_SLACK
+    bound = np.minimum(np.minimum(top[:, -1], ceiling), tail / np.maximum(1, rank - logged))
+    return high, np.where(rank <= logged, np.take_along_axis(top.T, np.minimum(rank, logged) - 1, 0), bound)
+
+
+def pooled(high: Array, low: Array, divergence: Divergence) -> Array:
+    """The least divergence [n] at which no token of `high` is ahead of a token of `low`.
+
+    `high` [h, n]: accepted tokens, largest first, padded with 0; `low` [w, n]: T, smallest first. What they leave of 1
+    belongs to tokens that are no more probable than any of T.
+    """
+    high, low = np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64)
+    if divergence == "rkl":
+        with np.errstate(divide="ignore"):  # log 0: tokens that p does not have; if T has no others, q cannot have them
+            logs, used = _pool(np.log(high), np.log(low))
+            moved = _excess(np.exp(logs), _members(high[:used], low, np.exp(logs))).sum(0)
+            return np.where(low[-1] > 0, -np.log1p(-np.minimum(1.0, moved)), np.inf)
+    level, used = _pool(high, low)
+    if divergence == "js":
+        return _jensen_shannon(high, low, level)
+    if divergence == "tv":
+        return np.asarray(np.maximum(0.0, high[:used] - level).sum(0))
+    return np.asarray(_excess(_members(high[:used], low, level), level).sum(0))
+
+
+def _pool(high: Array, low: Array) -> tuple[Array, int]:
+    """The mean of each position's block [n], and the most tokens of `high` that a block holds."""
+    above, below = np.ones((2, high.shape[1]), dtype=np.int64)
+    total, rows = high[0] + low[0], np.arange(high.shape[1])
+    while len(rows):
+        u, v = above[rows], below[rows]
+        mean = total[rows] / (u + v)
+        upper, lower = high[np.minimum(u, len(high) - 1), rows], low[np.minimum(v, len(low) - 1), rows]
+        rise, fall = (u < len(high)) & (upper > mean), (v < len(low)) & (lower < mean)
+        total[rows] += np.where(rise, upper, 0.0) + np.where(fall, lower, 0.0)
+        above[rows] += rise
+        below[rows] += fall
+        rows = rows[rise | fall]
+    return total / (above + below), int(above.max(initial=1))
+
+
+def _members(high: Array, low: Array, level: Array) -> Array:
+    """The block [h + w, n], and in place of every token outside it the level itself, which costs nothing."""
+    return np.vstack([np.maximum(high, level), np.minimum(low, level)])
+
+
+def _excess(x: Array, y: Array) -> Array:
+    """At least 0: x log(x/y) - x + y, precise where x is near y; y where x = 0, infinite where only y = 0."""
+    step = y - x
+    return np.asarray(step - xlog1py(x, np.divide(step, x, out=np.zeros_like(step), where=x > 0)))
+
+
+def _jensen_shannon(high: Array, low: Array, mean: Array) -> Array:
+    """The least js [n], by halving: with q = c p outside the block and c u in it, u is the mean of the block under
+    log(p + cu). That bends more than p and less than log p, so that u lies between the geometric and the arithmetic `mean`.
+    """
+    with np.errstate(divide="ignore"):
+        level, used = _pool(np.log(high), np.log(low))
+    bottom, top, high = np.exp(level), mean, high[:used]
+    for _ in range(HALVINGS):
+        u = (bottom + top) / 2
+        step = _members(high, low, u) - u
+        c = 1 / (1 - step.sum(0))
+        with np.errstate(over="ignore"):  # far too low a level may give an infinite product
+            below = (1 + step / (u + c * u)).prod(0) > 1
+        bottom, top = np.where(below, u, bottom), np.where(below, top, u)
+    members = _members(high, low, top)
+    c = 1 / (1 - (members - top).sum(0))
+    rest = js_term(np.ones_like(c), c)
+    return np.asarray(rest + (js_term(members, c * top) - members * rest).sum(0))
+
+
+def js_term(p: Array, q: Array) -> Array:
+    """What tokens with p and q add to Jensen-Shannon divergence."""
+    middle = (p + q) / 2
+    return np.asarray((rel_entr(p, middle) + rel_entr(q, middle)) / 2)
+
+
+def least_js(tv: Array) -> Array:
+    """The least Jensen-Shannon divergence at a total variation, about tv^2/2 near 0 and log 2 at 1.
+
+    Merging tokens to {p > q} and the rest, exchanging p with q and averaging (js is jointly convex) leave the coin
+    (1 + tv)/2, (1 - tv)/2 against its mirror image, whose js is its KL from a fair one.
+    """
+    return np.asarray((xlog1py(1 + tv, tv) + xlog1py(1 - tv, -tv)) / 2)
+
+
+def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = "kl") -> float:
+    """D* of one whole distribution p [V], in any order, whose `accepted` most probable tokens are accepted: `thresholds`
+    token by token. 0 where nothing is accepted, infinite where fewer than `width` tokens are rejected. Raises the same.
+    """
+    _check(width, divergence)
+    ranked = np.sort(np.asarray(p, dtype=np.float64))[::-1]
+    if accepted == 0 or accepted + width > len(ranked):
+        return math.inf if accepted else 0.0
+    high, low = list(ranked[:accepted]), list(ranked[accepted : accepted + width])
+    if divergence == "js":
+        return float(minimize_scalar(_js_at, bounds=(low[-1], high[0]), args=(high, low), options={"xatol": 1e-12}).fun)
+    block, high, low, best = [high[0], low[-1]], high[1:], low[:-1], low[0]
+    while True:
+        level = math.prod(block) ** (1 / len(block)) if divergence == "rkl" else sum(block) / len(block)
+        if high and high[0] > level:
+            block.append(high.pop(0))
+        elif low and low[-1] < level:
+            block.append(low.pop())
+        else:
+            break
+    if divergence == "rkl":
+        return -math.log(1 - sum(block) + len(block) * level) if best > 0 else math.inf
+    costs = {"kl": (x * math.log(x / level) for x in block if x > 0), "tv": (max(x - level, 0.0) for x in block)}
+    return float(sum(costs[divergence]))
+
+
+def _js_at(u: float, high: list[float], low: list[float]) -> float:
+    """Jensen-Shannon divergence of p from the q that is c u in the block of tokens beyond u, and c p elsewhere."""
+    block = np.array([x for x in high if x > u] + [x for x in low if x < u])
+    c = 1 / (1 - (block - u).sum())
+    return float(js_term(block, c * u).sum() + (1 - block.sum()) * js_term(np.array(1.0), c))

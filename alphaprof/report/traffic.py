@@ -1,0 +1,77 @@
+"""The verdict on all domains together, weighted by their shares of output tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.speedup import StepTimes, free_draft
+from alphaprof.report.format import short
+from alphaprof.report.model import Interval, Traffic
+from alphaprof.report.pool import Pool
+from alphaprof.report.result import speedup_interval, tokens_interval
+from alphaprof.report.verdict import Pair, Pools, Question, choose_and_decide, no_decision, pooled_speedup, without_times
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the verdict on the traffic rests on, all under the rules that it concerns (`rules`: their ids).
+
+    `candidates`: the pools that have rounds, by draft, then domain; `undefined`: why a domain has none; `observed`: the
+    share of tokens of each domain in the run.
+    """
+
+    rules: Sequence[str]
+    candidates: Pools
+    undefined: Mapping[str, str]
+    observed: Mapping[str, float]
+
+
+def judge_traffic(evidence: Evidence, times: Mapping[str, StepTimes], question: Question, gammas: Sequence[int]) -> Traffic:
+    """One draft, one gamma, one verdict for the whole traffic."""
+    candidates = evidence.candidates
+    if question.draft != "auto":
+        candidates = {question.draft: candidates[question.draft]}
+    weights = question.weights or dict(evidence.observed)
+    counted = {domain: weight for domain, weight in weights.items() if weight > 0}
+    if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
+        times = {}
+    best: Pair | None = None
+    if obstacle := _obstacle(weights, evidence, next(iter(candidates.values()))):
+        decision = no_decision(obstacle)
+    else:
+        best, decision = choose_and_decide(candidates, times, counted, question, gammas)
+        decision = decision if times else no_decision(without_times(evidence.rules))
+    timed = best is not None and best[0] in times
+    whole = pooled_speedup(candidates, best, times, counted) if best and timed else None
+    free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, counted) if best else None
+    return Traffic(
+        verdict=decision.verdict,
+        reason=decision.reason,
+        draft=best[0] if best else None,
+        rule=" and ".join(evidence.rules) or question.rule,
+        gamma=best[1] if best else None,
+        tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
+        break_even_length=free.value / whole.value if free and whole else None,
+        speedup=speedup_interval(whole, question.confidence),
+        tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
+        documents=decision.speedup.documents if decision.speedup else 0,
+        documents_needed=decision.documents_needed,
+        min_speedup=question.min_speedup,
+        weights=dict(weights),
+        weights_observed=question.weights is None,
+    )
+
+
+def _obstacle(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, Pool]) -> str:
+    """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
+    if not evidence.observed:
+        return "no document is complete yet"
+    if odd := sorted(set(weights) ^ set(evidence.observed)):
+        return f"weights and data do not have the same domains ({', '.join(map(short, odd))})"
+    if undefined := [domain for domain, weight in weights.items() if weight > 0 and domain not in rounds]:
+        reasons = dict.fromkeys(evidence.undefined[domain] for domain in undefined)
+        advice = ": decision.weights can leave it out with weight 0" if rounds else ""
+        return f"{'; '.join(reasons)} ({', '.join(map(short, undefined))}){advice}"
+    return ""

@@ -1,0 +1,658 @@
+"""Draft trees: replay against real decoding of toy models, best trees against all trees, draws against every outcome."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaprof.analysis.replay import Rounds, Trace, replay, run_lengths
+from alphaprof.analysis.rules import lossless_emitted
+from alphaprof.analysis.trees import (
+    MultiDraft,
+    Path,
+    Tree,
+    accepted_lengths,
+    expected_tokens,
+    optimal_tree,
+    path_lengths,
+    rank_shares,
+    replay_tree,
+    tree_by_heap,
+    tree_by_program,
+)
+
+Array = np.ndarray[Any, Any]
+READY = 256  # `proposed` of a draft that is always ready
+OPTIMISERS = (tree_by_heap, tree_by_program, optimal_tree)
+both = pytest.mark.parametrize("build", [tree_by_heap, tree_by_program])
+
+
+def bounds(lengths: list[int]) -> tuple[Array, Array]:
+    """Where documents begin and end that follow each other."""
+    stop = np.cumsum(lengths)
+    return stop - np.array(lengths), stop
+
+
+def random_paths(rng: np.random.Generator, nodes: int, width: int) -> set[Path]:
+    """The paths of a random tree, which may leave ranks out; grown from random nodes, the newest one more often."""
+    paths: list[Path] = [()]
+    while len(set(paths)) <= nodes:
+        parent = paths[-1] if rng.random() < 0.4 else paths[int(rng.integers(len(paths)))]
+        paths.append((*parent, int(rng.integers(1, width + 1))))
+    return set(paths) - {()}
+
+
+# Trees.
+
+
+def test_a_chain_by_hand() -> None:
+    tree = Tree.chain(3)
+    assert tree.paths == ((1,), (1, 1), (1, 1, 1))
+    assert (tree.nodes, tree.depth, tree.width) == (3, 3, 1)
+
+
+def test_a_full_tree_by_hand() -> None:
+    tree = Tree.full(2, 2)
+    assert tree.paths == ((1,), (2,), (1, 1), (1, 2), (2, 1), (2, 2))
+    assert (tree.nodes, tree.depth, tree.width) == (6, 2, 2)
+    assert Tree.full(3, 4).nodes == 3 + 9 + 27 + 81
+
+
+def test_a_tree_without_nodes_is_plain_decoding() -> None:
+    tree = Tree.from_paths([])
+    assert tree == Tree.chain(0) == Tree.full(3, 0)
+    assert (tree.nodes, tree.depth, tree.width) == (0, 0, 0)
+    found = replay_tree(np.array([1, 1, 1, 1]), *bounds([4]), tree)
+    assert (found.rounds.tolist(), found.tokens.tolist(), accepted_lengths(found).tolist()) == ([3], [3], [[3]])
+    assert expected_tokens(tree, np.array([0.5])) == 1
+
+
+def test_a_tree_does_not_depend_on_the_order_of_its_paths() -> None:
+    paths = [(2, 1), (1, 1, 3), (2,), (1, 1), (1,), (1, 1, 1)]
+    trees = {Tree.from_paths(order) for order in itertools.permutations(paths)}
+    assert [tree.paths for tree in trees] == [((1,), (2,), (1, 1), (2, 1), (1, 1, 1), (1, 1, 3))]
+    (tree,) = trees
+    assert (tree.nodes, tree.depth, tree.width) == (6, 3, 3)
+
+
+def test_lists_that_count_from_zero_are_read_as_such() -> None:
+    """As Medusa and EAGLE write them."""
+    assert Tree.from_paths([[0], [0, 0], [1], [0, 1]], top=0) == Tree.from_paths([(1,), (1, 1), (2,), (1, 2)])
+
+
+def test_ranks_are_whole_numbers_of_any_integer_type() -> None:
+    arrays: list[Any] = [np.array([1]), np.array([1, 2], dtype=np.int16)]
+    assert Tree.from_paths(arrays).paths == ((1,), (1, 2))
+    with pytest.raises(TypeError):
+        Tree.from_paths([(1.5,)])  # type: ignore[list-item]
+
+
+def test_children_by_hand() -> None:
+    tree = Tree.from_paths([(1,), (3,), (1, 2)])  # nodes 1, 2, 3
+    assert tree.children.tolist() == [[0, 1, 0, 2, 0], [0, 0, 3, 0, 0], [0] * 5, [0] * 5]
+
+
+# Replay.
+
+
+def test_rounds_of_a_tree_by_hand() -> None:
+    """1 2 leaves the tree at 2; 2 1 reaches a leaf and 3 is the target's own; 1 and the end."""
+    tree = Tree.from_paths([(1,), (2,), (1, 1), (2, 1)])
+    ranks, (start, stop) = np.array([9, 1, 2, 2, 1, 3, 1]), bounds([7])
+    assert path_lengths(ranks, stop, tree).tolist() == [0, 1, 1, 2, 1, 0, 1]
+    found = replay_tree(ranks, start, stop, tree)
+    assert found.rounds.tolist() == [3]
+    assert found.tokens.tolist() == [6]
+    assert found.accepted.tolist() == [[3, 1]]
+    assert found.drafted.tolist() == [[3, 3]]
+    assert accepted_lengths(found).tolist() == [[0, 2, 1]]
+
+
+def test_a_round_without_a_proposal_emits_one_token_and_drafts_nothing() -> None:
+    found = replay_tree(np.array([1, 0, 1, -1, 1]), *bounds([5]), Tree.full(2, 2))
+    assert found.rounds.tolist() == [3]  # nothing; one accepted and nothing beneath it; one and the end
+    assert found.drafted.tolist() == [[2, 2]]
+    assert accepted_lengths(found).tolist() == [[1, 2, 0]]
+
+
+def test_a_path_does_not_run_into_the_next_document() -> None:
+    ranks, (start, stop) = np.array([1, 1, 1, 1, 1, 1]), bounds([1, 2, 3])
+    assert path_lengths(ranks, stop, Tree.chain(4)).tolist() == [1, 2, 1, 3, 2, 1]
+    found = replay_tree(ranks, start, stop, Tree.chain(4))
+    assert (found.rounds.tolist(), found.tokens.tolist()) == ([0, 1, 1], [0, 1, 2])
+    assert accepted_lengths(found).tolist() == [[0] * 5, [0, 1, 0, 0, 0], [0, 0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("nothing", [0, -1, -7, math.nan])
+def test_no_proposal_has_many_names(nothing: float) -> None:
+    ranks = np.random.default_rng(1).integers(0, 4, 200)
+    named = np.where(ranks == 0, nothing, ranks)
+    for tree in (Tree.full(2, 3), Tree.chain(2)):
+        assert_equal(replay_tree(named, *bounds([150, 50]), tree), replay_tree(ranks, *bounds([150, 50]), tree))
+    assert rank_shares(named, 3).tolist() == rank_shares(ranks, 3).tolist()
+
+
+def test_some_documents_alone_have_the_rounds_they_have_among_all() -> None:
+    rng = np.random.default_rng(2)
+    ranks, (start, stop) = rng.integers(0, 4, 120), bounds([30, 1, 20, 40, 9, 20])
+    tree, chosen = Tree.from_paths(random_paths(rng, 12, 3)), np.array([1, 3, 4])
+    every, some = replay_tree(ranks, start, stop, tree), replay_tree(ranks, start[chosen], stop[chosen], tree)
+    for item in fields(Rounds):
+        assert getattr(some, item.name).tolist() == getattr(every, item.name)[chosen].tolist(), item.name
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A target and a draft that know the position and the last token: `own` [positions, V] the target's choice, `order`
+    [positions, V, V] the draft's tokens from its top one on, `silent` [positions, V] where it proposes nothing.
+    """
+
+    own: Array
+    order: Array
+    silent: Array
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, size: int, vocabulary: int) -> Toy:
+        """Random ones; the draft is good on some stretches and bad on others."""
+        logits = rng.normal(size=(size, vocabulary, vocabulary))
+        hard = (np.arange(size) // rng.integers(1, 8)) % 2
+        noise = np.where(hard, 2.0, 0.3)[:, None, None] * rng.normal(size=logits.shape)
+        silent = rng.random((size, vocabulary)) < rng.choice([0.0, 0.15])
+        return cls(logits.argmax(-1), (-logits - noise).argsort(-1), silent)
+
+    def text(self) -> list[int]:
+        """What the target writes by itself."""
+        written = [0]  # the prompt
+        for own in self.own:
+            written.append(int(own[written[-1]]))
+        return written[1:]
+
+    def ranks(self) -> list[int]:
+        """Of the text's tokens in the draft's order, from one teacher-forced pass; 0 where it is silent."""
+        found, last = [], 0
+        for place, token in enumerate(self.text()):
+            rank = self.order[place, last].tolist().index(token) + 1
+            found.append(0 if self.silent[place, last] else rank)
+            last = token
+        return found
+
+    def drafted(self, text: list[int], paths: set[Path]) -> dict[Path, list[int]]:
+        """The texts that the nodes of a tree stand for: each draft asked in the context of its own branch."""
+        written: dict[Path, list[int]] = {(): text}
+        for path in sorted(paths, key=len):
+            before = written.get(path[:-1])
+            if before is None or len(before) == len(self.own) or self.silent[len(before), before[-1]]:
+                continue
+            if path[-1] <= self.order.shape[-1]:
+                written[path] = [*before, int(self.order[len(before), before[-1], path[-1] - 1])]
+        return written
+
+    def decode(self, paths: set[Path]) -> list[tuple[int, int]]:
+        """Tree decoding as an engine does it: (accepted, emitted) of each round."""
+        text, found = self.text()[:1], list[tuple[int, int]]()
+        while len(text) < len(self.own):
+            written, node = self.drafted(text, paths), Path()
+            while len(after := written[node]) < len(self.own):
+                own = int(self.own[len(after), after[-1]])
+                verified = [path for path in written if path and path[:-1] == node and written[path][-1] == own]
+                if not verified:
+                    after = [*after, own]
+                    break
+                (node,) = verified
+            found.append((len(node), len(after) - len(text)))
+            text = after
+        assert text == self.text()
+        return found
+
+
+def test_replay_equals_real_tree_decoding_of_toy_models() -> None:
+    """Hundreds of documents, each decoded token by token with a random tree, off-path drafts included."""
+    compared, accepted_at_all, seen = 0, 0, set()
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        sizes = [1, 2, *rng.integers(1, 30, 3).tolist()]
+        toys = [Toy.draw(rng, size, int(rng.integers(2, 7))) for size in rng.permutation(sizes)]
+        ranks = np.array([rank for toy in toys for rank in toy.ranks()])
+        start, stop = bounds([len(toy.own) for toy in toys])
+        for nodes in (1, 4, 9, 25):
+            paths = random_paths(rng, nodes, int(rng.integers(2, 6)))
+            tree = Tree.from_paths(paths)
+            found = replay_tree(ranks, start, stop, tree)
+            lengths = accepted_lengths(found)
+            for index, toy in enumerate(toys):
+                rounds = toy.decode(paths)
+                counted = Counter(accepted for accepted, _ in rounds)
+                assert found.rounds[index] == len(rounds)
+                assert found.tokens[index] == sum(emitted for _, emitted in rounds) == len(toy.own) - 1
+                assert lengths[index].tolist() == [counted[length] for length in range(tree.depth + 1)]
+                compared += 1
+                accepted_at_all += sum(accepted for accepted, _ in rounds)
+                seen |= set(counted)
+    assert compared == 1200
+    assert accepted_at_all > 1000
+    assert seen >= {0, 1, 2, 3, 4}
+
+
+def assert_equal(found: Rounds, expected: Rounds) -> None:
+    """The same counts, exactly."""
+    for item in fields(Rounds):
+        assert getattr(found, item.name).tolist() == getattr(expected, item.name).tolist(), item.name
+
+
+documents = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=30), min_size=1, max_size=6)
+
+
+@given(documents, st.integers(1, 4), st.integers(0, 5))
+@settings(max_examples=300, deadline=None)
+def test_a_full_tree_is_replay_of_ranks_within_its_width(given_documents: list[list[int]], width: int, depth: int) -> None:
+    """Every count, for width 1 of the chain."""
+    ranks = np.array(list(itertools.chain(*given_documents)))
+    start, stop = bounds([len(document) for document in given_documents])
+    run = run_lengths((ranks >= 1) & (ranks <= width), start, stop)
+    plain = Trace(run, np.where(ranks >= 1, READY, 0), start, stop, stop - start, np.zeros(len(ranks), dtype=bool))
+    assert_equal(replay_tree(ranks, start, stop, Tree.full(width, depth)), replay(plain, depth))
+    if width == 1:
+        assert Tree.chain(depth) == Tree.full(1, depth)
+
+
+@given(documents, st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_every_round_is_counted_once(given_documents: list[list[int]], seed: int) -> None:
+    """By accepted length; and a round emits what it accepted and one more, but for what the end cuts off."""
+    rng = np.random.default_rng(seed)
+    ranks = np.array(list(itertools.chain(*given_documents)))
+    tree = Tree.from_paths(random_paths(rng, int(rng.integers(1, 20)), 4))
+    found = replay_tree(ranks, *bounds([len(document) for document in given_documents]), tree)
+    lengths = accepted_lengths(found)
+    assert (lengths >= 0).all()
+    assert lengths.sum(1).tolist() == found.rounds.tolist()
+    missing = found.rounds + lengths @ np.arange(tree.depth + 1) - found.tokens
+    assert set(missing.tolist()) <= {0, 1}
+
+
+def test_a_larger_tree_may_need_more_rounds() -> None:
+    """Unlike a longer chain: what it accepts more may end where no long path begins."""
+    small = Tree.from_paths([(1,), (1, 2), (1, 2, 2), (1, 2, 2, 2)])
+    large = Tree.from_paths([*small.paths, (3,)])
+    ranks, (start, stop) = np.array([1, 3, 1, 2, 2, 2]), bounds([6])
+    assert (path_lengths(ranks, stop, large) >= path_lengths(ranks, stop, small)).all()
+    assert [replay_tree(ranks, start, stop, tree).rounds.tolist() for tree in (small, large)] == [[2], [4]]
+
+
+# The model.
+
+
+def test_rank_shares_by_hand() -> None:
+    ranks = np.array([1, 1, 2, 5, 0, -1, 1, 3])
+    assert rank_shares(ranks, 3).tolist() == [3 / 8, 1 / 8, 1 / 8]
+    assert rank_shares(ranks, 6).tolist() == [3 / 8, 1 / 8, 1 / 8, 0, 1 / 8, 0]
+
+
+def test_expected_tokens_by_hand() -> None:
+    shares = np.array([0.5, 0.25, 0.125])
+    assert expected_tokens(Tree.chain(3), shares) == 1 + 0.5 + 0.25 + 0.125
+    assert expected_tokens(Tree.full(3, 2), shares) == 1 + 0.875 + 0.875**2
+    assert expected_tokens(Tree.from_paths([(1,), (3,), (1, 2)]), shares) == 1 + 0.5 + 0.125 + 0.125
+
+
+def random_shares(rng: np.random.Generator, ranks: int) -> Array:
+    """Positive, below 1 in sum."""
+    return rng.dirichlet(np.full(ranks + 1, rng.choice([0.3, 1.0, 3.0])))[:-1]
+
+
+def test_expected_tokens_is_the_mean_over_every_sequence_of_independent_ranks() -> None:
+    """Rank 0 standing for all that is not among the shares."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        shares = random_shares(rng, 3)
+        tree = Tree.from_paths(random_paths(rng, 8, 3))
+        size = min(tree.depth, 6)
+        tree = Tree(tuple(path for path in tree.paths if len(path) <= size))
+        every = np.array(list(itertools.product(range(4), repeat=size)))
+        chances = np.append(1 - shares.sum(), shares)[every].prod(1)
+        lengths = path_lengths(every.ravel(), np.arange(size, every.size + 1, size), tree)[::size]
+        assert expected_tokens(tree, shares) == pytest.approx(float(chances @ (lengths + 1)), abs=1e-12)
+
+
+TREES = {"chain": Tree.chain(5), "full": Tree.full(2, 3), "best": optimal_tree(np.array([0.55, 0.15, 0.1]), 20)}
+
+
+def tokens_per_round(ranks: Array, tree: Tree) -> tuple[float, float]:
+    """Of documents [documents, positions] by replay, and its standard error over documents."""
+    stop = np.arange(1, len(ranks) + 1) * ranks.shape[1]
+    found = replay_tree(ranks.ravel(), stop - ranks.shape[1], stop, tree)
+    ratio = float(found.tokens.sum() / found.rounds.sum())
+    off = found.tokens - ratio * found.rounds
+    return ratio, math.sqrt(len(off) * float(off.var(ddof=1))) / float(found.rounds.sum())
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_replay_of_independent_ranks_agrees_with_the_model_within_its_error(tree: Tree) -> None:
+    ranks = np.random.default_rng(4).choice(5, size=(40, 8000), p=[0.1, 0.55, 0.15, 0.1, 0.1])
+    found, error = tokens_per_round(ranks, tree)
+    assert error < 0.005
+    assert abs(found - expected_tokens(tree, rank_shares(ranks.ravel(), 3))) < 4 * error
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize(("stay", "sign"), [(0.97, -1), (0.03, +1)], ids=["stretches", "alternation"])
+def test_the_model_flatters_text_with_stretches_and_wrongs_text_that_alternates(tree: Tree, stay: float, sign: int) -> None:
+    """Easy and hard positions, equally many: in stretches it takes more rounds than the model says, alternating fewer."""
+    rng = np.random.default_rng(5)
+    changes = rng.random((40, 2000)) > stay
+    hard = (np.cumsum(changes, axis=1) + rng.integers(0, 2, (40, 1))) % 2 == 1
+    easy, poor = (rng.choice(4, size=hard.shape, p=law) for law in ([0.02, 0.9, 0.05, 0.03], [0.6, 0.2, 0.1, 0.1]))
+    ranks = np.where(hard, poor, easy)
+    found, error = tokens_per_round(ranks, tree)
+    off = sign * (found - expected_tokens(tree, rank_shares(ranks.ravel(), 3)))
+    assert off > 5 * error
+    assert off > 0.01 * found
+
+
+# The best tree.
+
+
+@cache
+def every_tree(most: int, width: int) -> list[frozenset[Path]]:
+    """All trees of at most so many nodes and so large ranks."""
+    found, newest = {frozenset[Path]()}, {frozenset[Path]()}
+    for _ in range(most):
+        newest = {
+            tree | {(*parent, rank)}
+            for tree in newest
+            for parent in [(), *tree]
+            for rank in range(1, width + 1)
+            if (*parent, rank) not in tree
+        }
+        found |= newest
+    return list(found)
+
+
+def gapless(tree: frozenset[Path]) -> bool:
+    """Whether each child has all siblings of smaller rank."""
+    return all(path[-1] == 1 or (*path[:-1], path[-1] - 1) in tree for path in tree)
+
+
+def value(tree: frozenset[Path], shares: Array) -> float:
+    """Expected tokens, written out."""
+    return 1.0 + sum(float(np.prod([shares[rank - 1] for rank in path])) for path in tree)
+
+
+def best_value(trees: list[frozenset[Path]], shares: Array, nodes: int, depth: int | None) -> float:
+    """The most tokens that any of the trees within the limits gives."""
+    deepest = nodes if depth is None else depth
+    return max(value(tree, shares) for tree in trees if len(tree) <= nodes and all(len(path) <= deepest for path in tree))
+
+
+def assert_within(tree: Tree, width: int, nodes: int, depth: int | None) -> None:
+    """As large as was asked for, or full, and no rank left out."""
+    capacity = math.inf if depth is None else Tree.full(width, depth).nodes
+    assert tree.nodes == min(nodes, capacity)
+    assert tree.depth <= (nodes if depth is None else depth)
+    assert gapless(frozenset(tree.paths))
+
+
+LIMITS = [(nodes, depth) for nodes in range(6) for depth in (None, 0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_best_of_all_trees_is_found_where_shares_fall(ranks: int) -> None:
+    """By the heap and by the program, among trees that may leave ranks out."""
+    rng = np.random.default_rng(ranks)
+    for _ in range(6):
+        shares = np.sort(random_shares(rng, ranks))[::-1]
+        for nodes, depth in LIMITS:
+            best = best_value(every_tree(5, ranks), shares, nodes, depth)
+            for build in OPTIMISERS:
+                tree = build(shares, nodes, depth)
+                assert_within(tree, ranks, nodes, depth)
+                assert expected_tokens(tree, shares) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_best_of_all_trees_without_gaps_is_found_for_any_shares(ranks: int) -> None:
+    """By the program, which the choice between the two takes where shares rise."""
+    rng = np.random.default_rng(10 + ranks)
+    trees = [tree for tree in every_tree(5, ranks) if gapless(tree)]
+    for _ in range(10):
+        shares = random_shares(rng, ranks)
+        for nodes, depth in LIMITS:
+            best = best_value(trees, shares, nodes, depth)
+            for build in (tree_by_program, optimal_tree):
+                tree = build(shares, nodes, depth)
+                assert_within(tree, ranks, nodes, depth)
+                assert expected_tokens(tree, shares) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize("depth", [None, 1, 2, 4])
+def test_heap_and_program_agree_on_large_trees(depth: int | None) -> None:
+    rng = np.random.default_rng(6)
+    for ranks, nodes in itertools.product((1, 2, 5, 9), (7, 30, 64)):
+        shares = np.sort(random_shares(rng, ranks))[::-1]
+        heap, program = (build(shares, nodes, depth) for build in (tree_by_heap, tree_by_program))
+        assert expected_tokens(heap, shares) == pytest.approx(expected_tokens(program, shares), abs=1e-12)
+        assert heap.nodes == program.nodes
+
+
+def grown_greedily(shares: Array, nodes: int) -> frozenset[Path]:
+    """The next best child or sibling, again and again: what a heap does whether shares fall or not."""
+    tree = frozenset[Path]()
+    for _ in range(nodes):
+        near = {(*path, 1) for path in [(), *tree]} | {(*path[:-1], path[-1] + 1) for path in tree}
+        open_paths = [path for path in near - tree if path[-1] <= len(shares)]
+        tree |= {max(open_paths, key=lambda path: float(np.prod([shares[rank - 1] for rank in path])))}
+    return tree
+
+
+def test_the_program_is_never_worse_than_greedy_growth_and_often_better() -> None:
+    rng, better = np.random.default_rng(7), 0
+    for _ in range(60):
+        shares, nodes = random_shares(rng, int(rng.integers(2, 6))), int(rng.integers(1, 25))
+        gain = expected_tokens(tree_by_program(shares, nodes), shares) - value(grown_greedily(shares, nodes), shares)
+        assert gain > -1e-12
+        better += gain > 1e-3
+    assert better > 15
+
+
+def test_the_program_reaches_over_a_bad_rank_to_a_good_one() -> None:
+    shares = np.array([0.0, 0.8])
+    assert tree_by_program(shares, 2).paths == ((1,), (2,))
+    assert optimal_tree(shares, 4).paths == ((1,), (2,), (2, 1), (2, 2))
+    assert optimal_tree(np.array([0.3, 0.6]), 1).paths == ((1,),)
+
+
+@both
+def test_nothing_is_added_that_is_never_accepted(build: Any) -> None:
+    shares = np.array([0.5, 0.25, 0.0])
+    assert build(np.zeros(3), 5).nodes == 0
+    assert build(shares, 50, 1).paths == ((1,), (2,))
+    assert build(shares, 50, 2) == Tree.full(2, 2)
+
+
+@both
+def test_a_certain_draft_gets_a_chain(build: Any) -> None:
+    assert build(np.array([1.0, 0.0]), 30) == Tree.chain(30)
+    assert build(np.array([1.0]), 30, 4) == Tree.chain(4)
+
+
+# Several draws from the draft.
+
+
+def test_two_draws_by_hand() -> None:
+    """q is too sure of the first token; after a rejection only the second is left."""
+    found = MultiDraft.of(np.array([0.5, 0.5]), np.array([0.75, 0.25]), 2)
+    assert found.targets.tolist() == [[0.5, 0.5], [0.0, 1.0], [0.0, 1.0]]
+    assert found.beta.tolist() == [0.75, 0.25]
+    assert found.reached.tolist() == [1.0, 0.25, 0.1875]
+    assert found.total == 0.8125
+    assert found.emitted(0).tolist() == [1.0, 0.0]
+    assert found.emitted(1).tolist() == [0.5, 0.125]
+
+
+Law = list[Fraction]
+
+
+def outcomes(p: Law, q: Law, width: int) -> dict[tuple[int, int], Fraction]:
+    """The joint law of (emitted token, which child was kept or 0) from every draw, decision and last draw, exactly."""
+    law: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+
+    def try_child(child: int, target: Law, chance: Fraction) -> None:
+        if child > width:
+            for token, share in enumerate(target):
+                law[token, 0] += chance * share
+            return
+        for token, drawn in enumerate(q):
+            if drawn == 0:
+                continue
+            keep = min(Fraction(1), target[token] / drawn)
+            law[token, child] += chance * drawn * keep
+            if keep < 1:
+                excess = [max(share - other, Fraction(0)) for share, other in zip(target, q, strict=True)]
+                try_child(child + 1, [share / sum(excess) for share in excess], chance * drawn * (1 - keep))
+
+    try_child(1, p, Fraction(1))
+    return law
+
+
+def random_law(rng: np.random.Generator, vocabulary: int) -> Law:
+    """Random multiples of a fraction, some of them 0."""
+    while not any(weights := rng.integers(0, 7, vocabulary).tolist()):
+        pass
+    return [Fraction(weight, sum(weights)) for weight in weights]
+
+
+def laws() -> list[tuple[Law, Law]]:
+    """Pairs p, q: equal, apart, certain, and random ones."""
+    one, half, none = Fraction(1), Fraction(1, 2), Fraction(0)
+    even, first, second = [half, half], [one, none], [none, one]
+    rng = np.random.default_rng(9)
+    drawn = [(random_law(rng, size), random_law(rng, size)) for size in (2, 3, 4) for _ in range(12)]
+    return [(even, even), (first, second), (first, even), (even, first), *drawn]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_draws_are_kept_as_in_every_outcome_of_the_process(width: int) -> None:
+    """Which child, given the token; whether any; and the law of the token is the target's own."""
+    for p, q in laws():
+        law = outcomes(p, q, width)
+        found = MultiDraft.of(np.array(p, dtype=float), np.array(q, dtype=float), width)
+        assert sum(law.values()) == 1
+        kept = [sum((law[token, child] for token in range(len(p))), Fraction(0)) for child in range(width + 1)]
+        assert found.total == pytest.approx(float(1 - kept[0]), abs=1e-12)
+        tried = [1 - sum(kept[1:child]) for child in range(1, width + 2)]
+        assert found.reached == pytest.approx([float(share) for share in tried], abs=1e-12)
+        for child in range(1, width + 1):
+            if tried[child - 1] > 0:
+                assert found.beta[child - 1] == pytest.approx(float(kept[child] / tried[child - 1]), abs=1e-12)
+        for token, share in enumerate(p):
+            assert sum(law[token, child] for child in range(width + 1)) == share
+            given_token = [float(law[token, child] / share) if share else 0.0 for child in range(1, width + 1)]
+            assert found.emitted(token) == pytest.approx(given_token, abs=1e-12)
+            none_kept = float(found.reached[-1] * found.targets[-1, token])
+            assert float(share) * found.emitted(token).sum() + none_kept == pytest.approx(float(share), abs=1e-12)
+
+
+def random_pairs(rng: np.random.Generator, positions: int, vocabulary: int) -> tuple[Array, Array]:
+    """p and q [positions, V]."""
+    p = rng.dirichlet(np.full(vocabulary, 0.3), positions)
+    return p, 0.5 * p + 0.5 * rng.dirichlet(np.full(vocabulary, 0.3), positions)
+
+
+def test_many_positions_at_once_are_each_position_alone() -> None:
+    rng = np.random.default_rng(11)
+    p, q = random_pairs(rng, 7, 20)
+    tokens = rng.integers(0, 20, 7)
+    every = MultiDraft.of(p, q, 3)
+    assert every.targets.shape == (7, 4, 20)
+    assert every.targets.sum(-1) == pytest.approx(np.ones((7, 4)), abs=1e-12)
+    for index in range(7):
+        one = MultiDraft.of(p[index], q[index], 3)
+        assert every.beta[index].tolist() == one.beta.tolist()
+        assert every.reached[index].tolist() == one.reached.tolist()
+        assert every.total[index] == one.total
+        assert every.emitted(tokens)[index].tolist() == one.emitted(int(tokens[index])).tolist()
+
+
+def test_one_draw_is_the_lossless_rule() -> None:
+    """sum min(p, q), and min(1, q / p) at the emitted token."""
+    rng = np.random.default_rng(12)
+    p, q = random_pairs(rng, 50, 8)
+    tokens = rng.integers(0, 8, 50)
+    p_token, q_token = (law[np.arange(50), tokens] for law in (p, q))
+    found = MultiDraft.of(p, q, 1)
+    assert found.total == pytest.approx(np.minimum(p, q).sum(1), abs=1e-12)
+    assert found.beta[:, 0] == pytest.approx(np.minimum(p, q).sum(1), abs=1e-12)
+    columns = {"target_token_prob": p_token, "draft_token_prob": q_token, "draft_top": tokens, "token": tokens}
+    assert found.emitted(tokens)[:, 0] == pytest.approx(lossless_emitted(columns), abs=1e-12)
+
+
+def test_more_draws_keep_more_and_a_perfect_draft_is_kept_at_once() -> None:
+    p, q = random_pairs(np.random.default_rng(13), 30, 12)
+    totals = np.array([MultiDraft.of(p, q, width).total for width in (1, 2, 3, 6)])
+    assert (np.diff(totals, axis=0) > 0).all()
+    perfect = MultiDraft.of(p, p, 3)
+    assert perfect.total.tolist() == [1.0] * 30
+    assert perfect.beta == pytest.approx(np.ones((30, 3)), abs=1e-12)
+    assert perfect.emitted(p.argmax(1)) == pytest.approx(np.tile([1.0, 0.0, 0.0], (30, 1)), abs=1e-12)
+
+
+def test_single_precision_is_made_to_sum_to_one() -> None:
+    p, q = (law.astype(np.float32) * np.float32(1 + 3e-5) for law in random_pairs(np.random.default_rng(14), 20, 50))
+    found = MultiDraft.of(p, q, 4)
+    assert found.targets.dtype == np.float64
+    assert found.targets.sum(-1) == pytest.approx(np.ones((20, 5)), abs=1e-12)
+    assert found.beta[:, 0] == pytest.approx(1 - found.reached[:, 1], abs=1e-12)
+
+
+# Errors.
+
+SHARES = np.array([0.5, 0.3])
+LAW = np.array([0.5, 0.5])
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "a parent is missing": (lambda: Tree.from_paths([(1,), (1, 2, 1)]), r"path \(1, 2, 1\) needs its parent \(1, 2\)"),
+    "named as it was given": (lambda: Tree.from_paths([[0, 1]], top=0), r"path \(0, 1\) needs its parent \(0,\)"),
+    "rank 0": (lambda: Tree.from_paths([(0,)]), r"path \(0,\) is no node: ranks count from 1"),
+    "a negative rank": (lambda: Tree.from_paths([(0,), (0, -1)], top=0), r"path \(0, -1\) is no node: ranks count from 0"),
+    "the root": (lambda: Tree.from_paths([(), (1,)]), r"path \(\) is no node"),
+    "twice": (lambda: Tree.from_paths([(1,), [1]]), r"path \(1,\) is there twice"),
+    "gamma": (lambda: Tree.chain(-1), "depth is -1"),
+    "width": (lambda: Tree.full(0, 2), "width is 0; it must be at least 1"),
+    "no positions": (lambda: rank_shares(np.array([], dtype=int), 2), "number of positions is 0"),
+    "an unknown rank": (lambda: expected_tokens(Tree.full(3, 1), SHARES), "rank 3; shares are known for ranks 1 to 2"),
+    "shares above 1": (lambda: expected_tokens(Tree.chain(1), np.array([0.7, 0.4])), "at most 1 in sum"),
+    "a negative share": (lambda: optimal_tree(np.array([0.5, -0.1]), 3), "none below 0"),
+    "an undefined share": (lambda: optimal_tree(np.array([0.5, math.nan]), 3), "none below 0"),
+    "no shares": (lambda: optimal_tree(np.array([]), 3), "at least one"),
+    "shares by document": (lambda: optimal_tree(SHARES[None], 3), "shares are probabilities"),
+    "rising shares": (lambda: tree_by_heap(SHARES[::-1], 3), "shares increase with rank"),
+    "p is no law": (lambda: MultiDraft.of(2 * LAW, LAW, 1), "p is no probability distribution"),
+    "q lacks a part": (lambda: MultiDraft.of(LAW, LAW / 2, 1), "q is no probability distribution"),
+    "q is negative": (lambda: MultiDraft.of(LAW, np.array([1.5, -0.5]), 1), "q is no probability distribution"),
+    "q is undefined": (lambda: MultiDraft.of(LAW, np.array([math.nan, 1.0]), 1), "q is no probability distribution"),
+    "two vocabularies": (lambda: MultiDraft.of(LAW, np.array([1.0]), 1), r"p has shape \(2,\) and q \(1,\)"),
+    "no draws": (lambda: MultiDraft.of(LAW, LAW, 0), "width is 0"),
+}
+
+
+@pytest.mark.parametrize(("mistake", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named(mistake: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mistake()
+
+
+@pytest.mark.parametrize("build", OPTIMISERS)
+def test_negative_limits_are_named(build: Any) -> None:
+    with pytest.raises(ValueError, match="nodes is -1; it must be at least 0"):
+        build(SHARES, -1)
+    with pytest.raises(ValueError, match="depth is -2; it must be at least 0"):
+        build(SHARES, 3, -2)
