@@ -18,6 +18,7 @@ from alphaprof.analysis.rules import parse_rule
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import ProfileInvalid
 
+WHOLE = "profile"  # where a problem lies that concerns several options
 UNKNOWN_KEY = "extra_forbidden"
 # What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as.
 BAD_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
@@ -61,7 +62,7 @@ def changed_decision(config: dict[str, Any], overrides: list[str]) -> dict[str, 
                 f"--set {override}: a report can change decision.* only", "the rest was measured; profile again to change it"
             )
         apply_override(tree, override)
-    return validate(tree, "report").model_dump(mode="json")
+    return validate(tree, "--set").model_dump(mode="json")
 
 
 def known_rules(specifications: list[str]) -> list[str]:
@@ -144,14 +145,15 @@ def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
     """The failure that names the first problem; an unknown key comes first, since it often explains the others."""
     problems: dict[str, ErrorDetails] = {}
     for problem in sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != UNKNOWN_KEY):
-        problems.setdefault(".".join(_keys(problem["loc"])) or "profile", problem)
+        problems.setdefault(".".join(_keys(problem["loc"])) or WHOLE, problem)
     # Pydantic reports every branch of a union; a problem deeper inside shows that an outer branch was not meant.
     places = [place for place in problems if not any(other.startswith(f"{place}.") for other in problems)]
     place, more = places[0], f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     first = problems[place]
     if first["type"] == UNKNOWN_KEY:
         return ProfileInvalid(f"{origin}: unknown key {place}{more}", _suggestion(first["loc"]))
-    return ProfileInvalid(f"{origin}: {place}: {first['msg'].removeprefix('Value error, ')}{more}", _advice(first))
+    where = "" if place == WHOLE else f" {place}:"
+    return ProfileInvalid(f"{origin}:{where} {first['msg'].removeprefix('Value error, ')}{more}", _advice(first))
 
 
 def _advice(error: ErrorDetails) -> str:

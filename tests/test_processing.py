@@ -250,6 +250,7 @@ EFFECTS: dict[str, tuple[list[Any], list[Any]]] = {
     "eta_cutoff": ([0.01], [0.0, None]),
     "min_length": ([20], [0, None]),
     "min_new_tokens": ([20, 1], [0, None]),
+    "watermarking_config": ([{"bias": 2.5}], [None]),
 }
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq
 from scipy.special import rel_entr, xlog1py
 
 from alphaprof.analysis.rules import BoundRule
@@ -34,7 +34,7 @@ DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 Array = np.ndarray[Any, Any]
 CHUNK = 8192  # positions at a time: temporaries that stay in cache
 TAIL_SLACK = 1e-6  # float32 probabilities may add up to this much too much
-HALVINGS = 26  # of an interval around the place of a minimum: its value is then right to about 2**-52
+CLOSE = 1e-8  # relative precision of the place of a minimum: its value is then right to about 1e-16
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class Target:
         top = np.asarray(self.top, dtype=np.float64)
         if top.ndim != 2 or not 1 <= top.shape[1] <= self.vocabulary:
             raise ValueError(f"top must be [positions, 1 to {self.vocabulary}], not {list(top.shape)}")
-        ranked = (np.diff(top) <= 0).all(1) & (top[:, -1] >= 0) & (top[:, 0] > 0) & (top.sum(1) <= 1 + 1e-3)
-        if not ranked.all():
+        if not ((np.diff(top) <= 0).all(1) & (top[:, -1] >= 0) & (top[:, 0] > 0) & (top.sum(1) <= 1 + 1e-3)).all():
             raise ValueError("top must hold probabilities, the largest first")
         object.__setattr__(self, "top", top)
 
@@ -146,26 +145,19 @@ def draft_width(rule: BoundRule) -> int:
 def thresholds(target: Target, accepted: Accepted, width: int = 1, divergence: Divergence = "kl") -> Thresholds:
     """D* at all positions, from the K largest probabilities: exact where they hold the accepted tokens and T.
 
-    Elsewhere each missing token of T is given the most that it can have (p_(K), the ceiling, its share of what the logged
-    ones leave) and missing accepted tokens are let go. Both make rejection cheaper, so that the value is a lower bound (for
-    js by way of tv). Raises `ValueError` for a width below 1 or an unknown divergence.
+    Elsewhere the missing tokens of T are given the most that they can have (p_(K), the ceiling, an equal share of what the
+    logged ones leave: D* is convex and symmetric in them) and missing accepted tokens are let go. Both make rejection
+    cheaper, so that the value is a lower bound. Raises `ValueError` for a width below 1 or an unknown divergence.
     """
     _check(width, divergence)
-    top, last = target.top, target.top[:, -1]
-    value = np.zeros(len(top))
-    impossible = accepted.known & (accepted.count > 0) & (accepted.count + width > target.vocabulary)
-    complete = accepted.known & ((accepted.count + width <= top.shape[1]) | (last == 0))
-    value[impossible] = np.inf
-    open_rows = np.flatnonzero((accepted.count > 0) & ~impossible)
-    for rows in np.split(open_rows, range(CHUNK, len(open_rows), CHUNK)):
-        high, low = _parts(top[rows], accepted.count[rows], width, accepted.ceiling[rows])
-        if divergence == "js":
-            whole = complete[rows]
-            value[rows[whole]] = pooled(high[:, whole], low[:, whole], "js")
-            value[rows[~whole]] = least_js(pooled(high[:, ~whole], low[:, ~whole], "tv"))
-        else:
-            value[rows] = pooled(high, low, divergence)
-    return Thresholds(value, complete | impossible | (accepted.count == 0))
+    top, counts = target.top, accepted.count
+    impossible = accepted.known & (counts > 0) & (counts + width > target.vocabulary)
+    complete = accepted.known & ((counts + width <= top.shape[1]) | (top[:, -1] == 0))
+    value = np.where(impossible, np.inf, 0.0)
+    possible = np.flatnonzero((counts > 0) & ~impossible)
+    for rows in np.split(possible, range(CHUNK, len(possible), CHUNK)):
+        value[rows] = pooled(*_parts(top[rows], counts[rows], width, accepted.ceiling[rows]), divergence)
+    return Thresholds(value, complete | impossible | (counts == 0))
 
 
 def _check(width: int, divergence: str) -> None:
@@ -177,11 +169,12 @@ def _check(width: int, divergence: str) -> None:
 
 def _parts(top: Array, count: Array, width: int, ceiling: Array) -> tuple[Array, Array]:
     """`high` and `low` as `pooled` takes them; a token of T that is not logged has an upper bound of its probability."""
-    most, logged = min(int(count.max(initial=1)), top.shape[1]), top.shape[1]
+    logged = top.shape[1]
+    most = min(int(count.max(initial=1)), logged)
     high = np.where(np.arange(most)[:, None] < count, top[:, :most].T, 0.0)
     rank = count + np.arange(width, 0, -1)[:, None]
-    tail = np.maximum(0.0, 1.0 - top.sum(1)) + TAIL_SLACK
-    bound = np.minimum(np.minimum(top[:, -1], ceiling), tail / np.maximum(1, rank - logged))
+    share = (np.maximum(0.0, 1.0 - top.sum(1)) + TAIL_SLACK) / np.maximum(1, (rank > logged).sum(0))
+    bound = np.minimum(np.minimum(top[:, -1], ceiling), share)
     return high, np.where(rank <= logged, np.take_along_axis(top.T, np.minimum(rank, logged) - 1, 0), bound)
 
 
@@ -239,7 +232,7 @@ def _jensen_shannon(high: Array, low: Array, mean: Array) -> Array:
     with np.errstate(divide="ignore"):
         level, used = _pool(np.log(high), np.log(low))
     bottom, top, high = np.exp(level), mean, high[:used]
-    for _ in range(HALVINGS):
+    while (top - bottom > CLOSE * top).any():
         u = (bottom + top) / 2
         step = _members(high, low, u) - u
         c = 1 / (1 - step.sum(0))
@@ -258,15 +251,6 @@ def js_term(p: Array, q: Array) -> Array:
     return np.asarray((rel_entr(p, middle) + rel_entr(q, middle)) / 2)
 
 
-def least_js(tv: Array) -> Array:
-    """The least Jensen-Shannon divergence at a total variation, about tv^2/2 near 0 and log 2 at 1.
-
-    Merging tokens to {p > q} and the rest, exchanging p with q and averaging (js is jointly convex) leave the coin
-    (1 + tv)/2, (1 - tv)/2 against its mirror image, whose js is its KL from a fair one.
-    """
-    return np.asarray((xlog1py(1 + tv, tv) + xlog1py(1 - tv, -tv)) / 2)
-
-
 def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = "kl") -> float:
     """D* of one whole distribution p [V], in any order, whose `accepted` most probable tokens are accepted: `thresholds`
     token by token. 0 where nothing is accepted, infinite where fewer than `width` tokens are rejected. Raises the same.
@@ -277,7 +261,8 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
         return math.inf if accepted else 0.0
     high, low = list(ranked[:accepted]), list(ranked[accepted : accepted + width])
     if divergence == "js":
-        return float(minimize_scalar(_js_at, bounds=(low[-1], high[0]), args=(high, low), options={"xatol": 1e-12}).fun)
+        level = brentq(lambda u: _js_at(u, high, low)[0], max(low[-1], 1e-15), high[0], xtol=1e-16)
+        return _js_at(level, high, low)[1]
     block, high, low, best = [high[0], low[-1]], high[1:], low[:-1], low[0]
     while True:
         level = math.prod(block) ** (1 / len(block)) if divergence == "rkl" else sum(block) / len(block)
@@ -293,8 +278,11 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
     return float(sum(costs[divergence]))
 
 
-def _js_at(u: float, high: list[float], low: list[float]) -> float:
-    """Jensen-Shannon divergence of p from the q that is c u in the block of tokens beyond u, and c p elsewhere."""
+def _js_at(u: float, high: list[float], low: list[float]) -> tuple[float, float]:
+    """For the q that is c u in the block of tokens beyond u, and c p elsewhere: what rises through 0 where it is the nearest
+    to p, and its Jensen-Shannon divergence from p.
+    """
     block = np.array([x for x in high if x > u] + [x for x in low if x < u])
     c = 1 / (1 - (block - u).sum())
-    return float(js_term(block, c * u).sum() + (1 - block.sum()) * js_term(np.array(1.0), c))
+    divergence = js_term(block, c * u).sum() + (1 - block.sum()) * js_term(np.array(1.0), c)
+    return float(np.log(u * (1 + c) / (block + c * u)).sum()), float(divergence)

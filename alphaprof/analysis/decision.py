@@ -68,6 +68,8 @@ def _beside(bound: float, threshold: float) -> str:
 def _remedy(total: int | None, found: Speedup) -> str:
     if total is not None:
         return f"about {total} independent documents in all would settle it, if this speedup holds"
+    if found.timing_error > 0 and found.sampling_error > found.timing_error:
+        return "it takes both more documents and surer step times (idle machine, more costs.repeats)"
     if found.timing_error > 0:
         return "more documents alone would not settle it: step times must be surer (idle machine, more costs.repeats)"
     return "it is too close to the threshold for any number of documents to settle it"

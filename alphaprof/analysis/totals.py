@@ -133,8 +133,7 @@ def _part(trace: Trace, chosen: Array) -> Trace:
 
 def _rounds(trace: Trace, kept: Array, accept: Array, request: Request) -> dict[int, Rounds]:
     """Rounds of the trace's documents by gamma: facts of the log where acceptance is one, else expectations."""
-    certain = trace.looked_up or bool(((kept == 0) | (kept == 1)).all())
-    if certain:
+    if ((kept == 0) | (kept == 1)).all():
         return {gamma: replay(trace, gamma, request.flavour) for gamma in request.gammas}
     return {gamma: expected_replay(trace, kept, accept, gamma, request.flavour) for gamma in request.gammas}
 

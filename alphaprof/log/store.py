@@ -17,6 +17,7 @@ from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
+    POSITION_COLUMNS,
     Column,
     arrow_schema,
     position_columns,
@@ -78,12 +79,17 @@ def _binary(column: Column) -> bool:
     return column.name.startswith("accept_")
 
 
-def _completed(table: pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """The table with nulls for nullable columns that the version which wrote it did not have yet, in the declared order."""
-    for column in columns:
-        if column.nullable and column.name not in table.column_names:
-            table = table.append_column(column.field(), pa.nulls(len(table), column.type))
-    return table.select([column.name for column in columns])
+def _completed(table: pa.Table, columns: Sequence[Column], path: Path) -> pa.Table:
+    """The table with nulls for nullable columns that the version which wrote it did not have yet.
+
+    Raises `RunUnreadable` where a column is missing that must have values.
+    """
+    missing = [column for column in columns if column.name not in table.column_names]
+    if needed := [column.name for column in missing if not column.nullable]:
+        raise RunUnreadable(f"{path} lacks the columns {', '.join(needed)}", "profile again into a new directory")
+    for column in missing:
+        table = table.append_column(column.field(), pa.nulls(len(table), column.type))
+    return table
 
 
 class Run:
@@ -151,12 +157,14 @@ class Run:
 
     def positions(self, draft: str, index: int) -> pa.Table:
         """One shard of a draft's position log."""
-        return self._read(self.part("positions", index, draft))
+        path = self.part("positions", index, draft)
+        return _completed(self._read(path), POSITION_COLUMNS, path)
 
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
         wanted = [column for column in CONTINUATION_COLUMNS if columns is None or column.name in columns]
-        return _completed(self._read(self.part("continuations", index), columns), wanted)
+        path = self.part("continuations", index)
+        return _completed(self._read(path, columns), wanted, path).select([column.name for column in wanted])
 
     def documents(self) -> pa.Table:
         """All documents of complete shards: the rows of documents.parquet."""

@@ -13,7 +13,7 @@ from alphaprof.report import format as fmt
 from alphaprof.report.compare import Comparison, Difference
 from alphaprof.report.format import short
 from alphaprof.report.json import plain_values
-from alphaprof.report.terminal import named_table, plain
+from alphaprof.report.terminal import named_table, plain, show
 
 FORMAT = "alphaprof-compare"
 VERSION = 1
@@ -37,9 +37,9 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
         f"{fmt.count(comparison.documents)} documents paired by prompt, on {text}; without a partner: {left}\n",
         highlight=False,
     )
-    console.print(_acceptance(comparison))
+    show(_acceptance(comparison), "alpha", console)
     if rounds := [item for item in comparison.differences if item.tokens_per_round]:
-        console.print(_rounds(rounds))
+        show(_rounds(rounds), "tokens per round", console)
     for line in (
         f"difference: second less first, with a {fmt.level(comparison.confidence)} interval over documents; what both share",
         "cancels out.",
@@ -51,7 +51,7 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
 
 
 def _acceptance(comparison: Comparison) -> Table:
-    table = named_table("alpha")
+    table = named_table()
     for name in ("rule", "docs", "coverage", "first", "second", "difference"):
         table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
     for item in comparison.differences:
@@ -64,7 +64,7 @@ def _acceptance(comparison: Comparison) -> Table:
 
 
 def _rounds(differences: list[Difference]) -> Table:
-    table = named_table("tokens per round")
+    table = named_table()
     for name in ("rule", "gamma", "first", "second", "difference"):
         table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
     for item in differences:

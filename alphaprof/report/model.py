@@ -35,6 +35,7 @@ class GammaResult:
     )  # what the textbook formula makes of alpha; None where not every position has a proposal
     iid_error: float | None  # by what share that is too high
     break_even_length: float | None  # tokens per round at which the draft starts to pay: the mean cost of a round
+    full_round_cost: float | None  # cost of a round that drafts gamma tokens: gamma c + v, and the search of prompt lookup
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
     speedup: Interval | None

@@ -11,7 +11,7 @@ import numpy as np
 from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.estimate import by_cluster, quantile, ratio, share_interval
 from alphaprof.analysis.rules import SAMPLED, BoundRule
-from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, speedup
+from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report.model import GammaResult, Interval, Phase, Result
 from alphaprof.report.pool import Pool
 from alphaprof.report.verdict import Question, choose_and_decide, no_decision, not_defined, without_times
@@ -139,6 +139,7 @@ def _gamma(pool: Pool, gamma: int, times: StepTimes | None, alpha: float | None,
         iid_tokens_per_round=iid,
         iid_error=iid / free.value - 1 if iid is not None and free else None,
         break_even_length=free.value / faster.value if free and faster else None,
+        full_round_cost=float(round_costs(times, gamma)[gamma]) if times else None,
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
         speedup=speedup_interval(faster, confidence),

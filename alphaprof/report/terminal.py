@@ -18,7 +18,7 @@ from alphaprof.report.model import Cost, GammaResult, Report, Result, Traffic
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 WIDE = 140  # columns that it takes to show intervals beside their values
 RULE_WIDTH = 18  # columns that a rule's alpha takes
-NAME_WIDTH = 22  # columns of a table that it may take; longer names fold
+NAME_LEAST, NAME_WIDTH = 10, 22  # columns of a table that it takes at least and at most; longer names fold
 
 
 def render_terminal(report: Report, console: Console) -> None:
@@ -80,17 +80,23 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
 
 
-def named_table(title: str) -> Table:
+def named_table() -> Table:
     """An empty table whose first column is the domain."""
-    table = Table(title=plain(title), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("domain", overflow="fold", max_width=NAME_WIDTH)
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("domain", overflow="fold", min_width=NAME_LEAST, max_width=NAME_WIDTH)
     return table
+
+
+def show(table: Table, title: str, console: Console) -> None:
+    """Print a table below its title, which may be wider than the table."""
+    console.print(Text.assemble(plain(title), style="italic"))
+    console.print(table)
 
 
 def _domains(title: str, results: Sequence[Result], console: Console) -> None:
     covered = all(result.coverage == 1 for result in results)
     formula = covered and console.width >= WIDE
-    table = named_table(f"{title}: by domain")
+    table = named_table()
     names = ("docs", *(() if covered else ("coverage",)), "alpha", "gamma", "tokens/round")
     for name in (*names, *(("iid formula",) if formula else ()), "break-even", "speedup"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -104,7 +110,7 @@ def _domains(title: str, results: Sequence[Result], console: Console) -> None:
         cells += [fmt.number(best.break_even_length if best else None), fmt.interval(best.speedup if best else None, "x")]
         verdict = Text(str(result.verdict), COLOURS[str(result.verdict)])
         table.add_row(_name(result, results), *map(Text, _fitted(cells, console)), verdict)
-    console.print(table)
+    show(table, f"{title}: by domain", console)
     undecided: dict[str, list[str]] = {}
     for result in results:
         if result.verdict == "UNDECIDED":
@@ -137,14 +143,14 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
     side_by_side = max(1, (console.width - NAME_WIDTH) // RULE_WIDTH)
     for start in range(0, len(rules), side_by_side):
         part = rules[start : start + side_by_side]
-        table = named_table(title)
+        table = named_table()
         for rule in part:
             table.add_column(rule, justify="right", no_wrap=True)
         first = [found[0] for found in texts.values()]
         for found in texts.values():
             cells = {result.rule: fmt.share_interval(result.alpha).replace(" [", f"{_mark(result)}\n[") for result in found}
             table.add_row(_name(found[0], first, marked=False), *(cells.get(rule, "") for rule in part))
-        console.print(table)
+        show(table, title, console)
     marks = {_mark(result) for result in results}
     if "*" in marks:
         console.print("  * off-policy: the rule's own decoding would not emit this text", style="dim", highlight=False)
@@ -166,14 +172,14 @@ def _phases(title: str, results: Sequence[Result], console: Console) -> None:
     shown = [result for result in results if result.phases]
     if not shown:
         return
-    table = named_table(title)
+    table = named_table()
     for name in ("rule", "thinking", "answer", "share of thinking"):
         table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
     for result in shown:
         cells = [fmt.share_interval(result.phases[name].alpha) for name in ("thinking", "answer")]
         share = fmt.percent(result.phases["thinking"].positions / result.positions)
         table.add_row(_name(result, [result]), result.rule + _mark(result), *_fitted(cells, console), share)
-    console.print(table)
+    show(table, title, console)
     console.print()
 
 
@@ -208,29 +214,22 @@ def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
     every, side_by_side = len(shown[0].gammas), max(1, (console.width - NAME_WIDTH) // 16)
     for start in range(0, every, side_by_side):
         part = slice(start, start + side_by_side)
-        table = named_table(f"{title}: {what} by gamma")
+        table = named_table()
         for item in shown[0].gammas[part]:
             table.add_column(str(item.gamma), justify="right", no_wrap=True)
         for result in shown:
             table.add_row(_name(result, results), *(_length(item) for item in result.gammas[part]))
         if shown[0].gammas[0].break_even_length is not None:
             table.add_section()
-            table.add_row("gamma c + v", *(_full_round(item) for item in shown[0].gammas[part]))
+            table.add_row("full round costs", *(fmt.number(item.full_round_cost) for item in shown[0].gammas[part]))
             table.add_row("v = T(g+1)/T(1)", *(fmt.number(item.verify_cost) for item in shown[0].gammas[part]))
-        console.print(table)
+        show(table, f"{title}: {what} by gamma", console)
     console.print()
 
 
 def _length(item: GammaResult) -> str:
     tokens = fmt.number(item.tokens_per_round.value if item.tokens_per_round else None)
     return tokens if item.speedup is None else f"{tokens} / {fmt.number(item.speedup.value)}"
-
-
-def _full_round(item: GammaResult) -> str:
-    """What a round costs that drafts gamma tokens."""
-    if item.draft_cost is None or item.verify_cost is None:
-        return fmt.NOTHING
-    return fmt.number(item.gamma * item.draft_cost + item.verify_cost)
 
 
 def _times(cost: Cost, console: Console) -> None:
@@ -256,11 +255,11 @@ def _definitions(report: Report, console: Console) -> None:
         f"alpha: acceptance over all positions with a proposal. Brackets: {level} intervals over documents.",
         "tokens/round: tokens emitted per verification, the target's own included. gamma: drafted tokens per round.",
         "iid formula: tokens/round if acceptance were independent from position to position; by how much that is too high.",
-        "break-even: tokens/round at which the draft starts to pay, the cost of a round in decode steps: gamma c + v where",
-        "it drafts gamma tokens; c = T_draft/T(1), v = T(gamma+1)/T(1).",
+        "break-even: tokens/round at which the draft starts to pay, the mean cost of a round in decode steps. "
+        "A full round costs gamma c + v; c = T_draft/T(1), v = T(gamma+1)/T(1).",
         "speedup: decode time without the draft / with it, prefill excluded.",
-        "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. An interval",
-        "over all documents at what was chosen contains the half that chose it, and is a little too hopeful.",
+        "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. "
+        "An interval over all documents at what was chosen contains the half that chose it, and is a little too hopeful.",
     ]
     if any(result.estimator == "expected" for result in report.results):
         lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn by lot.")

@@ -63,7 +63,9 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
             yield ReportWarning(
                 "not_greedy",
                 f"{short(result.domain)}: {result.clear_mismatches:.1%} of tokens clearly are not the target's top token",
-                "check that given continuations were produced greedily by this target, or drop on_policy",
+                "check that these responses were produced greedily by this target, or drop on_policy"
+                if result.continuation == "given"
+                else "generation and scoring disagree beyond rounding: profile in float32 to see whether it is the dtype",
             )
     positions = sum(result.positions for result in on_policy)
     mismatches = sum((result.mismatches or 0) * result.positions for result in on_policy)
