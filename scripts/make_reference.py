@@ -66,7 +66,8 @@ def profile_page() -> str:
     """The page about the profile file."""
     parts = [
         "# Profile file\n",
-        "Written by `scripts/make_reference.py` from `config.py` and `options.py`. A profile is a YAML file; unknown keys are errors.",
+        "Written by `scripts/make_reference.py` from `config.py` and `options.py`. A profile is a YAML file; unknown keys",
+        "are errors.",
         "Any value can be overridden: `--set target.dtype=float32`, `--set data.code.limit=20` (a source by its domain),",
         "`--set data.0.limit=20` (or by its index). Relative paths start at the profile file.\n",
     ]

@@ -28,9 +28,7 @@ HOMES = {
         "profiling/phases.py",
         "profiling/continuations.py",
     ),
-    "datasets": (
-        "profiling/reading.py",
-    ),
+    "datasets": ("profiling/reading.py",),
     "huggingface_hub": ("profiling/hub.py",),
     "typer": ("cli.py",),
     "rich": ("report/terminal.py", "report/comparison.py", "report/render.py", "progress.py"),
