@@ -76,6 +76,7 @@ def profile(
         from alphaprof.profiling.pipeline import profile as run_profile
 
         run = run_profile(options, out, progress, resume, reuse)
+        progress.say("adding up totals")
         write_totals(run)
     print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
 
@@ -148,6 +149,9 @@ def rules() -> None:
         spelling = f"{name}:{','.join(parameter.name for parameter in rule.parameters)}".rstrip(":")
         text = " and ".join(rule.policies) + " text"
         print(f"{spelling:28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
+        for parameter in rule.parameters:
+            more = "larger" if parameter.relaxes > 0 else "smaller"
+            print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")
     print("\nnot modelled:")
     for name, about in NOT_MODELLED.items():
         print(f"{name:28} {about}")

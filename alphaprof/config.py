@@ -21,6 +21,7 @@ from alphaprof.options import (
     GreedyContinuation,
     ModelDraft,
     Options,
+    Sampling,
     TargetOptions,
     TextContinuation,
     Whole,
@@ -158,6 +159,12 @@ class ProfileOptions(Options):
     @field_validator("continuation", mode="before")
     @classmethod
     def _greedy_by_default(cls, continuation: Any) -> Any:
+        if (
+            isinstance(continuation, dict)
+            and "kind" not in continuation
+            and (odd := set(continuation) & set(Sampling.model_fields))
+        ):
+            raise ValueError(f"{', '.join(sorted(odd))} go with kind: sampled")
         return {"kind": "greedy"} | continuation if isinstance(continuation, dict) else continuation
 
     @field_validator("rules")

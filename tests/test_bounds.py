@@ -155,6 +155,10 @@ def test_margin_bounds_by_closed_form() -> None:
     ratio = 0.6
     widest = np.maximum(m, (1 - ratio) / (1 + ratio))
     assert margin_bound(parse_rule("multiplicative:0.6"), m, 1) == pytest.approx(m * coin(widest) / widest, abs=1e-12)
+    for delta, epsilon in ((0.2, 0.3), (0.5, 0.05)):
+        most = np.minimum(1, np.minimum(m + 2 * epsilon, m * (1 + delta) / (1 - delta)))
+        expected = most * coin(np.divide(m, most, out=np.ones_like(m), where=most > 0))
+        assert margin_bound(parse_rule({"typical": [epsilon, delta]}), m, 1) == pytest.approx(expected, abs=1e-12)
     for width in (1, 2, 5):
         inside = m[:-1]
         up, down = log(1 + width * inside), log(1 - inside)
@@ -193,7 +197,14 @@ def test_a_top_probability_and_a_ceiling_give_a_bound(divergence: Divergence) ->
     assert flat_bound(np.array([0.7]), np.array([0.1]), 2, divergence) == pytest.approx(
         [threshold([0.7, 0.1, 0.1, 0.1], 1, 2, divergence)]  # type: ignore[arg-type]
     )
+    assert flat_bound(np.array([0.7]), ceiling, 2, divergence) == pytest.approx(
+        [threshold([0.7, 0.15, 0.15], 1, 2, divergence)]  # type: ignore[arg-type]
+    )
     assert flat_bound(np.array([0.7]), np.array([-0.1]), 1, "tv") == pytest.approx([0.35])
+    single = np.array([[0.3], [0.1]], dtype=np.float32)
+    double = single.astype(np.float64)
+    expected = flat_bound(double[0], double[1], 2, divergence)
+    assert flat_bound(single[0], single[1], 2, divergence) == pytest.approx(expected, rel=1e-13)
 
 
 def test_a_factor_alone_bounds_by_the_top_probability() -> None:
@@ -365,7 +376,8 @@ def test_the_bound_from_both_directions_is_attained_by_a_coin_and_its_mirror_ima
 
 def test_the_bound_from_both_directions_at_the_ends() -> None:
     assert jeffreys_bound(np.array([0.0, -1e-9, np.inf])) == pytest.approx([1, 1, 0], abs=1e-12)
-    assert jeffreys_bound(np.array([2000.0])) == pytest.approx([2 * math.exp(-1000)])
+    assert jeffreys_bound(np.array([120.0])) == pytest.approx([2 * math.exp(-60)], rel=1e-9, abs=0)
+    assert jeffreys_bound(np.array([5000.0])) == [0]
     assert 1 - jeffreys_bound(np.array([1e-12])) == pytest.approx([0.5e-6], rel=1e-4)
 
 

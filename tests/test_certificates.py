@@ -354,11 +354,14 @@ def test_float32_columns_are_computed_with_in_float64(divergence: Divergence) ->
     assert found[0] == pytest.approx(threshold(p[0].astype(np.float64), 1, 1, divergence), rel=1e-6)
 
 
-@pytest.mark.parametrize(("divergence", "expected"), [("kl", 5e-15), ("rkl", 5e-15), ("tv", 5e-8), ("js", 1.25e-15)])
-def test_a_near_tie_keeps_its_precision(divergence: Divergence, expected: float) -> None:
-    """With p = 0.5 and 0.5 - x, x = 1e-7: x^2/2 for kl, a quarter of it for js."""
-    found = pooled(np.array([[0.5]]), np.array([[0.5 - 1e-7]]), divergence)[0]
-    assert found == pytest.approx(expected, rel=0.05 if divergence == "js" else 1e-5)
+@pytest.mark.parametrize(
+    ("divergence", "gap", "expected"),
+    [("kl", 1e-9, 5e-19 / 0.74), ("rkl", 1e-9, 5e-19 / 0.74), ("tv", 1e-9, 5e-10), ("js", 1e-6, 1.25e-13 / 0.74)],
+)
+def test_a_near_tie_keeps_its_precision(divergence: Divergence, gap: float, expected: float) -> None:
+    """With p = 0.37 and 0.37 - x: x^2/(2 * 0.74) for kl, a quarter of it for js."""
+    found = pooled(np.array([[0.37]]), np.array([[0.37 - gap]]), divergence)[0]
+    assert found == pytest.approx(expected, rel=1e-2 if divergence == "js" else 1e-5, abs=0)
 
 
 @every_divergence
@@ -422,10 +425,10 @@ def test_where_nothing_is_accepted_nothing_is_certified_and_where_too_little_is_
 
 
 @every_rule
-@given(p=ranked())
-def test_the_accepted_tokens_are_those_that_the_rule_keeps(rule: BoundRule, p: Array) -> None:
+@given(p=ranked(), kind=st.sampled_from([np.float32, np.float64]))
+def test_the_accepted_tokens_are_those_that_the_rule_keeps(rule: BoundRule, p: Array, kind: Any) -> None:
     """Rank by rank against the rule on the columns of a log."""
-    size, ranks = len(p), np.arange(len(p))
+    p, size, ranks = p.astype(kind), len(p), np.arange(len(p))
     columns = {
         "draft_top": ranks,
         "target_top": np.zeros(size, dtype=int),
@@ -484,6 +487,27 @@ def test_accepted_tokens_by_hand(specification: str, count: int, known: bool) ->
     rule = parse_rule(specification)
     found = ACCEPTED[rule.name](target, **rule.arguments)
     assert (found.count.tolist(), found.known.tolist()) == ([count], [known])
+
+
+def test_the_top_token_is_accepted_whatever_rounding_says() -> None:
+    """Where p is flat, exp(-H) is the top probability, and may come out above it."""
+    target = Target(np.full((1, 4), 0.25), 4, np.array([math.log(4) - 1e-12]))
+    assert ACCEPTED["typical"](target, epsilon=1, delta=1).count == [4]
+
+
+def test_a_count_that_is_a_lower_bound_makes_lower_bounds() -> None:
+    p = np.array([[0.4, 0.3, 0.2, 0.1]])
+    some = Accepted(np.array([1]), np.array([False]), np.array([np.inf]))
+    found = thresholds(whole(p), some, 1)
+    assert (found.value[0], found.exact[0]) == (pytest.approx(threshold(p[0], 1), abs=1e-12), False)
+    found = thresholds(whole(p), some, 4)  # with one accepted token or more, there are never four rejected ones
+    assert (found.value[0], found.exact[0]) == (math.inf, True)
+
+
+def test_rules_in_float32_are_compared_with_in_float64() -> None:
+    """0.05 - 0.01 is 0.04 in float32, and a little more when the float32 numbers are subtracted in float64."""
+    target = Target(np.array([[0.05, 0.04]], dtype=np.float32), 99)
+    assert ACCEPTED["additive"](target, epsilon=0.01).count == [1]
 
 
 def test_every_rule_that_compares_with_the_target_has_an_accepted_set() -> None:

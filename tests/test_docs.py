@@ -64,6 +64,11 @@ def test_the_file_tree_in_the_readme_is_the_file_tree() -> None:
     assert product - named - {"__init__.py"} == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_no_page_waits_for_its_text(page: Path) -> None:
+    assert re.findall(r"\b[A-Z]+_(?:TEXT|PLACEHOLDER)\b|\bTODO\b", page.read_text()) == []
+
+
 def test_the_changelog_names_the_version() -> None:
     from alphaprof import __version__
 

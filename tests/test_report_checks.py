@@ -118,8 +118,8 @@ def test_text_that_was_drawn_from_another_distribution_is_found_out(tmp_path: Pa
         assert check is not None
         assert not check.low <= 0 <= check.high
     (warning,) = [warning for warning in found.warnings if warning.code == "off_policy_sample"]
-    assert "false (small, one_hot) -0." in warning.message
-    assert "false (small, lossless) +0." in warning.message
+    assert f"false ({continuation} at temperature 0.7; small, one_hot) -0." in warning.message
+    assert f"false ({continuation} at temperature 0.7; small, lossless) +0." in warning.message
     assert "honest" not in warning.message
     assert "temperature" in warning.remedy
     assert "not drawn from them" in as_terminal(found, 200)

@@ -37,7 +37,7 @@ def strict_thresholds(largest: Array, second: Array, divergence: Divergence = "k
 
 def flat_bound(largest: Array, ceiling: Array, width: int = 1, divergence: Divergence = "kl") -> Array:
     """The least D* over all p whose top token has probability `largest` and whose rejected tokens have at most `ceiling`."""
-    rejected = np.maximum(0.0, np.minimum(np.minimum(ceiling, largest), (1 - largest) / width))
+    rejected = np.maximum(0.0, np.minimum(ceiling, (1 - largest) / width))
     found = pooled(np.where(largest > 0, largest, 1.0)[None], np.tile(rejected, (width, 1)), divergence)
     return np.where(largest > 0, found, 0.0)
 

@@ -151,7 +151,7 @@ def thresholds(target: Target, accepted: Accepted, width: int = 1, divergence: D
     """
     _check(width, divergence)
     top, counts = target.top, accepted.count
-    impossible = accepted.known & (counts > 0) & (counts + width > target.vocabulary)
+    impossible = (counts > 0) & (counts + width > target.vocabulary)
     complete = accepted.known & ((counts + width <= top.shape[1]) | (top[:, -1] == 0))
     value = np.where(impossible, np.inf, 0.0)
     possible = np.flatnonzero((counts > 0) & ~impossible)

@@ -18,17 +18,18 @@ def share_difference(first: tuple[Array, Array], second: tuple[Array, Array], co
     Raises `ValueError` where a side has no count.
     """
     one, two = ratio(*first), ratio(*second)
-    return _difference(two.value - one.value, _errors(second, two) - _errors(first, one), (one, two), confidence, 1.0)
+    errors = _errors(second, two) - _errors(first, one)
+    return _difference(Estimate(two.value - one.value, -one.value, 1 - one.value, 0), errors, (one, two), confidence)
 
 
-def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float, reach: float) -> Estimate:
-    """Second quotient less the first, each sum(counts) / sum(totals): tokens per round from (rounds, tokens).
-
-    `reach`: how far two such quotients can lie apart at all.
+def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float, gamma: int) -> Estimate:
+    """Second quotient less the first, each sum(counts) / sum(totals): tokens per round from (rounds, tokens), of which a
+    round emits 1 to gamma + 1.
     """
     one, two = ratio(*first), ratio(*second)
     errors = _errors(first, one) / one.value**2 - _errors(second, two) / two.value**2  # d(1/r) = -dr / r^2
-    return _difference(1 / two.value - 1 / one.value, errors, (one, two), confidence, reach)
+    before = 1 / one.value
+    return _difference(Estimate(1 / two.value - before, 1 - before, gamma + 1 - before, 0), errors, (one, two), confidence)
 
 
 def _errors(side: tuple[Array, Array], found: Ratio) -> Array:
@@ -36,17 +37,20 @@ def _errors(side: tuple[Array, Array], found: Ratio) -> Array:
     return influences(*side) if found.documents > 1 else np.zeros(len(side[0]))
 
 
-def _difference(value: float, errors: Array, sides: tuple[Ratio, Ratio], confidence: float, reach: float) -> Estimate:
-    """A difference with its t interval. Where all units agree perfectly there is no spread to estimate from: the interval is
-    then what units that differ could make of it, at the most of them that so many agreeing ones allow (Clopper-Pearson
-    at D of D).
+def _difference(possible: Estimate, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Estimate:
+    """A difference with its t interval, within what is possible given the first side.
+
+    Where all units agree perfectly there is no spread to estimate from: the interval is then what units that differ could
+    make of it, at the most of them that so many agreeing ones allow (Clopper-Pearson at D of D).
     """
+    value, low, high = possible.value, possible.low, possible.high
     documents = min(side.documents for side in sides)
     tail = (1 - confidence) / 2
     if documents < 2:
-        return Estimate(value, -reach, reach, documents)
+        return Estimate(value, low, high, documents)
     stderr = math.sqrt(float((errors**2).sum()))
+    if stderr <= 1e-9 * (high - low):
+        differing = 1 - tail ** (1 / documents)
+        return Estimate(value, value + (low - value) * differing, value + (high - value) * differing, documents)
     half = quantile(1 - tail, min(side.freedom for side in sides)) * stderr
-    if stderr <= 1e-9 * reach:
-        half = reach * (1 - tail ** (1 / documents))
-    return Estimate(value, max(-reach, value - half), min(reach, value + half), documents)
+    return Estimate(value, max(low, value - half), min(high, value + half), documents)

@@ -10,6 +10,7 @@ A draft without a distribution (prompt lookup) is a point mass at its proposal.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -247,22 +248,25 @@ def _bound(name: str, given: object) -> BoundRule:
     if name in NOT_MODELLED:
         raise ValueError(f"the rule {name!r} is not modelled; {_known_rules()}")
     if name not in RULES:
-        raise ValueError(f"unknown rule {name!r}; {_known_rules()}")
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), RULES, n=1)
+        raise ValueError(f"unknown rule {name!r}{f' (did you mean {near[0]}?)' if near else ''}; {_known_rules()}")
     parameters = RULES[name].parameters
     names = [parameter.name for parameter in parameters]
     if isinstance(given, Mapping):
         if set(given) != set(names):
-            raise ValueError(f"{name} has the parameters {', '.join(names) or 'none'} (not {', '.join(map(str, given))})")
+            raise ValueError(f"{name} needs the parameters {', '.join(names) or 'none'} (got {', '.join(map(str, given))})")
         values = [given[parameter] for parameter in names]
     else:
         values = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(values) != len(names):
         wanted = f"{name}:{','.join(names)}" if names else name
-        raise ValueError(f"{name} has {len(names)} parameters and got {len(values)}: write {wanted}")
+        raise ValueError(f"{name} needs {len(names)} of them, not {len(values)} values: write {wanted}")
     return BoundRule(name, tuple(_checked(name, item, value) for item, value in zip(parameters, values, strict=True)))
 
 
 def _checked(rule: str, parameter: Parameter, value: object) -> float:
+    if isinstance(value, str):  # YAML reads 1e-3 as a text
+        value = _number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{rule}: {parameter.name} is no number: {value!r}")
     if not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value)):
@@ -275,7 +279,7 @@ def _checked(rule: str, parameter: Parameter, value: object) -> float:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return float(text if "_" not in text else "no number")  # Python reads 0_1 as 1
     except ValueError:
         raise ValueError(f"{text!r} is no number; {_known_rules()}") from None
 

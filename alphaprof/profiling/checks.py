@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunMismatch
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run
-from alphaprof.options import SampledContinuation
+from alphaprof.options import SampledContinuation, TextContinuation
 from alphaprof.profiling import hub
 from alphaprof.profiling.continuations import digest
-from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.corpus import Document, policy
 from alphaprof.profiling.processing import not_modelled
 from alphaprof.profiling.scoring import Scorer
 
 
 def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
     """What is known to be odd before any work, as code, message and remedy."""
-    raw = [Path(source.path).name for source in options.data if source.prompt is not None and not source.chat]
+    kinds = [options.continuation_of(index) for index in range(len(options.data))]
+    raw = [
+        Path(source.path).name
+        for source, kind in zip(options.data, kinds, strict=True)
+        if source.prompt is not None and not source.chat and not isinstance(kind, TextContinuation)
+    ]
     if raw and has_template:
         yield {
             "code": "raw_prompts",
@@ -33,8 +39,8 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
                 "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
                 "remedy": "store large data as .jsonl, one object a line",
             }
-    sampled = [options.continuation_of(index) for index in range(len(options.data))]
-    if any(isinstance(found, SampledContinuation) and found.generation_config for found in sampled):
+    yield from _without_verdict(options)
+    if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
         for setting in not_modelled(scorer.target.model.served):
             yield {
                 "code": "not_modelled",
@@ -48,6 +54,21 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
                 "message": f"{head.model.name}: logits need the full forward of a whole document at once",
                 "remedy": "expect more memory per document; lower max_new_tokens if it runs out",
             }
+
+
+def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
+    """A verdict on a rule that has no rounds on any of the text cannot come out of the run."""
+    if options.decision.rule == "auto":
+        return
+    rule = parse_rule(options.decision.rule).rule
+    found = [policy(options.continuation_of(index), {}) for index in range(len(options.data))]
+    texts = {"sampled" if item["processing"] else "greedy" for item in found if item["on_policy"]}
+    if rule.lossy or not rule.timed or not texts & set(rule.policies):
+        yield {
+            "code": "no_verdict",
+            "message": f"decision.rule {options.decision.rule} has no timed rounds on this text: no verdict will come",
+            "remedy": "leave decision.rule out, or measure text of its kind (alphaprof rules)",
+        }
 
 
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:

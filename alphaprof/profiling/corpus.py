@@ -104,7 +104,7 @@ class Corpus:
             reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
             raise DataEmpty(
                 f"{source.path} yields no document from {row_number} rows" + (f" (left out: {reasons})" if reasons else ""),
-                "check its rows and split, and too_long and max_new_tokens against the target's context",
+                "check rows, split and prompt_tokens, and too_long and max_new_tokens against the target's context",
             )
 
     def _document(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | str:
@@ -135,7 +135,7 @@ class Corpus:
         fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
         if fitted is None:
             return f"longer than the target's context of {self.context} tokens"
-        self.truncated.update(["responses cut to max_new_tokens"] if cut else [])
+        self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
         self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
         cluster = _value(row, source.cluster, where, optional=True) if source.cluster else None
         domain = source.domain

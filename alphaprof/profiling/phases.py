@@ -47,11 +47,11 @@ def _pieces(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[t
     while place < len(tokens):
         known = len(text(before))
         finished = (1, text([*before, tokens[place]])[known:])
-        for size in range(1, min(MOST_BYTES, len(tokens) - place) + 1):
-            piece = text([*before, *tokens[place : place + size]])[known:]
-            if UNFINISHED not in piece:
-                finished = (size, piece)
+        for size in range(2, min(MOST_BYTES, len(tokens) - place) + 1):
+            if UNFINISHED not in finished[1]:
                 break
+            piece = text([*before, *tokens[place : place + size]])[known:]
+            finished = (size, piece) if UNFINISHED not in piece else finished
         yield finished
         before = tokens[place : place + finished[0]]
         place += finished[0]

@@ -5,6 +5,7 @@ Whether a token is kept never depends on the order of equal logits: all ties at 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +72,11 @@ def resolved(options: Sampling, served: Mapping[str, Any]) -> Processing:
         raise ProfileInvalid(
             "the model's generation config has temperature 0: greedy text", "use continuation: {kind: greedy}"
         )
-    return found
+    if not (0 < found.top_p <= 1 and 0 <= found.min_p <= 1):
+        raise ProfileInvalid(
+            f"the model's generation config has top_p {found.top_p:g} and min_p {found.min_p:g}", "set both in the profile"
+        )
+    return dataclasses.replace(found, top_k=max(0, found.top_k))  # -1 is a common way to say off
 
 
 def not_modelled(served: Mapping[str, Any]) -> list[str]:

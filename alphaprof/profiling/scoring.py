@@ -93,12 +93,13 @@ class Scorer:
         mean nothing. Raises `LogitsNotFinite`.
         """
         layout = Layout.of(batch)
-        proposals = {draft.name: _joined_proposals(draft, batch) for draft in self.lookups}
         device = self.target.model.device
-        firsts = [torch.from_numpy(found["draft_top"]).to(device) for found in proposals.values()]
-        token = layout.token.to(device)
         target_rows = self.target.rows(layout.ids, layout.row, layout.column)
         draft_rows = [draft.rows(layout.ids, layout.row, layout.column) for draft in self.drafts]
+        # Looked up while a GPU is still busy with the forward passes.
+        proposals = {draft.name: _joined_proposals(draft, batch) for draft in self.lookups}
+        firsts = [torch.from_numpy(found["draft_top"]).to(device) for found in proposals.values()]
+        token = layout.token.to(device)
         settings = batch[0].document.processing or PLAIN
         parts: list[list[Columns]] = []
         for start in range(0, len(token), self.head_rows):

@@ -16,9 +16,10 @@ from alphaprof.analysis.speedup import NOTHING, StepTime, StepTimes
 from alphaprof.analysis.totals import Request, policies, read_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
+from alphaprof.report.format import text_kind
 from alphaprof.report.model import Cost, Report, Result, RunFacts
-from alphaprof.report.pool import Pool, merged, pools, units
-from alphaprof.report.result import Subject, build_result
+from alphaprof.report.pool import SETTINGS, Pool, merged, pools, units
+from alphaprof.report.result import Subject, build_result, contradiction
 from alphaprof.report.traffic import Evidence, judge_traffic
 from alphaprof.report.verdict import Question, not_defined
 from alphaprof.report.warnings import report_warnings
@@ -51,11 +52,12 @@ def build_report(
             for domain, pool in pools(totals, documents, independent, rule.id, run.gammas):
                 results.append(build_result(Subject(domain, draft, rule, times.get(draft)), pool, question, run.gammas))
                 if question.rule_for(pool.policy) == rule.id:
-                    decisive += [(domain, pool)] if pool.defined else []
-                    undefined |= {} if pool.defined else {domain: not_defined(rule.id, pool.policy)}
+                    doubt = contradiction(pool) if pool.defined else not_defined(rule.id, pool.policy)
+                    decisive += [] if doubt else [(domain, pool)]
+                    undefined |= {domain: doubt} if doubt else {}
         by_draft[draft] = _by_domain(decisive)
     deciding = list(dict.fromkeys(question.rule_for(name) for name in policy if name))
-    evidence = Evidence(deciding, by_draft, undefined, _observed_weights(documents))
+    evidence = Evidence(deciding, by_draft, undefined, observed_weights(documents))
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
@@ -79,11 +81,26 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
         target=manifest.target.reference,
         drafts=tuple(manifest.drafts),
         dtype=manifest.target.dtype,
+        texts=_texts(documents),
         created=manifest.created,
         cut=_cut(documents),
         mean_context=_mean_context(documents),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
+    )
+
+
+def _texts(documents: pa.Table) -> tuple[str, ...]:
+    """The kinds of text of a run, in the order in which they occur."""
+    kinds = documents["continuation"].cast(pa.string()).to_pylist()
+    settings = zip(*(documents[name].to_pylist() for name in SETTINGS), strict=True)
+    found = dict.fromkeys(zip(kinds, documents["on_policy"].to_pylist(), settings, strict=True))
+    return tuple(
+        text_kind(
+            kind, None if values[0] is None else {name: value or 0 for name, value in zip(SETTINGS, values, strict=True)}
+        )
+        + ("" if on_policy else " (off-policy)")
+        for kind, on_policy, values in found
     )
 
 
@@ -103,7 +120,7 @@ def _cut(documents: pa.Table) -> float | None:
     return float(pc.equal(written["finish"].cast(pa.string()), "length").to_numpy().mean())
 
 
-def _observed_weights(documents: pa.Table) -> dict[str, float]:
+def observed_weights(documents: pa.Table) -> dict[str, float]:
     """Shares of tokens by domain, in the order in which domains occur."""
     tokens: dict[str, int] = {}
     domains = documents["domain"].cast(pa.string()).to_pylist()

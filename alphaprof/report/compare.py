@@ -55,6 +55,7 @@ class Difference:
 
     domain: str
     continuation: str
+    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
     rule: str
     on_policy: bool
     lossy: bool
@@ -77,6 +78,7 @@ class Comparison:
     confidence: float
     same_text: bool  # both measured the same tokens
     documents: int
+    interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]
     differences: tuple[Difference, ...]
 
@@ -102,18 +104,15 @@ def compare(first: Side, second: Side, rules: Sequence[str] | None = None, confi
     `rules`: ids; default: those of the first run. `confidence`: default, that of the first run's decision.
     """
     confidence = confidence or float(first.run.manifest.config["decision"]["confidence"])
-    require_comparable(first.run, second.run)
+    require_comparable(first, second)
     tables = [side.run.documents() for side in (first, second)]
     rows = paired_rows(*tables)
     if len(rows[0]) == 0:
-        raise NotComparable(
-            f"{first.run.path} and {second.run.path} have no prompt in common",
-            "profile both on the same data; --reuse-continuations measures another draft on the same text",
-        )
+        raise _nothing_in_common(first, second, tables)
     documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
     asked = list(rules or first.run.rules)
     gammas = sorted(set(first.run.gammas) & set(second.run.gammas))
-    independent = units(documents[0])
+    independent = units(pa.concat_tables(documents))[: len(rows[0])]  # what belongs together in either run
     found = [_pools(side, table, independent, asked) for side, table in zip((first, second), documents, strict=True)]
     differences = tuple(
         _difference(key, pool, found[1][key], gammas, confidence) for key, pool in found[0].items() if key in found[1]
@@ -122,21 +121,29 @@ def compare(first: Side, second: Side, rules: Sequence[str] | None = None, confi
         first=first.label,
         second=second.label,
         confidence=confidence,
-        same_text=_same_text(first.run, second.run, rows),
+        same_text=first.run.path == second.run.path or _same_text(first.run, second.run, rows),
         documents=len(rows[0]),
+        interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
         unpaired=(len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])),
         differences=differences,
     )
 
 
-def require_comparable(first: Run, second: Run) -> None:
-    """Raise `NotComparable` for runs of another target, dtype or tokenizer: their differences would not be the drafts'."""
-    one, two = first.manifest, second.manifest
+def require_comparable(first: Side, second: Side) -> None:
+    """Raise `NotComparable` where target, dtype, tokenizer or processing differ: a difference would not be the draft's."""
+    if first.label == second.label:
+        raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
+    one, two = first.run.manifest, second.run.manifest
+    if one.config.get("draft_processing") != two.config.get("draft_processing"):
+        raise NotComparable(
+            f"{first.run.path} and {second.run.path} have another draft_processing",
+            "profile one of them again with the other's; --reuse-continuations keeps the text",
+        )
     odd = [name for name in ("fingerprint", "dtype") if getattr(one.target, name) != getattr(two.target, name)]
     odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
     if odd:
         raise NotComparable(
-            f"{first.path} and {second.path} have another target ({', '.join(odd)} differ)",
+            f"{first.run.path} and {second.run.path} have another target ({', '.join(odd)} differ)",
             "compare drafts of one target, profiled in one dtype",
         )
 
@@ -151,9 +158,25 @@ def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
     return rows[:, 0], rows[:, 1]
 
 
+def _nothing_in_common(first: Side, second: Side, tables: Sequence[pa.Table]) -> NotComparable:
+    """Why no document has a partner: other prompts, or other text on the same prompts."""
+    prompts = [set(table["prompt_hash"].to_pylist()) for table in tables]
+    shared = len(prompts[0] & prompts[1])
+    if shared:
+        kinds = [", ".join(sorted(set(table["continuation"].cast(pa.string()).to_pylist()))) for table in tables]
+        return NotComparable(
+            f"{first.run.path} and {second.run.path} share {shared} prompts, but no kind of text ({kinds[0]} / {kinds[1]})",
+            "compare drafts on text of one kind, with the same sampling settings and max_new_tokens",
+        )
+    return NotComparable(
+        f"{first.run.path} and {second.run.path} have no prompt in common",
+        "profile both on the same data; --reuse-continuations measures another draft on the same text",
+    )
+
+
 def _keys(documents: pa.Table) -> Iterator[tuple[Any, ...]]:
     columns = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation", "prompt_hash")]
-    columns += [documents[name].to_pylist() for name in SETTINGS]
+    columns += [documents[name].to_pylist() for name in (*SETTINGS, "max_new_tokens")]
     seen: dict[tuple[Any, ...], int] = {}
     for key in zip(*columns, policies(documents).tolist(), strict=True):
         seen[key] = seen.get(key, 0) + 1
@@ -165,8 +188,8 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool:
     texts = []
     for run, chosen in zip((first, second), rows, strict=True):
         parts = [run.continuations(shard.index, ["continuation_ids"]) for shard in run.shards]
-        texts.append(pa.concat_tables(parts)["continuation_ids"].take(chosen).to_pylist())
-    return bool(texts[0] == texts[1])
+        texts.append(pa.concat_tables(parts)["continuation_ids"].take(chosen).combine_chunks())
+    return bool(texts[0].equals(texts[1]))
 
 
 def _pools(side: Side, documents: pa.Table, independent: Array, rules: Sequence[str]) -> dict[tuple[str, ...], Pool]:
@@ -190,6 +213,7 @@ def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequenc
     return Difference(
         domain=key[0],
         continuation=first.continuation,
+        sampling=first.sampling,
         rule=rule.id,
         on_policy=first.policy in rule.rule.policies,
         lossy=rule.rule.lossy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +39,10 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
         highlight=False,
     )
     show(_acceptance(comparison), "alpha", console)
+    for side in comparison.interrupted:
+        console.print(
+            Text("note: ", "yellow").append_text(plain(f"{side} is of an interrupted run: its first documents only"))
+        )
     if rounds := [item for item in comparison.differences if item.tokens_per_round]:
         show(_rounds(rounds), "tokens per round", console)
     for line in (
@@ -54,11 +59,17 @@ def _acceptance(comparison: Comparison) -> Table:
     table = named_table()
     for name in ("rule", "docs", "coverage", "first", "second", "difference"):
         table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    several = _several(comparison.differences)
     for item in comparison.differences:
         coverage = f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}"
         alphas = (fmt.share(item.first), fmt.share(item.second))
         table.add_row(
-            _name(item), item.rule + _mark(item), _documents(item), coverage, *alphas, fmt.difference(item.difference, 3)
+            _name(item, several),
+            item.rule + _mark(item),
+            _documents(item),
+            coverage,
+            *alphas,
+            fmt.difference(item.difference, 3),
         )
     return table
 
@@ -67,15 +78,23 @@ def _rounds(differences: list[Difference]) -> Table:
     table = named_table()
     for name in ("rule", "gamma", "first", "second", "difference"):
         table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    several = _several(differences)
     for item in differences:
         for found in item.tokens_per_round:
             numbers = (fmt.number(found.first), fmt.number(found.second), fmt.difference(found.difference, 2))
-            table.add_row(_name(item), item.rule, str(found.gamma), *numbers)
+            table.add_row(_name(item, several), item.rule, str(found.gamma), *numbers)
     return table
 
 
-def _name(item: Difference) -> Text:
-    return plain(f"{short(item.domain)} ({item.continuation})")
+def _several(differences: Sequence[Difference]) -> bool:
+    """Whether texts were drawn with different settings."""
+    return len({str(item.sampling) for item in differences if item.sampling is not None}) > 1
+
+
+def _name(item: Difference, several: bool) -> Text:
+    """The domain and its kind of text, with the sampling settings where there are several."""
+    settings = item.sampling if several else None
+    return plain(f"{short(item.domain)} ({fmt.text_kind(item.continuation, settings)})")
 
 
 def _documents(item: Difference) -> str:

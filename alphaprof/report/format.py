@@ -54,6 +54,15 @@ def difference(value: Interval | None, digits: int) -> str:
     return f"{value.value:+.{digits}f} [{value.low:+.{digits}f}, {value.high:+.{digits}f}]"
 
 
+def text_kind(continuation: str, sampling: dict[str, float] | None) -> str:
+    """What a text is: its kind, and the settings that it was drawn with."""
+    if sampling is None:
+        return continuation
+    off = {"top_k": 0, "top_p": 1, "min_p": 0}
+    others = "".join(f", {name} {value:g}" for name, value in sampling.items() if name in off and value != off[name])
+    return f"{continuation} at temperature {sampling['temperature']:g}{others}"
+
+
 def percent(value: float) -> str:
     """A share as a whole percentage; 0.996 is not written as 100%, and 0.004 not as 0%."""
     text = f"{100 * value:.0f}"

@@ -133,6 +133,7 @@ class RunFacts:
     target: str
     drafts: tuple[str, ...]
     dtype: str
+    texts: tuple[str, ...]  # kinds of text that were measured, with their sampling settings
     created: str
     cut: float | None  # share of the texts that the target wrote which ended at max_new_tokens
     mean_context: float | None  # tokens in the cache while these documents decode, on average over positions

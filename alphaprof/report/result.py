@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from alphaprof.report.verdict import Question, choose_and_decide, no_decision, n
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
+SELF_CHECK_FLOOR = 0.005  # rounding between the pass that sampled and the one that scored may make as much
+UNBELIEVABLE = 0.1  # share of tokens that contradict a text's policy beyond what rounding does
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,15 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
     if pool.defined:
         expected = alpha.value if alpha and coverage == 1 else None
         found = tuple(_gamma(pool, gamma, times, expected, question.confidence) for gamma in gammas)
+        if not rule.rule.timed:  # a tree drafts more tokens than its depth
+            found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
         known = {subject.draft: times} if times else {}
         best, decision = choose_and_decide(
             {subject.draft: {subject.domain: pool}}, known, {subject.domain: 1.0}, question, gammas
         )
         decision = decision if known else no_decision(without_times([rule.id]))
+        if doubt := contradiction(pool):
+            decision = no_decision(doubt)
     greedy, sampled = pool.policy == "greedy", pool.policy == SAMPLED
     decides = question.rule_for(pool.policy) == rule.id
     return Result(
@@ -82,6 +89,19 @@ def _reason(decision: Decision, decides: bool, pool: Pool, rule: BoundRule, ques
     if not pool.defined:
         return not_defined(rule.id, pool.policy)
     return f"the verdict concerns {question.rule_for(pool.policy)} only"
+
+
+def contradiction(pool: Pool) -> str:
+    """Why a text cannot be what it is said to be; empty where nothing contradicts it."""
+    positions = pool["positions"].sum()
+    if pool.policy == SAMPLED:
+        check = _self_check(pool)
+        off = check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR)
+        if off or pool["impossible"].sum() > UNBELIEVABLE * positions:
+            return "the text was not drawn from these distributions (see the notes): rounds would be those of other traffic"
+    elif pool["clear_mismatches"].sum() > UNBELIEVABLE * positions:
+        return "the text is not the target's greedy text (see the notes): rounds would be those of other traffic"
+    return ""
 
 
 def _estimator(pool: Pool, gammas: Sequence[int]) -> str:
@@ -124,15 +144,13 @@ def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
 
 def _gamma(pool: Pool, gamma: int, times: StepTimes | None, alpha: float | None, confidence: float) -> GammaResult:
     counts = pool.counts(gamma)
-    drafted, accepted = pool[f"drafted_depths_{gamma}"].sum(0), pool[f"accepted_depths_{gamma}"].sum(0)
-    tested = pool[f"tested_depths_{gamma}"].sum(0)
     free = speedup([counts], [1.0], free_draft(gamma))
+    rounds, drafted, tested, accepted = _counted(pool, gamma, free)
     faster = speedup([counts], [1.0], times) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
     return GammaResult(
         gamma=gamma,
-        # Where rounds are expectations, the control variate that mends tokens per round mends them as well.
-        rounds=float(counts.tokens.sum()) / free.value if free and counts.control.any() else float(counts.rounds.sum()),
+        rounds=rounds,
         tokens_per_round=tokens_interval(free, gamma, confidence),
         acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] else None,
         accepted_per_drafted=float(accepted.sum() / drafted.sum()) if drafted.sum() else None,
@@ -146,6 +164,24 @@ def _gamma(pool: Pool, gamma: int, times: StepTimes | None, alpha: float | None,
         marginal=tuple(float(count / drafted[0]) if drafted[0] else None for count in accepted),
         conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
     )
+
+
+def _counted(pool: Pool, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
+    """Rounds, and by depth rounds that drafted, were tested and accepted, over all documents.
+
+    Where rounds are expectations, the control variate that mends tokens per round mends all of them: tokens stay what
+    rounds and accepted drafts add up to.
+    """
+    counts = pool.counts(gamma)
+    rounds, tokens = float(counts.rounds.sum()), float(counts.tokens.sum())
+    depths = [pool[f"{name}_depths_{gamma}"].sum(0) for name in ("drafted", "tested", "accepted")]
+    if free is None or not counts.control.any():
+        return rounds, depths[0], depths[1], depths[2]
+    factor = tokens / free.value / rounds
+    kept = (tokens - factor * rounds) / (tokens - rounds) if tokens > rounds else 1.0
+    drafted, tested, accepted = depths[0] * factor, depths[1] * kept, np.minimum(depths[2] * kept, depths[0] * factor)
+    tested[0] = depths[1][0] * factor  # all others were reached by an accepted draft
+    return factor * rounds, drafted, tested, np.minimum(accepted, tested)
 
 
 def tokens_interval(found: Speedup | None, gamma: int, confidence: float) -> Interval | None:

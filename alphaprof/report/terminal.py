@@ -29,7 +29,7 @@ def render_terminal(report: Report, console: Console) -> None:
         mine = [result for result in report.results if result.draft == draft]
         for rule in dict.fromkeys(result.rule for result in mine if result.verdict is not None):
             results = [result for result in mine if result.rule == rule and result.verdict is not None]
-            _domains(f"draft {draft}, rule {rule}", results, console)
+            _domains(f"draft {draft}, rule {rule}", results, mine, console)
             _lengths(f"draft {draft}, rule {rule}", results, console)
         others = [result for result in mine if result.verdict is None]
         _others(f"draft {draft}: alpha under other rules", others, console)
@@ -53,6 +53,7 @@ def _header(report: Report, console: Console) -> None:
     state = "complete" if run.complete else "PARTIAL"
     console.print(plain(f"alphaprof {report.alphaprof}   run {run.path} ({state})"))
     console.print(plain(f"target {run.target}   {run.dtype}   drafts {', '.join(run.drafts)}"))
+    console.print(plain(f"text {'; '.join(run.texts) or 'none'}"))
     console.print(f"{fmt.count(run.documents)} documents, {fmt.count(run.positions)} positions\n", highlight=False)
 
 
@@ -93,7 +94,8 @@ def show(table: Table, title: str, console: Console) -> None:
     console.print(table)
 
 
-def _domains(title: str, results: Sequence[Result], console: Console) -> None:
+def _domains(title: str, results: Sequence[Result], every: Sequence[Result], console: Console) -> None:
+    """The rows of a rule; `every` result of the draft tells which domains have several kinds of text."""
     covered = all(result.coverage == 1 for result in results)
     formula = covered and console.width >= WIDE
     table = named_table()
@@ -109,7 +111,7 @@ def _domains(title: str, results: Sequence[Result], console: Console) -> None:
         cells += [_iid(best)] if formula else []
         cells += [fmt.number(best.break_even_length if best else None), fmt.interval(best.speedup if best else None, "x")]
         verdict = Text(str(result.verdict), COLOURS[str(result.verdict)])
-        table.add_row(_name(result, results), *map(Text, _fitted(cells, console)), verdict)
+        table.add_row(_name(result, every), *map(Text, _fitted(cells, console)), verdict)
     show(table, f"{title}: by domain", console)
     undecided: dict[str, list[str]] = {}
     for result in results:
@@ -185,12 +187,12 @@ def _phases(title: str, results: Sequence[Result], console: Console) -> None:
 
 def _name(result: Result, results: Sequence[Result], marked: bool = True) -> Text:
     """The domain, with its kind of text where that is not clear."""
-    same = [other for other in results if other.domain == result.domain]
+    kinds = {(other.continuation, str(other.sampling)) for other in results if other.domain == result.domain}
     kind = result.continuation
-    if result.sampling is not None and len({str(other.sampling) for other in same}) > 1:
+    if result.sampling is not None and len(kinds) > 1:
         kind += f" at {result.sampling['temperature']:g}"
     off = marked and not result.on_policy
-    if len(same) == 1 and not off:
+    if len(kinds) == 1 and not off:
         return plain(short(result.domain))
     return plain(f"{short(result.domain)} ({kind}{', off-policy' if off else ''})")
 

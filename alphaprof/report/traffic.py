@@ -18,8 +18,8 @@ from alphaprof.report.verdict import Pair, Pools, Question, choose_and_decide, n
 class Evidence:
     """What the verdict on the traffic rests on, all under the rules that it concerns (`rules`: their ids).
 
-    `candidates`: the pools that have rounds, by draft, then domain; `undefined`: why a domain has none; `observed`: the
-    share of tokens of each domain in the run.
+    `candidates`: the pools that have rounds, by draft, then domain; `undefined`: why some text of a domain has none;
+    `observed`: the share of tokens of each domain in the run.
     """
 
     rules: Sequence[str]
@@ -70,8 +70,10 @@ def _obstacle(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[
         return "no document is complete yet"
     if odd := sorted(set(weights) ^ set(evidence.observed)):
         return f"weights and data do not have the same domains ({', '.join(map(short, odd))})"
-    if undefined := [domain for domain, weight in weights.items() if weight > 0 and domain not in rounds]:
-        reasons = dict.fromkeys(evidence.undefined[domain] for domain in undefined)
+    # A domain is judged by all of its text or not at all: its weight is that of all of it.
+    without = {domain: "no rounds" for domain in weights if domain not in rounds} | dict(evidence.undefined)
+    if undefined := [domain for domain in without if weights.get(domain, 0) > 0]:
+        reasons = dict.fromkeys(without[domain] for domain in undefined)
         advice = ": decision.weights can leave it out with weight 0" if rounds else ""
         return f"{'; '.join(reasons)} ({', '.join(map(short, undefined))}){advice}"
     return ""

@@ -11,6 +11,7 @@ from typing import Any
 from alphaprof.analysis.decision import Decision, Mask, decide, held_out
 from alphaprof.analysis.rules import default_rule, parse_rule
 from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
+from alphaprof.errors import RunUnreadable
 from alphaprof.report.pool import Pool
 
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
@@ -35,6 +36,9 @@ class Question:
     @classmethod
     def of(cls, config: dict[str, Any]) -> Question:
         """From the manifest's copy of the profile."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(config["decision"]) != names:
+            raise RunUnreadable("the run was made by another version of alphaprof", "report with the version that wrote it")
         return cls(**config["decision"])
 
     def rule_for(self, policy: str) -> str:

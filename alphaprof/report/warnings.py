@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Iterator
 
 from alphaprof.log.manifest import Manifest
-from alphaprof.report.format import percent, short
+from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Report, ReportWarning
+from alphaprof.report.result import SELF_CHECK_FLOOR
 from alphaprof.report.verdict import SLOW_BASELINE
 
 TIES_WORTH_SAYING = 0.01
 MISMATCHES_WORTH_SAYING = 0.01
 IMPOSSIBLE_WORTH_SAYING = 0.005
 CUT_WORTH_SAYING = 0.2
-SELF_CHECK_FLOOR = 0.005  # rounding between the pass that sampled and the one that scored may make as much
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
@@ -85,13 +85,14 @@ def _sampled(report: Report) -> Iterator[ReportWarning]:
     for result in report.results:
         check = result.self_check
         if check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR):
-            off.setdefault(f"{short(result.domain)} ({result.draft}, {result.rule})", check.value)
+            text = text_kind(result.continuation, result.sampling)
+            off.setdefault(f"{short(result.domain)} ({text}; {result.draft}, {result.rule})", check.value)
     if off:
         where = ", ".join(f"{name} {value:+.3f}" for name, value in off.items())
         yield ReportWarning(
             "off_policy_sample",
             f"what was accepted is not what the distributions say, so this text was not drawn from them: {where}",
-            "check temperature, top_k, top_p and min_p of given continuations against how they were sampled",
+            "given text: check its sampling settings against how it was sampled; text of this run: try float32",
         )
     texts = {
         (result.domain, result.continuation, str(result.sampling)): result
