@@ -372,7 +372,7 @@ def test_a_response_is_cut_to_max_new_tokens_and_counted(tmp_path: Path) -> None
     documents = list(found)
     assert [document["given"] for document in plain(documents)] == [ids("12"), ids("123"), ids("123")]
     assert [document.cut for document in documents] == [False, False, True]
-    assert found.truncated == {"responses cut to max_new_tokens": 1}
+    assert found.truncated == {"texts cut to max_new_tokens": 1}
 
 
 # A context of 12 leaves 8 tokens to a prompt of which 4 are to be generated, or whose response has 4.
@@ -693,7 +693,7 @@ def test_plain_text_is_cut_into_a_prompt_and_what_is_measured(tmp_path: Path) ->
     assert {(document.kind, document.on_policy, document.processing, document.seed) for document in documents} == {
         ("text", False, None, None)
     }
-    assert found.truncated == {"responses cut to max_new_tokens": 1}
+    assert found.truncated == {"texts cut to max_new_tokens": 1}
     assert not any(document.greedy for document in documents)
 
 

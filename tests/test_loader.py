@@ -166,7 +166,12 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("data", 1, "chat"), True, "data.1: chat: true goes with prompt", "correct"),
     (("data", 0, "system"), "be brief", "data.0: system goes with chat: true", "correct"),
     (("data", 2, "domain"), {"column": 5}, "data.2.domain.column: Input should be a valid string", "quote it"),
-    (("rules",), ["strict", "stric"], "rules.1: unknown rule 'stric'; known: strict, lossless", "correct"),
+    (
+        ("rules",),
+        ["strict", "stric"],
+        "rules.1: unknown rule 'stric' (did you mean strict?); known: strict, lossless",
+        "correct",
+    ),
     (("costs", "repeats"), 2, "costs.repeats: Input should be greater than or equal to 3", "correct"),
     (("decision", "confidence"), 0.5, "decision.confidence: Input should be greater than 0.5", "correct"),
     (("decision", "confidence"), 1, "decision.confidence: Input should be less than 1", "correct"),

@@ -483,7 +483,7 @@ def test_missing_and_extra_parameters_are_named(specification: object, says: str
         parse_rule(specification)
 
 
-WRONG = [None, True, False, "0.1", [0.1], float("nan"), float("inf"), -float("inf")]
+WRONG = [None, True, False, "x", "0_1", [0.1], float("nan"), float("inf"), -float("inf")]
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_values_that_a_parameter_cannot_have_are_refused(name: str, index: int) 
     for wrong in [*WRONG, one.low - 1, one.high + 1, below, above, 10**400, *fractions]:
         given_values = [item.high for item in parameters]
         given_values[index] = wrong
-        with pytest.raises(ValueError, match=f"{name}: {one.name} (is no number|must be)"):
+        with pytest.raises(ValueError, match=f"{name}: {one.name} (is no number|must be)|is no number"):
             parse_rule({name: given_values})
     for end in (one.low, one.high):
         assert parse_rule({name: [end if item is one else item.high for item in parameters]}).arguments[one.name] == end

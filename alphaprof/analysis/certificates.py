@@ -149,7 +149,6 @@ def thresholds(target: Target, accepted: Accepted, width: int = 1, divergence: D
     logged ones leave: D* is convex and symmetric in them) and missing accepted tokens are let go. Both make rejection
     cheaper, so that the value is a lower bound. Raises `ValueError` for a width below 1 or an unknown divergence.
     """
-    _check(width, divergence)
     top, counts = target.top, accepted.count
     impossible = (counts > 0) & (counts + width > target.vocabulary)
     complete = accepted.known & ((counts + width <= top.shape[1]) | (top[:, -1] == 0))
@@ -182,8 +181,9 @@ def pooled(high: Array, low: Array, divergence: Divergence) -> Array:
     """The least divergence [n] at which no token of `high` is ahead of a token of `low`.
 
     `high` [h, n]: accepted tokens, largest first, padded with 0; `low` [w, n]: T, smallest first. What they leave of 1
-    belongs to tokens that are no more probable than any of T.
+    belongs to tokens that are no more probable than any of T. Raises `ValueError` for an empty `low` or another divergence.
     """
+    _check(len(low), divergence)
     high, low = np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64)
     if divergence == "rkl":
         with np.errstate(divide="ignore"):  # log 0: tokens that p does not have; if T has no others, q cannot have them

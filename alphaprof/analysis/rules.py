@@ -254,13 +254,14 @@ def _bound(name: str, given: object) -> BoundRule:
     names = [parameter.name for parameter in parameters]
     if isinstance(given, Mapping):
         if set(given) != set(names):
-            raise ValueError(f"{name} needs the parameters {', '.join(names) or 'none'} (got {', '.join(map(str, given))})")
+            raise ValueError(f"{name} has the parameters {', '.join(names) or 'none'} (not {', '.join(map(str, given))})")
         values = [given[parameter] for parameter in names]
     else:
         values = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(values) != len(names):
         wanted = f"{name}:{','.join(names)}" if names else name
-        raise ValueError(f"{name} needs {len(names)} of them, not {len(values)} values: write {wanted}")
+        count = f"{len(names)} parameter{'' if len(names) == 1 else 's'}"
+        raise ValueError(f"{name} has {count} and got {len(values)}: write {wanted}")
     return BoundRule(name, tuple(_checked(name, item, value) for item, value in zip(parameters, values, strict=True)))
 
 

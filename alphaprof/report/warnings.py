@@ -92,7 +92,8 @@ def _sampled(report: Report) -> Iterator[ReportWarning]:
         yield ReportWarning(
             "off_policy_sample",
             f"what was accepted is not what the distributions say, so this text was not drawn from them: {where}",
-            "given text: check its sampling settings against how it was sampled; text of this run: try float32",
+            "given text: check temperature, top_k, top_p and min_p against how it was sampled; text of this run: profile in "
+            "float32 to see whether it is the dtype",
         )
     texts = {
         (result.domain, result.continuation, str(result.sampling)): result
