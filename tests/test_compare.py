@@ -1,0 +1,205 @@
+"""Two drafts against each other: pairing, differences, intervals, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from alphaprof.analysis.estimate import ratio
+from alphaprof.analysis.paired import inverse_difference, share_difference
+from alphaprof.cli import app
+from alphaprof.errors import NotComparable, OptionInvalid
+from alphaprof.log.store import Run
+from alphaprof.report.compare import Comparison, Side, compare, side_of
+from alphaprof.report.render import render_comparison
+from tests.synthetic import Domain, Recipe, write_run
+
+DOMAINS = {"code": Domain(documents=20), "chat": Domain(documents=14, alpha=0.4)}
+RECIPE = Recipe(domains=DOMAINS, drafts={"small": 0.0, "large": 0.15}, rules=("strict", "lossless", "additive_0p1"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("compare") / "run", RECIPE)
+
+
+@pytest.fixture(scope="module")
+def found(run: Run) -> Comparison:
+    return compare(Side(run, "small"), Side(run, "large"))
+
+
+def changed(run: Run, folder: Path, **changes: object) -> Run:
+    """The same run with another manifest; its files are linked."""
+    folder.mkdir()
+    for item in run.path.iterdir():
+        if item.name != "manifest.json":
+            (folder / item.name).symlink_to(item)
+    copy = Run(folder, run.manifest)
+    copy.write_manifest(dataclasses.replace(run.manifest, **changes))
+    return Run.open(folder)
+
+
+def test_differences_are_those_of_the_position_log(run: Run, found: Comparison) -> None:
+    log = pd.read_parquet(run.path / "positions")
+    for item in found.differences:
+        alpha = log[log["domain"] == item.domain].groupby("draft", observed=True)[f"accept_{item.rule}"].mean()
+        assert item.difference is not None
+        assert item.difference.value == pytest.approx(alpha["large"] - alpha["small"], abs=1e-6)
+        assert (item.first, item.second) == pytest.approx((alpha["small"], alpha["large"]), abs=1e-6)
+
+
+def test_tokens_per_round_are_given_where_the_rule_has_rounds(found: Comparison) -> None:
+    gammas = {item.rule: [one.gamma for one in item.tokens_per_round] for item in found.differences}
+    assert gammas == {"strict": [1, 2, 3, 4], "lossless": [], "additive_0p1": []}
+    for item in found.differences:
+        for one in item.tokens_per_round:
+            assert one.difference.value == pytest.approx(one.second - one.first)
+
+
+def test_exchanged_sides_change_the_sign_and_nothing_else(run: Run, found: Comparison) -> None:
+    back = compare(Side(run, "large"), Side(run, "small"))
+    for one, other in zip(found.differences, back.differences, strict=True):
+        assert one.difference is not None
+        assert other.difference is not None
+        there, here = one.difference, other.difference
+        assert (here.value, here.low, here.high) == pytest.approx((-there.value, -there.high, -there.low))
+
+
+def test_a_paired_interval_is_narrower_than_two_of_one_draft() -> None:
+    """Documents differ much from each other, the drafts differ little on each of them."""
+    rng = np.random.default_rng(0)
+    counts = np.full(40, 100.0)
+    easy = rng.uniform(0.2, 0.9, 40)
+    first, second = 100 * easy, 100 * np.clip(easy + 0.03 + rng.normal(0, 0.01, 40), 0, 1)
+    paired = share_difference((first, counts), (second, counts), 0.95)
+    alone = ratio(second, counts).stderr
+    assert paired.high - paired.low < alone
+    assert paired.low > 0
+
+
+def test_intervals_of_differences_cover_the_truth_as_often_as_they_say() -> None:
+    rng, hits, samples, truth = np.random.default_rng(1), 0, 600, 0.05
+    for _ in range(samples):
+        counts = rng.integers(20, 80, 25).astype(float)
+        easy = rng.uniform(0.3, 0.8, 25)
+        sides = [(rng.binomial(counts.astype(int), easy + shift).astype(float), counts) for shift in (0.0, truth)]
+        estimate = share_difference(sides[0], sides[1], 0.95)
+        hits += estimate.low <= truth <= estimate.high
+    assert 0.925 <= hits / samples <= 0.975
+
+
+def test_tokens_per_round_differences_by_hand() -> None:
+    rounds, other, tokens = np.array([5.0, 10.0]), np.array([4.0, 8.0]), np.array([10.0, 20.0])
+    estimate = inverse_difference((rounds, tokens), (other, tokens), 0.95, 3)
+    assert estimate.value == pytest.approx(30 / 12 - 30 / 15)
+    assert (estimate.low, estimate.high) == pytest.approx((0.5 + (-1 - 0.5) * SHARE, 0.5 + (2 - 0.5) * SHARE))
+
+
+SHARE = 1 - 0.025**0.5  # two units that agree perfectly
+
+
+def test_one_document_says_nothing(tmp_path: Path) -> None:
+    single = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains={"code": Domain(documents=1)}))
+    (strict, *_) = compare(Side(single, "small"), Side(single, "large")).differences
+    assert strict.first is not None
+    assert strict.difference is not None
+    assert (strict.difference.low, strict.difference.high) == pytest.approx((-strict.first, 1 - strict.first))
+
+
+def test_documents_are_paired_by_prompt_whatever_their_order(tmp_path: Path) -> None:
+    """Domains in another order number their documents otherwise; prompts that only one run has are left out and counted."""
+    first = {
+        name: dataclasses.replace(options, prompts=[f"{name} {row}" for row in range(20)], shortest=30, longest=30)
+        for name, options in DOMAINS.items()
+    }
+    second = {"chat": first["chat"], "code": dataclasses.replace(first["code"], documents=15)}
+    runs = [
+        write_run(tmp_path / str(n), dataclasses.replace(RECIPE, domains=d, seed=n)) for n, d in enumerate((first, second))
+    ]
+    found = compare(Side(runs[0], "small"), Side(runs[1], "small"))
+    assert (found.documents, found.unpaired, found.same_text) == (29, (5, 0), False)
+    code = next(item for item in found.differences if (item.domain, item.rule) == ("code", "strict"))
+    alphas = []
+    for run in runs:
+        documents = run.documents().to_pandas()
+        log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "small"), ("domain", "==", "code")])
+        kept = documents[(documents["domain"] == "code") & (documents["source_row"] < 15)]["document"]
+        alphas.append(log[log["document"].isin(kept)]["accept_strict"].mean())
+    assert (code.first, code.second) == pytest.approx(alphas, abs=1e-6)
+
+
+def test_texts_with_another_limit_have_no_partner(tmp_path: Path) -> None:
+    domains = [{"code": Domain(documents=9, shortest=size, longest=size)} for size in (20, 30)]
+    runs = [write_run(tmp_path / str(n), dataclasses.replace(RECIPE, domains=d)) for n, d in enumerate(domains)]
+    with pytest.raises(NotComparable, match="share 9 prompts, but no kind of text") as caught:
+        compare(Side(runs[0], "small"), Side(runs[1], "large"))
+    assert "max_new_tokens" in caught.value.hint
+
+
+def test_clusters_of_either_run_belong_together(tmp_path: Path) -> None:
+    grouped = dataclasses.replace(DOMAINS["code"], clusters=[f"talk {row // 5}" for row in range(20)])
+    runs = [
+        write_run(tmp_path / str(number), dataclasses.replace(RECIPE, domains={"code": options}))
+        for number, options in enumerate((DOMAINS["code"], grouped))
+    ]
+    for one, other in (runs, runs[::-1]):
+        (strict, *_) = compare(Side(one, "small"), Side(other, "large")).differences
+        assert (strict.documents, strict.clusters) == (20, 4)
+
+
+def test_a_draft_is_not_compared_with_itself(run: Run) -> None:
+    with pytest.raises(NotComparable, match="compared with itself"):
+        compare(Side(run, "small"), Side(run, "small"))
+
+
+def test_another_target_tokenizer_or_processing_is_refused(tmp_path: Path, run: Run) -> None:
+    target = dataclasses.replace(run.manifest.target, fingerprint="0" * 64)
+    others = {
+        "fingerprint": changed(run, tmp_path / "a", target=target),
+        "tokenizer": changed(run, tmp_path / "b", tokenizer="1" * 64),
+        "draft_processing": changed(run, tmp_path / "c", config=run.manifest.config | {"draft_processing": "temperature"}),
+    }
+    for reason, other in others.items():
+        with pytest.raises(NotComparable, match=reason):
+            compare(Side(run, "small"), Side(other, "small"))
+
+
+def test_runs_without_a_common_prompt_are_refused(tmp_path: Path, run: Run) -> None:
+    foreign = {"code": dataclasses.replace(DOMAINS["code"], prompts=[f"other {row}" for row in range(20)])}
+    other = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=foreign))
+    with pytest.raises(NotComparable, match="no prompt in common"):
+        compare(Side(run, "small"), Side(other, "small"))
+
+
+def test_an_interrupted_run_is_named(tmp_path: Path, run: Run) -> None:
+    part = changed(run, tmp_path / "part", status="running")
+    result = compare(Side(run, "small"), Side(part, "large"))
+    assert result.interrupted == (f"{part.path}:large",)
+    assert "interrupted run" in render_comparison(result, "terminal", to_file=True)
+
+
+def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
+    with pytest.raises(OptionInvalid, match="has 2 drafts") as caught:
+        side_of(str(run.path))
+    assert f"{run.path}:small" in caught.value.hint
+    with pytest.raises(OptionInvalid, match="has no draft 'tiny'"):
+        side_of(f"{run.path}:tiny")
+    assert side_of(f"{run.path}:large").draft == "large"
+
+
+def test_the_command_prints_every_rule_and_json_that_reads(run: Run) -> None:
+    from typer.testing import CliRunner
+
+    sides = [f"{run.path}:small", f"{run.path}:large"]
+    text = CliRunner().invoke(app, ["compare", *sides, "--rules", "top_m:2"]).output
+    assert "top_m_2~" in text
+    assert "code (greedy)" in text
+    content = json.loads(CliRunner().invoke(app, ["compare", *sides, "--format", "json"]).output)
+    assert content["format"] == "alphaprof-compare"
+    assert {item["rule"] for item in content["differences"]} == {"strict", "lossless", "additive_0p1"}
+    assert all(item["on_policy"] == (item["rule"] != "lossless") for item in content["differences"])
