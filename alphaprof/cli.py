@@ -117,6 +117,7 @@ def compare(
     rules: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
     ] = None,
+    gamma: Annotated[int | None, typer.Option(min=1, help="Tokens per round at this length only; default: at all.")] = None,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
 ) -> None:
@@ -126,7 +127,7 @@ def compare(
     from alphaprof.report.compare import side_of
     from alphaprof.report.render import render_comparison
 
-    found = compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None)
+    found = compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma)
     _print(render_comparison(found, output.value, to_file=out is not None), out)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow.compute as pc
 import yaml
 
-from alphaprof.analysis.replay import Trace, walk
+from alphaprof.analysis.replay import Trace, run_lengths, walk
 from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
 from alphaprof.profiling.pipeline import profile
@@ -64,11 +64,12 @@ def differences(pair: dict, run: Run) -> Counter[str]:
         rows = positions.filter(pc.equal(positions["document"], number))
         token, top = rows["token"].to_numpy(), rows["draft_top"].to_numpy()
         counts["texts that differ"] += documents["continuation_ids"][number].as_py() != record["output_ids"]
+        start, stop = np.array([0]), np.array([len(token)])
         trace = Trace(
-            agrees=top == token,
+            run=run_lengths(top == token, start, stop),
             proposed=rows["proposed"].to_numpy().astype(np.int64),
-            start=np.array([0]),
-            stop=np.array([len(token)]),
+            start=start,
+            stop=stop,
             limit=np.array([pair["max_new_tokens"]]),
             draft_ends=np.isin(top, eos),
         )

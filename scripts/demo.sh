@@ -22,10 +22,10 @@ profile profiles/demo.yaml runs/demo
 echo "== profile, sampled text: 8 prompts of each kind (about 2 minutes)"
 profile profiles/demo-sampled.yaml runs/demo-sampled --limit 8
 
+echo "== the two drafts against each other, document by document"
+.venv/bin/alphaprof compare runs/demo:skip runs/demo:ngram --rules strict --gamma 4
 for run in runs/demo-sampled runs/demo; do
   echo "== report of $run (also in $run/report.json)"
   .venv/bin/alphaprof report "$run" --format json --out "$run/report.json"
   .venv/bin/alphaprof report "$run"
 done
-echo "== the two drafts against each other, document by document"
-.venv/bin/alphaprof compare runs/demo:skip runs/demo:ngram --rules strict

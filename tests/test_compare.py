@@ -61,6 +61,14 @@ def test_tokens_per_round_are_given_where_the_rule_has_rounds(found: Comparison)
             assert one.difference.value == pytest.approx(one.second - one.first)
 
 
+def test_one_gamma_can_be_asked_for(run: Run) -> None:
+    found = compare(Side(run, "small"), Side(run, "large"), ["strict"], 3)
+    assert [[one.gamma for one in item.tokens_per_round] for item in found.differences] == [[3], [3]]
+    with pytest.raises(OptionInvalid, match="gamma 9 was not replayed") as caught:
+        compare(Side(run, "small"), Side(run, "large"), gamma=9)
+    assert "1, 2, 3, 4" in caught.value.hint
+
+
 def test_exchanged_sides_change_the_sign_and_nothing_else(run: Run, found: Comparison) -> None:
     back = compare(Side(run, "large"), Side(run, "small"))
     for one, other in zip(found.differences, back.differences, strict=True):

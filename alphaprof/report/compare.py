@@ -98,12 +98,13 @@ def side_of(text: str) -> Side:
     return Side(run, draft)
 
 
-def compare(first: Side, second: Side, rules: Sequence[str] | None = None, confidence: float | None = None) -> Comparison:
+def compare(first: Side, second: Side, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
     """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason.
 
-    `rules`: ids; default: those of the first run. `confidence`: default, that of the first run's decision.
+    `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
+    The confidence is that of the first run's decision.
     """
-    confidence = confidence or float(first.run.manifest.config["decision"]["confidence"])
+    confidence = float(first.run.manifest.config["decision"]["confidence"])
     require_comparable(first, second)
     tables = [side.run.documents() for side in (first, second)]
     rows = paired_rows(*tables)
@@ -111,7 +112,7 @@ def compare(first: Side, second: Side, rules: Sequence[str] | None = None, confi
         raise _nothing_in_common(first, second, tables)
     documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
     asked = list(rules or first.run.rules)
-    gammas = sorted(set(first.run.gammas) & set(second.run.gammas))
+    gammas = _gammas(first.run, second.run, gamma)
     independent = units(pa.concat_tables(documents))[: len(rows[0])]  # what belongs together in either run
     found = [_pools(side, table, independent, asked) for side, table in zip((first, second), documents, strict=True)]
     differences = tuple(
@@ -156,6 +157,18 @@ def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
     pairs = [(row, places[key]) for row, key in enumerate(_keys(first)) if key in places]
     rows = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return rows[:, 0], rows[:, 1]
+
+
+def _gammas(first: Run, second: Run, wanted: int | None) -> list[int]:
+    """The lengths to compare. Raises `OptionInvalid` for one that a run does not have."""
+    both = sorted(set(first.gammas) & set(second.gammas))
+    if wanted is None:
+        return both
+    if wanted not in both:
+        raise OptionInvalid(
+            f"gamma {wanted} was not replayed in both runs", f"choose from {', '.join(map(str, both)) or 'none'}"
+        )
+    return [wanted]
 
 
 def _nothing_in_common(first: Side, second: Side, tables: Sequence[pa.Table]) -> NotComparable:
