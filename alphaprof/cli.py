@@ -144,12 +144,11 @@ def schema() -> None:
 @app.command()
 def rules() -> None:
     """The acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
-    from alphaprof.analysis.rules import NOT_MODELLED, RULES
+    from alphaprof.analysis.rules import NOT_MODELLED, RULES, spelling
 
     for name, rule in RULES.items():
-        spelling = f"{name}:{','.join(parameter.name for parameter in rule.parameters)}".rstrip(":")
         text = " and ".join(rule.policies) + " text"
-        print(f"{spelling:28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
+        print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
         for parameter in rule.parameters:
             more = "larger" if parameter.relaxes > 0 else "smaller"
             print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")

@@ -259,9 +259,8 @@ def _bound(name: str, given: object) -> BoundRule:
     else:
         values = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(values) != len(names):
-        wanted = f"{name}:{','.join(names)}" if names else name
         count = f"{len(names)} parameter{'' if len(names) == 1 else 's'}"
-        raise ValueError(f"{name} has {count} and got {len(values)}: write {wanted}")
+        raise ValueError(f"{name} has {count} and got {len(values)}: write {spelling(name)}")
     return BoundRule(name, tuple(_checked(name, item, value) for item, value in zip(parameters, values, strict=True)))
 
 
@@ -285,10 +284,13 @@ def _number(text: str) -> float:
         raise ValueError(f"{text!r} is no number; {_known_rules()}") from None
 
 
+def spelling(name: str) -> str:
+    """How a rule is written on the command line: typical:epsilon,delta."""
+    return ":".join([name, ",".join(item.name for item in RULES[name].parameters)]).rstrip(":")
+
+
 def _known_rules() -> str:
-    return "known: " + ", ".join(
-        ":".join([name, ",".join(item.name for item in rule.parameters)]).rstrip(":") for name, rule in RULES.items()
-    )
+    return "known: " + ", ".join(map(spelling, RULES))
 
 
 def _text(value: float) -> str:

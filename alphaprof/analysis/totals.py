@@ -205,7 +205,7 @@ def _table(data: dict[str, Any], per_gamma: dict[int, Rounds], defined: Array, g
 def compute_totals(run: Run, draft: str, index: int, request: Request) -> pa.Table:
     """Totals of one shard, from its position log."""
     manifest = run.manifest
-    positions, documents = run.positions(draft, index), run.continuations(index)
+    positions, documents = run.positions(draft, index, [*READ, "phase"]), run.continuations(index)
     return shard_totals(positions, documents, manifest.target, manifest.drafts[draft], request)
 
 

@@ -155,10 +155,11 @@ class Run:
         """Complete shards, in order."""
         return self.manifest.shards
 
-    def positions(self, draft: str, index: int) -> pa.Table:
-        """One shard of a draft's position log."""
+    def positions(self, draft: str, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """One shard of a draft's position log: all of its columns, or some of those that every log has."""
+        wanted = [column for column in POSITION_COLUMNS if columns is None or column.name in columns]
         path = self.part("positions", index, draft)
-        return _completed(self._read(path), POSITION_COLUMNS, path)
+        return _completed(self._read(path, columns), wanted, path)
 
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""

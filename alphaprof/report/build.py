@@ -18,7 +18,7 @@ from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.format import text_kind
 from alphaprof.report.model import Cost, Report, Result, RunFacts
-from alphaprof.report.pool import SETTINGS, Pool, merged, pools, units
+from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, units
 from alphaprof.report.result import Subject, build_result, contradiction
 from alphaprof.report.traffic import Evidence, judge_traffic
 from alphaprof.report.verdict import Question, not_defined
@@ -96,11 +96,7 @@ def _texts(documents: pa.Table) -> tuple[str, ...]:
     settings = zip(*(documents[name].to_pylist() for name in SETTINGS), strict=True)
     found = dict.fromkeys(zip(kinds, documents["on_policy"].to_pylist(), settings, strict=True))
     return tuple(
-        text_kind(
-            kind, None if values[0] is None else {name: value or 0 for name, value in zip(SETTINGS, values, strict=True)}
-        )
-        + ("" if on_policy else " (off-policy)")
-        for kind, on_policy, values in found
+        text_kind(kind, sampling_of(values)) + ("" if on_policy else " (off-policy)") for kind, on_policy, values in found
     )
 
 

@@ -65,8 +65,8 @@ def _acceptance(comparison: Comparison) -> Table:
         alphas = (fmt.share(item.first), fmt.share(item.second))
         table.add_row(
             _name(item, several),
-            item.rule + _mark(item),
-            _documents(item),
+            item.rule + fmt.mark(item.on_policy, item.lossy),
+            fmt.documents(item.documents, item.clusters),
             coverage,
             *alphas,
             fmt.difference(item.difference, 3),
@@ -95,12 +95,3 @@ def _name(item: Difference, several: bool) -> Text:
     """The domain and its kind of text, with the sampling settings where there are several."""
     settings = item.sampling if several else None
     return plain(f"{short(item.domain)} ({fmt.text_kind(item.continuation, settings)})")
-
-
-def _documents(item: Difference) -> str:
-    whole = fmt.count(item.documents)
-    return whole if item.clusters == item.documents else f"{fmt.count(item.clusters)} of {whole}"
-
-
-def _mark(item: Difference) -> str:
-    return "*" if not item.on_policy else "~" if item.lossy else ""

@@ -71,6 +71,16 @@ def percent(value: float) -> str:
     return f"{text}%"
 
 
+def documents(rows: int, clusters: int) -> str:
+    """How many documents; where some depend on each other, how many independent ones they amount to."""
+    return count(rows) if clusters == rows else f"{count(clusters)} of {count(rows)}"
+
+
+def mark(on_policy: bool, lossy: bool) -> str:
+    """What stands beside an alpha that is not of the rule's own decoding: * off-policy, ~ lossy."""
+    return "*" if not on_policy else "~" if lossy else ""
+
+
 def signed_percent(value: float) -> str:
     """A relative error as a whole percentage with its sign; 0.004 is not written as +0%."""
     text = f"{100 * value:+.0f}%"

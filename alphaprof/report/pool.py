@@ -63,10 +63,7 @@ def pools(
         if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
             raise ValueError("totals lack documents")  # a bug: both are written by shard
         part = chosen.take(places)
-        sampling = (
-            None if settings[0] is None else {key: value or 0.0 for key, value in zip(SETTINGS, settings, strict=True)}
-        )
-        yield domain, Pool(_arrays(part, gammas), independent[rows], kind, policy, sampling)
+        yield domain, Pool(_arrays(part, gammas), independent[rows], kind, policy, sampling_of(settings))
 
 
 def units(documents: pa.Table) -> Array:
@@ -94,6 +91,11 @@ def merged(parts: Sequence[Pool]) -> Pool:
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
     cluster = np.concatenate([part.cluster for part in parts])
     return dataclasses.replace(parts[0], columns=columns, cluster=cluster)
+
+
+def sampling_of(settings: Sequence[float | None]) -> dict[str, float] | None:
+    """Values of SETTINGS in a documents table as what a text was drawn with; None: the plain softmax."""
+    return None if settings[0] is None else {key: value or 0.0 for key, value in zip(SETTINGS, settings, strict=True)}
 
 
 def _groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, str, tuple[float | None, ...]], Array]]:

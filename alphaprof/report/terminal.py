@@ -105,7 +105,7 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
     table.add_column("verdict", no_wrap=True)
     for result in results:
         best = _at(result, result.best_gamma)
-        cells = [_documents(result)] + ([] if covered else [fmt.share(result.coverage)])
+        cells = [fmt.documents(result.documents, result.clusters)] + ([] if covered else [fmt.share(result.coverage)])
         cells += [fmt.share_interval(result.alpha), str(result.best_gamma or fmt.NOTHING)]
         cells += [fmt.interval(best.tokens_per_round if best else None)]
         cells += [_iid(best)] if formula else []
@@ -166,7 +166,8 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
 
 
 def _mark(result: Result) -> str:
-    return "*" if not result.on_policy else "~" if result.lossy else " "
+    """The mark of an alpha, as wide where there is none."""
+    return fmt.mark(result.on_policy, result.lossy) or " "
 
 
 def _phases(title: str, results: Sequence[Result], console: Console) -> None:
@@ -195,12 +196,6 @@ def _name(result: Result, results: Sequence[Result], marked: bool = True) -> Tex
     if len(kinds) == 1 and not off:
         return plain(short(result.domain))
     return plain(f"{short(result.domain)} ({kind}{', off-policy' if off else ''})")
-
-
-def _documents(result: Result) -> str:
-    """How many documents; where some depend on each other, how many independent ones they amount to."""
-    whole = fmt.count(result.documents)
-    return whole if result.clusters == result.documents else f"{fmt.count(result.clusters)} of {whole}"
 
 
 def _at(result: Result, gamma: int | None) -> GammaResult | None:
