@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from alphaprof.analysis.rules import DEFAULT_RULES, parse_rule
+from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.options import (
     DRAFT_NAME,
     GAMMA_LIMIT,
@@ -138,6 +139,9 @@ class ProfileOptions(Options):
     )
     rules: list[RuleId] = Field(
         list(DEFAULT_RULES), min_length=1, description="acceptance rules, like strict, {additive: 0.1}, or additive:0.1"
+    )
+    certificates: bool = Field(
+        False, description="log threshold_<rule>: how far a draft must be from the target before the rule can reject it"
     )
     gammas: list[Whole] = Field(
         [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="drafted tokens per round that are replayed"

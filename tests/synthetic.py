@@ -18,11 +18,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.totals import write_totals
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
-from alphaprof.log.schema import CONTINUATION_COLUMNS, LATENCY_COLUMNS, arrow_schema, position_columns
+from alphaprof.log.schema import CONTINUATION_COLUMNS, LATENCY_COLUMNS, LogRules, arrow_schema
 from alphaprof.log.store import Run
+from alphaprof.profiling.extras import Extras
 
 Array = np.ndarray[Any, Any]
 VOCABULARY = 1000
@@ -83,7 +84,13 @@ class Recipe:
     timing_error: float = 0.01
     latency: bool = True
     thinking: float | None = None
+    certificates: bool = False
     seed: int = 0
+
+    @property
+    def log_rules(self) -> LogRules:
+        """What the log holds of which rules."""
+        return Extras.of(self.rules, self.certificates).log_rules(self.rules)
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,8 @@ def _manifest(recipe: Recipe) -> Manifest:
         | {name: dataclasses.replace(facts(name), kind="prompt_lookup") for name in recipe.lookups},
         tokenizer="0" * 64,
         environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
+        emitted=recipe.log_rules.emitted,
+        certified=recipe.log_rules.certified,
     )
 
 
@@ -203,10 +212,10 @@ def _write_shard(run: Run, index: int, documents: Sequence[Document], recipe: Re
     target = [_target_columns(document, rng) | _phase_column(document, recipe, rng) for document in documents]
     for draft, shift in recipe.drafts.items():
         parts = [columns | _draft_columns(one, columns, shift, rng) for one, columns in zip(documents, target, strict=True)]
-        run.write_positions(_position_table(documents, parts, draft, recipe.rules), index, draft)
+        run.write_positions(_position_table(documents, parts, draft, recipe.log_rules), index, draft)
     for draft in recipe.lookups:
         parts = [columns | _lookup_columns(one, columns, rng) for one, columns in zip(documents, target, strict=True)]
-        run.write_positions(_position_table(documents, parts, draft, recipe.rules), index, draft)
+        run.write_positions(_position_table(documents, parts, draft, recipe.log_rules), index, draft)
     run.write_continuations(_continuation_table(documents), index)
     positions = sum(document.length for document in documents)
     digest = hashlib.sha256(str([document.number for document in documents]).encode()).hexdigest()
@@ -230,6 +239,7 @@ def _target_columns(document: Document, rng: np.random.Generator) -> dict[str, A
         "target_margin": top - second,
         "target_entropy": rng.exponential(1.0, size),
         "target_token_prob": np.where(agrees, top, second),
+        "top": np.column_stack([top, second]),
         "raw_target_margin": top - second,
         "raw_target_entropy": rng.exponential(1.0, size),
     }
@@ -298,6 +308,7 @@ def _sampled_target_columns(document: Document, p: Array) -> dict[str, Array]:
         "target_margin": ordered[:, -1] - ordered[:, -2],
         "target_entropy": entropy,
         "target_token_prob": p[rows, document.tokens - WORDS[0]],
+        "top": ordered[:, ::-1],
         "raw_target_margin": ordered[:, -1] - ordered[:, -2],
         "raw_target_entropy": entropy,
     }
@@ -355,10 +366,11 @@ def _lookup_columns(document: Document, target: dict[str, Array], rng: np.random
 
 
 def _position_table(
-    documents: Sequence[Document], parts: Sequence[dict[str, Array]], draft: str, rules: Sequence[str]
+    documents: Sequence[Document], parts: Sequence[dict[str, Array]], draft: str, rules: LogRules
 ) -> pa.Table:
     lengths = [document.length for document in documents]
-    data: dict[str, Array] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    names = [name for name in parts[0] if name != "top"]
+    data: dict[str, Array] = {name: np.concatenate([part[name] for part in parts]) for name in names}
     data["domain"] = np.repeat([document.domain for document in documents], lengths)
     data["document"] = np.repeat([document.number for document in documents], lengths)
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
@@ -366,8 +378,11 @@ def _position_table(
     data["greedy"] = np.repeat(greedy, lengths)
     nothing = np.full(sum(lengths), np.nan)
     columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token"), nothing) | data
-    data |= {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules))}
-    declared = position_columns(rules)
+    data |= {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
+    if rules.certified:
+        top, entropy = _wide([part["top"] for part in parts]), data["target_entropy"]
+        data |= Extras.of(rules.certified, certificates=True).thresholds(top, entropy, VOCABULARY)
+    declared = rules.columns
     silent = data["proposed"] == 0
     arrays = [
         pa.array(data[column.name], mask=silent if column.nullable and column.name != "phase" else None).cast(column.type)
@@ -375,7 +390,12 @@ def _position_table(
         else pa.nulls(sum(lengths), column.type)
         for column in declared
     ]
-    return pa.Table.from_arrays(arrays, schema=arrow_schema(declared, draft=draft, rules=list(rules)))
+    return pa.Table.from_arrays(arrays, schema=arrow_schema(declared, draft=draft, rules=list(rules.accepted)))
+
+
+def _wide(parts: Sequence[Array]) -> Array:
+    """Largest probabilities of several documents as one array: as many columns as the narrowest has."""
+    return np.concatenate([part[:, : min(part.shape[1] for part in parts)] for part in parts])
 
 
 def _continuation_table(documents: Sequence[Document]) -> pa.Table:

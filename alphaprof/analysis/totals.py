@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths
-from alphaprof.analysis.rules import GREEDY, SAMPLED, rules_of
+from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.rules import GREEDY, SAMPLED
+from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import DEPTH_COUNTS, arrow_schema, totals_columns
 from alphaprof.log.store import Run
@@ -94,7 +96,7 @@ def shard_totals(
     Rounds are null where no replay is exact: for a lossy rule, and on text that the rule's own decoding would not emit.
     """
     shape = Shape.of(documents)
-    columns = _columns(positions, shape)
+    columns = _columns(positions, shape, columns_of(request.rules))
     shared = _shared_counts(columns, shape, target.noise)
     tables = []
     for rule in rules_of(list(request.rules)):
@@ -138,10 +140,16 @@ def _rounds(trace: Trace, kept: Array, accept: Array, request: Request) -> dict[
     return {gamma: expected_replay(trace, kept, accept, gamma, request.flavour) for gamma in request.gammas}
 
 
-def _columns(positions: pa.Table, shape: Shape) -> dict[str, Array]:
+def columns_of(rules: Sequence[str]) -> list[str]:
+    """Columns of the log that these rules and replay read."""
+    logged = [rule.id for rule in rules_of(list(rules)) if rule.rule.logged]
+    return [*READ, *(f"{name}_{rule}" for rule in logged for name in ("accept", "emitted"))]
+
+
+def _columns(positions: pa.Table, shape: Shape, names: Sequence[str]) -> dict[str, Array]:
     """The columns that rules and replay read, as arrays; nulls (no proposal, no distribution) become -1 or NaN."""
     columns: dict[str, Array] = {}
-    for name in READ:
+    for name in names:
         column = positions[name]
         columns[name] = (column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy()
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
@@ -205,7 +213,8 @@ def _table(data: dict[str, Any], per_gamma: dict[int, Rounds], defined: Array, g
 def compute_totals(run: Run, draft: str, index: int, request: Request) -> pa.Table:
     """Totals of one shard, from its position log."""
     manifest = run.manifest
-    positions, documents = run.positions(draft, index, [*READ, "phase"]), run.continuations(index)
+    needed = [*columns_of(request.rules), "phase"]
+    positions, documents = run.positions(draft, index, needed), run.continuations(index)
     return shard_totals(positions, documents, manifest.target, manifest.drafts[draft], request)
 
 
@@ -221,8 +230,15 @@ def write_totals(run: Run) -> None:
 def read_totals(run: Run, draft: str, request: Request) -> pa.Table:
     """Totals of all complete shards, with rows for the rules that `request` names at least. What is not stored is computed
     from the log and not written: of an interrupted run, in the `hf` flavour, of a rule that the profile did not ask for, or
-    where another version of alphaprof stored other columns.
+    where another version of alphaprof stored other columns. Raises `OptionInvalid` for a rule that the log cannot tell of.
     """
+    if unknown := [
+        rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.log_rules.emitted
+    ]:
+        raise OptionInvalid(
+            f"the log of {run.path} cannot tell of {', '.join(unknown)}, which needs whole distributions",
+            "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
+        )
     schema = arrow_schema(totals_columns(run.gammas))
     tables = []
     for shard in run.shards:

@@ -50,7 +50,7 @@ class ModelFacts:
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json. `status` is running until every shard is written; `reused`: the run whose continuations
-    were measured again, None where they are this run's own.
+    were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`.
     """
 
     status: Literal["running", "complete"]
@@ -66,6 +66,8 @@ class Manifest:
     truncated: dict[str, int] = field(default_factory=dict)
     warnings: tuple[dict[str, str], ...] = ()
     reused: str | None = None
+    emitted: tuple[str, ...] = ()
+    certified: tuple[str, ...] = ()
 
     @property
     def documents(self) -> int:
@@ -107,7 +109,7 @@ def _parse(data: dict[str, Any], path: Path) -> Manifest:
         values["target"] = _facts(values["target"])
         values["drafts"] = {name: _facts(facts) for name, facts in values["drafts"].items()}
         values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
-        values["warnings"] = tuple(values["warnings"])
+        values |= {name: tuple(values.get(name, ())) for name in ("warnings", "emitted", "certified")}
         if odd := [name for name, value in values.items() if not _fits(value, hints[name])]:
             raise TypeError(f"{', '.join(odd)} of another type than expected")
         return Manifest(**values)

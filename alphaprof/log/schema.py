@@ -6,11 +6,10 @@ Arrow schemas, validation on write, the reference page and `alphaprof schema` al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
@@ -170,9 +169,41 @@ def accept_column(rule: str) -> Column:
     return _probability(f"accept_{rule}", f"Probability that {rule} keeps the draft's proposal; null: no proposal.", True)
 
 
-def position_columns(rules: Iterable[str]) -> tuple[Column, ...]:
-    """All columns of a position log with these rules, in order."""
-    return (*POSITION_COLUMNS, *(accept_column(rule) for rule in rules))
+def emitted_column(rule: str) -> Column:
+    """`emitted_<rule>`: a_t of a rule that needs whole distributions, so that it cannot be had from other columns."""
+    return _probability(f"emitted_{rule}", f"Probability that the emitted token was an accepted draft of {rule}, a_t.", True)
+
+
+def threshold_column(rule: str) -> Column:
+    """`threshold_<rule>`: how far a draft must be from the target before the rule can reject all that it proposes."""
+    return _nats(f"threshold_{rule}", f"Least KL(p || q) at which {rule} can reject; infinite: it never can.")
+
+
+CERTIFICATE_COLUMNS = (
+    _probability("target_top_10_prob", "Sum of the 10 largest target probabilities."),
+    Column(
+        "thresholds_exact",
+        pa.bool_(),
+        "False: a rule accepts more tokens here than the log looked at, and its threshold is only a lower bound.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class LogRules:
+    """Ids of rules, by what a position log holds of them: `accepted`, their acceptance; `emitted`, a_t, for those of them
+    that need whole distributions; `certified`, thresholds.
+    """
+
+    accepted: tuple[str, ...]
+    emitted: tuple[str, ...] = ()
+    certified: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All columns of the position log, in order."""
+        certificates = (*CERTIFICATE_COLUMNS, *map(threshold_column, self.certified)) if self.certified else ()
+        return (*POSITION_COLUMNS, *map(accept_column, self.accepted), *map(emitted_column, self.emitted), *certificates)
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
@@ -236,36 +267,3 @@ def arrow_schema(columns: Iterable[Column], **metadata: object) -> pa.Schema:
     """The Arrow schema of columns; `metadata` goes into it as JSON beside the schema's version."""
     notes = {"alphaprof_schema": json.dumps(SCHEMA_VERSION)} | {key: json.dumps(value) for key, value in metadata.items()}
     return pa.schema([column.field() for column in columns], metadata=notes)
-
-
-def violations(table: pa.Table, columns: Iterable[Column]) -> list[str]:
-    """What in `table` contradicts the declaration of its columns: other columns, types, nulls, NaN and values out of range.
-
-    The values inside a list obey the unit and range of its column, and are never null.
-    """
-    columns = tuple(columns)
-    names = [column.name for column in columns]
-    if table.column_names != names:
-        return [f"columns {table.column_names} instead of {names}"]
-    return [problem for column in columns for problem in _column_violations(column, table[column.name])]
-
-
-def _column_violations(column: Column, values: pa.ChunkedArray) -> Iterator[str]:
-    if values.type != column.type:
-        yield f"{column.name} has type {values.type} instead of {column.type}"
-        return
-    if not column.nullable and values.null_count:
-        yield f"{column.name} has {values.null_count} nulls"
-    if pa.types.is_nested(column.type):
-        values = pc.list_flatten(values)
-        if values.null_count:
-            yield f"{column.name} has {values.null_count} nulls inside lists"
-    if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
-        yield f"{column.name} holds NaN"
-    if column.low is not None or column.high is not None:
-        extremes = pc.min_max(values).as_py()
-        low, high = extremes["min"], extremes["max"]
-        if column.low is not None and low is not None and low < column.low:
-            yield f"{column.name} holds {low}, below {column.low}"
-        if column.high is not None and high is not None and high > column.high * (1 + 1e-6):
-            yield f"{column.name} holds {high}, above {column.high}"

@@ -17,13 +17,12 @@ from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
-    POSITION_COLUMNS,
     Column,
+    LogRules,
     arrow_schema,
-    position_columns,
     totals_columns,
-    violations,
 )
+from alphaprof.log.violations import violations
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
@@ -122,7 +121,7 @@ class Run:
 
     def write_positions(self, table: pa.Table, index: int, draft: str) -> None:
         """Write one shard of a draft's position log."""
-        write_table(self.part("positions", index, draft), table, position_columns(self.rules))
+        write_table(self.part("positions", index, draft), table, self.log_rules.columns)
 
     def write_totals(self, table: pa.Table, index: int, draft: str) -> None:
         """Write one shard of a draft's totals."""
@@ -146,6 +145,11 @@ class Run:
         return list(self.manifest.config["rules"])
 
     @property
+    def log_rules(self) -> LogRules:
+        """What the log holds of which rules."""
+        return LogRules(tuple(self.rules), self.manifest.emitted, self.manifest.certified)
+
+    @property
     def gammas(self) -> list[int]:
         """The speculation lengths that the totals hold."""
         return list(self.manifest.config["gammas"])
@@ -156,8 +160,8 @@ class Run:
         return self.manifest.shards
 
     def positions(self, draft: str, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """One shard of a draft's position log: all of its columns, or some of those that every log has."""
-        wanted = [column for column in POSITION_COLUMNS if columns is None or column.name in columns]
+        """One shard of a draft's position log: all of its columns, or some of them."""
+        wanted = [column for column in self.log_rules.columns if columns is None or column.name in columns]
         path = self.part("positions", index, draft)
         return _completed(self._read(path, columns), wanted, path)
 

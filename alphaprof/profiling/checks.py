@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from alphaprof.analysis.rules import parse_rule
+from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunMismatch
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard

@@ -24,6 +24,7 @@ from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checks import early_warnings, require_same_data, require_same_models, require_same_profile
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import load_drafts
+from alphaprof.profiling.extras import Extras
 from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
@@ -108,7 +109,9 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
     documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
-    scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing)
+    extras = Extras.of(options.rules, options.certificates)
+    scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
+    held = extras.log_rules(options.rules)
     manifest = Manifest(
         status="running",
         alphaprof=__version__,
@@ -119,6 +122,8 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
         tokenizer=tokenizer_fingerprint(tokenizer),
         environment=_environment(),
         reused=str(reuse.resolve()) if reuse else None,
+        emitted=held.emitted,
+        certified=held.certified,
     )
     if isinstance(documents, Reused):
         documents.require_same_target(manifest)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.rules import rules_of
-from alphaprof.log.schema import arrow_schema, position_columns
+from alphaprof.analysis.rule_names import rules_of
+from alphaprof.log.schema import LogRules, arrow_schema
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.scoring import Arrays
 
@@ -24,7 +24,7 @@ def by_document(batch: Sequence[Continuation], arrays: Arrays) -> dict[int, Arra
 def position_table(
     continuations: Sequence[Continuation],
     scored: dict[int, Arrays],
-    rules: Sequence[str],
+    rules: LogRules,
     draft: str,
     thinking: Sequence[np.ndarray[Any, Any]] | None = None,
 ) -> pa.Table:
@@ -40,8 +40,8 @@ def position_table(
     if thinking is not None:
         data["phase"] = np.where(np.concatenate(thinking), "thinking", "answer")
     data |= _accepted(data, np.repeat([item.document.greedy for item in continuations], lengths), rules)
-    columns = position_columns(rules)
-    schema = arrow_schema(columns, draft=draft, rules=list(rules))
+    columns = rules.columns
+    schema = arrow_schema(columns, draft=draft, rules=list(rules.accepted))
     without_proposal = data["proposed"] == 0
     arrays = []
     for column in columns:
@@ -55,11 +55,13 @@ def position_table(
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _accepted(data: dict[str, Any], greedy: np.ndarray[Any, Any], rules: Sequence[str]) -> dict[str, Any]:
+def _accepted(data: dict[str, Any], greedy: np.ndarray[Any, Any], rules: LogRules) -> dict[str, Any]:
     """`accept_<rule>` for every rule; a draft without a distribution has NaN where rules look for one."""
     nothing = np.full(len(greedy), np.nan)
-    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token"), nothing) | data | {"greedy": greedy}
-    return {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules))}
+    needed = [f"{name}_{rule}" for rule in rules.emitted for name in ("accept", "emitted")]
+    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token", *needed), nothing) | data
+    columns |= {"greedy": greedy}
+    return {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
 
 
 def _domains(continuations: Sequence[Continuation], lengths: Sequence[int]) -> pa.Array:

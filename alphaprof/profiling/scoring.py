@@ -17,14 +17,17 @@ import torch
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.continuations import Continuation
+from alphaprof.profiling.extras import TOP, Extras
 from alphaprof.profiling.head import Head
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.statistics import (
     Columns,
+    Distribution,
     distribution,
     draft_columns,
+    multi_draft_columns,
     proposal_columns,
     raw_draft_columns,
     raw_target_columns,
@@ -69,12 +72,19 @@ class Layout:
 class Scorer:
     """Scores batches of continuations with a target and its drafts; `tokens` is the tokenizer's number of ids.
 
-    `draft_processing`: what the logits of drafts go through on sampled text (see `Processing.for_draft`).
+    `draft_processing`: what the logits of drafts go through on sampled text (see `Processing.for_draft`); `extras`: what is
+    measured beyond the columns of every log.
     """
 
     def __init__(
-        self, target: Model, drafts: Sequence[Model | PromptLookup], tokens: int, draft_processing: str = "same"
+        self,
+        target: Model,
+        drafts: Sequence[Model | PromptLookup],
+        tokens: int,
+        draft_processing: str = "same",
+        extras: Extras | None = None,
     ) -> None:
+        self.extras = extras or Extras()
         self.target = Head(target)
         self.drafts = [Head(draft) for draft in drafts if isinstance(draft, Model)]
         self.lookups = [draft for draft in drafts if isinstance(draft, PromptLookup)]
@@ -133,9 +143,11 @@ class Scorer:
             raw_drafts = drafts if plain else [distribution(found) for found in theirs]
             pieces.append(
                 [
-                    target_columns(target, token) | raw_target_columns(raw),
+                    target_columns(target, token) | raw_target_columns(raw) | self._top(target),
                     *(
-                        draft_columns(target, draft, token) | raw_draft_columns(raw, raw_draft)
+                        draft_columns(target, draft, token)
+                        | raw_draft_columns(raw, raw_draft)
+                        | self._drawn(target, draft, token)
                         for draft, raw_draft in zip(drafts, raw_drafts, strict=True)
                     ),
                     *(proposal_columns(target, proposal) for proposal in proposals),
@@ -143,12 +155,22 @@ class Scorer:
             )
         return pieces
 
+    def _top(self, target: Distribution) -> Columns:
+        """What thresholds are computed from, [n, TOP]."""
+        return {"top_probs": target.top_probs(TOP)} if self.extras.certified else {}
+
+    def _drawn(self, target: Distribution, draft: Distribution, token: torch.Tensor) -> Columns:
+        """Columns of the rules that need whole distributions."""
+        return multi_draft_columns(target, draft, token, self.extras.widths) if self.extras.logged else {}
+
     def _by_draft(
         self, columns: Sequence[Arrays], proposals: dict[str, Arrays], batch: Sequence[Continuation], layout: Layout
     ) -> dict[str, Arrays]:
         """All columns of each draft; those of the target are the same for all. Raises `LogitsNotFinite`."""
         ours = columns[0] | {"token": layout.token.numpy()}
         _require_finite(ours["target_entropy"], "target", batch, layout)
+        if self.extras.certified:
+            ours |= self.extras.thresholds(ours.pop("top_probs"), ours["target_entropy"], self.width)
         found: dict[str, Arrays] = {}
         models, lookups = columns[1 : 1 + len(self.drafts)], columns[1 + len(self.drafts) :]
         for head, theirs in zip(self.drafts, models, strict=True):
@@ -174,15 +196,16 @@ def _joined(pieces: Sequence[Columns]) -> Columns:
 
 
 def _to_host(groups: Sequence[Columns]) -> list[Arrays]:
-    """Groups of columns [positions] as arrays. They cross from the device in one piece: every copy would wait for it.
-
-    As float64, which holds token ids, ranks and float32 exactly.
+    """Groups of columns [positions] or [positions, some] as arrays. They cross from the device in one piece: every copy
+    would wait for it. As float64, which holds token ids, ranks and float32 exactly.
     """
     columns = [(number, name, column) for number, group in enumerate(groups) for name, column in group.items()]
-    together = torch.stack([column.double() for _, _, column in columns]).cpu().numpy()
+    together = torch.cat([column.double().reshape(len(column), -1) for _, _, column in columns], dim=1).cpu().numpy()
+    stops = np.cumsum([column[:1].numel() for _, _, column in columns])
     arrays: list[Arrays] = [{} for _ in groups]
-    for values, (number, name, column) in zip(together, columns, strict=True):
-        arrays[number][name] = values.astype(np.float32 if column.is_floating_point() else np.int64)
+    for values, (number, name, column) in zip(np.split(together, stops[:-1], axis=1), columns, strict=True):
+        kind = np.float32 if column.is_floating_point() else np.int64
+        arrays[number][name] = values.reshape(column.shape).astype(kind)
     return arrays
 
 

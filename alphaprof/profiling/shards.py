@@ -74,7 +74,7 @@ def write_shard(plan: Plan, index: int, documents: Sequence[Document], progress:
         progress.advance(0.5 * len(batch), positions=sum(len(item.ids) for item in batch))
     phases = _phases(plan, continuations)
     for draft, arrays in scored.items():
-        table = position_table(continuations, arrays, plan.options.rules, draft, phases)
+        table = position_table(continuations, arrays, plan.run.log_rules, draft, phases)
         plan.run.write_positions(table, index, draft)
     plan.run.write_continuations(continuation_table(continuations), index)
     positions = sum(len(item.ids) for item in continuations)

@@ -6,6 +6,7 @@ For a chunk of n rows over V ids, at most six float32 tensors [n, V] are alive f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,10 @@ class Distribution:
     def margin(self) -> torch.Tensor:
         """Largest minus second largest probability."""
         return (1.0 - self.second) / self.total
+
+    def top_probs(self, most: int) -> torch.Tensor:
+        """The `most` largest probabilities [n, most], largest first; fewer where there are no more."""
+        return self.weights.topk(min(most, self.weights.shape[1])).values / self.total[:, None]
 
     def prob_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Probabilities [n] of one id a row; 0 for ids beyond the vocabulary."""
@@ -121,6 +126,30 @@ def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor
         "draft_rank_of_token": draft.rank_of(token),
         **divergences(target, draft),
     }
+
+
+def multi_draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor, widths: Sequence[int]) -> Columns:
+    """Acceptance of several tokens drawn from q and tried in turn, before (`accept_`) and after (`emitted_`) the emitted
+    token is known, each [n]: `trees.MultiDraft` in float32.
+    """
+    p, q = _aligned(target.weights / target.total[:, None], draft.weights / draft.total[:, None])
+    chosen = token.clamp(max=p.shape[1] - 1)[:, None]
+    law = p.gather(1, chosen)[:, 0]
+    known = (token < p.shape[1]) & (law > 0)
+    q_token = q.gather(1, chosen)[:, 0]
+    reached, emitted = torch.ones_like(law), torch.zeros_like(law)
+    columns: Columns = {}
+    for width in range(1, max(widths) + 1):
+        kept = torch.minimum(p.gather(1, chosen)[:, 0], q_token)
+        emitted = emitted + reached * kept / law.clamp(min=torch.finfo(law.dtype).tiny)
+        p = (p - q).clamp_(min=0.0)
+        rejected = p.sum(1)
+        p = p / rejected.clamp(min=torch.finfo(rejected.dtype).tiny)[:, None]
+        reached = reached * rejected.clamp(max=1.0)
+        if width in widths:
+            columns[f"accept_multi_draft_{width}"] = 1.0 - reached
+            columns[f"emitted_multi_draft_{width}"] = torch.where(known, emitted.clamp(max=1.0), 0.0)
+    return columns
 
 
 def divergences(target: Distribution, draft: Distribution) -> Columns:
