@@ -132,11 +132,41 @@ def compare(
 
 
 @app.command()
+def trees(
+    run: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
+    nodes: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0, max=512, help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64."
+        ),
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma.")
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--tree", metavar="FILE", help="A tree of your own: JSON list of paths (repeatable)."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, max=1, help="What these files call the draft's top token.")] = 0,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+) -> None:
+    """What static draft trees would give: the best of each size, and your own. Tokens per round, no verdict."""
+    from alphaprof.report.compare import side_of
+    from alphaprof.report.render import render_trees
+    from alphaprof.report.tree_files import read_trees
+    from alphaprof.report.trees import build_trees, request_of
+
+    found = build_trees(side_of(run), request_of(nodes, depth, read_trees(files or [], top)))
+    _print(render_trees(found, output.value, to_file=out is not None), out)
+
+
+@app.command()
 def schema() -> None:
     """The columns of the position log: name, type, unit and meaning."""
-    from alphaprof.log.schema import position_columns
+    from alphaprof.log.schema import LogRules
 
-    for column in position_columns(["RULE"]):
+    for column in LogRules(("RULE",), ("RULE",), ("RULE",)).columns:
         unit = f" [{column.unit}]" if column.unit else ""
         print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
 
@@ -144,7 +174,8 @@ def schema() -> None:
 @app.command()
 def rules() -> None:
     """The acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
-    from alphaprof.analysis.rules import NOT_MODELLED, RULES, spelling
+    from alphaprof.analysis.rule_names import spelling
+    from alphaprof.analysis.rules import NOT_MODELLED, RULES
 
     for name, rule in RULES.items():
         text = " and ".join(rule.policies) + " text"

@@ -74,6 +74,7 @@ class SourceOptions(Options):
     limit: Whole | None = Field(None, ge=1, description="most documents taken from this source")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
+    min_prompt_tokens: Whole = Field(1, ge=1, description="documents with a shorter prompt (template included) are left out")
     too_long: Literal["skip", "truncate"] = Field(
         "skip", description="documents beyond the target's context: leave out, or drop the beginning of the prompt"
     )
@@ -130,7 +131,10 @@ class ProfileOptions(Options):
     """One profile file."""
 
     target: TargetOptions
-    drafts: dict[str, DraftOptions] = Field(min_length=1)
+    drafts: dict[str, DraftOptions] = Field(
+        description="the drafts by name; {}: the target alone, with certificates, and the draft that is free (prompt lookup, "
+        "as ngram)"
+    )
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()
     draft_processing: Literal["same", "temperature"] = Field(
@@ -151,6 +155,14 @@ class ProfileOptions(Options):
     thinking: Markers | None = Field(None, description="tell thinking from answer; default: no phases")
     batch_tokens: Whole = Field(8192, ge=1, description="padded tokens in one batch, at most (a document alone may exceed)")
     shard_documents: Whole = Field(64, ge=1, description="documents a shard: what an interruption can cost")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _target_alone(cls, given: Any) -> Any:
+        """Without drafts there is still the one that costs nothing, and what thresholds say about any."""
+        if isinstance(given, dict) and given.get("drafts") == {}:
+            return {"certificates": True} | given | {"drafts": {"ngram": {"kind": "prompt_lookup"}}}
+        return given
 
     @field_validator("drafts")
     @classmethod

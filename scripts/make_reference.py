@@ -16,8 +16,13 @@ from alphaprof import config, options
 from alphaprof.log import schema
 
 DOCS = Path(__file__).parent.parent / "docs"
+RULE = ("RULE",)
 TABLES = (
-    ("Position log: `positions/draft=NAME/`", "One row a position.", schema.position_columns(["RULE"])),
+    (
+        "Position log: `positions/draft=NAME/`",
+        "One row a position.",
+        schema.LogRules(RULE, RULE, RULE).columns,
+    ),
     ("Documents: `documents.parquet`", "One row a document.", schema.DOCUMENT_COLUMNS),
     ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),
     ("Totals: `totals/draft=NAME/`", "One row a document and rule: what reports read.", schema.totals_columns([4])),

@@ -27,15 +27,9 @@ from alphaprof.config import Markers
 from alphaprof.errors import DataEmpty, ModelUnloadable, OutOfMemory, RunExists, RunMismatch, VocabularyMismatch
 from alphaprof.loader import load_profile
 from alphaprof.log import store
-from alphaprof.log.schema import (
-    CONTINUATION_COLUMNS,
-    DOCUMENT_COLUMNS,
-    LATENCY_COLUMNS,
-    position_columns,
-    totals_columns,
-    violations,
-)
+from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, LATENCY_COLUMNS, LogRules, totals_columns
 from alphaprof.log.store import Run
+from alphaprof.log.violations import violations
 from alphaprof.profiling import pipeline, shards
 from alphaprof.profiling.continuations import generate
 from alphaprof.profiling.corpus import Document
@@ -187,7 +181,7 @@ def test_the_log_holds_every_position_of_every_document_once_for_every_draft(fin
         assert rows["document"].is_monotonic_increasing
         for number, document in rows.groupby("document"):
             assert document["position"].tolist() == list(range(documents["continuation_tokens"][number]))
-    expected = [column.name for column in position_columns(DEFAULT_RULES)]
+    expected = [column.name for column in LogRules(DEFAULT_RULES).columns]
     assert [name for name in log.columns if name != "draft"] == expected
 
 
@@ -595,7 +589,7 @@ def test_every_table_of_a_mixed_run_keeps_to_its_declaration(mixed: Run) -> None
     for shard in mixed.shards:
         assert violations(mixed.continuations(shard.index), CONTINUATION_COLUMNS) == []
         for draft in ("close", "ngram"):
-            assert violations(mixed.positions(draft, shard.index), position_columns(mixed.rules)) == []
+            assert violations(mixed.positions(draft, shard.index), mixed.log_rules.columns) == []
             totals = mixed.totals(draft, shard.index)
             assert totals is not None
             assert violations(totals, totals_columns(mixed.gammas)) == []

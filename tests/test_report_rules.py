@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.analysis.rules import DEFAULT_RULES, parse_rule
+from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.analysis.totals import Request, read_totals
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report

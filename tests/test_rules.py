@@ -13,21 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.rules import (
-    DEFAULT_RULES,
-    GREEDY,
-    NOT_MODELLED,
-    RULES,
-    SAMPLED,
-    BoundRule,
-    Parameter,
-    default_rule,
-    parse_rule,
-    rules_of,
-)
+from alphaprof.analysis.rule_names import parse_rule, rules_of
+from alphaprof.analysis.rules import DEFAULT_RULES, GREEDY, NOT_MODELLED, RULES, SAMPLED, BoundRule, Parameter, default_rule
+from alphaprof.analysis.trees import MultiDraft
 
 Array = np.ndarray[Any, Any]
 LOSSY = [name for name, rule in RULES.items() if rule.lossy]
+WIDTHS = (*range(1, 9), 64)  # of rules that draw several tokens, as far as they are asked for here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +68,33 @@ def columns(positions: list[Position]) -> dict[str, Array]:
         }
         for one in positions
     ]
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]} | drawn_columns(positions)
+
+
+def drawn_columns(positions: list[Position]) -> dict[str, Array]:
+    """What the log would hold of rules that draw several tokens."""
+    found = {name: np.empty((len(positions), len(WIDTHS))) for name in ("accept", "emitted")}
+    sizes = np.array([len(one.p) for one in positions])
+    for size in set(sizes.tolist()):  # distributions of one size at once
+        rows = np.flatnonzero(sizes == size)
+        chosen = [positions[row] for row in rows]
+        law = MultiDraft.of(np.stack([one.p for one in chosen]), np.stack([one.q for one in chosen]), max(WIDTHS))
+        kept = law.emitted(np.array([one.token for one in chosen])).cumsum(1)
+        found["accept"][rows] = 1 - law.reached[:, WIDTHS]
+        found["emitted"][rows] = kept[:, np.array(WIDTHS) - 1]
+    return {f"{name}_multi_draft_{width}": values[:, at] for name, values in found.items() for at, width in enumerate(WIDTHS)}
+
+
+def kept_of_several(one: Position, width: int) -> float:
+    """Probability that one of `width` draws is kept: what is left of p after each failure, token by token."""
+    left, failed = list(one.p), 1.0
+    for _ in range(width):
+        excess = [max(a - b, 0.0) for a, b in zip(left, one.q, strict=True)]
+        if sum(excess) == 0:
+            return 1.0
+        failed *= sum(excess)
+        left = [value / sum(excess) for value in excess]
+    return 1 - failed
 
 
 # The formula of each rule on one whole position.
@@ -92,6 +110,7 @@ DIRECT: dict[str, Callable[..., float]] = {
     ),
     "trtllm": lambda one, k, delta: one.proposal in ranking(one.raw_p)[:k] and one.p[one.proposal] >= max(one.p) - delta,
     "tree": lambda one, width: one.token in ranking(one.raw_q)[:width],
+    "multi_draft": kept_of_several,
 }
 
 
@@ -166,7 +185,10 @@ def test_acceptance_from_columns_is_that_of_the_whole_distributions(rule: BoundR
 def test_float32_columns_of_a_log_do_not_change_what_is_exact_in_them(rule: BoundRule) -> None:
     data = columns(EDGES)
     stored = {name: column.astype(np.float32) if column.dtype == np.float64 else column for name, column in data.items()}
-    assert rule.accept(stored).tolist() == rule.accept(data).tolist()
+    expected = rule.accept(data)
+    if rule.rule.logged:  # its acceptance is itself a column
+        expected = expected.astype(np.float32)
+    assert rule.accept(stored).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -174,6 +196,8 @@ def test_float32_columns_of_a_log_do_not_change_what_is_exact_in_them(rule: Boun
     [
         ("strict", [0, 0, 0, 0, 1]),
         ("lossless", [0.75, 0.25, 0.25, 0, 0.75]),
+        ("multi_draft:1", [0.75, 0.25, 0.25, 0, 0.75]),
+        ("multi_draft:2", [1 - 0.25 * 0.75, 0.25, 0.25, 0, 1 - 0.25 * 0.25]),  # what is left of p is on one token, or not on d
         ("one_hot", [0.25, 0.25, 0.25, 0, 1]),
         ("additive:0.25", [1, 1, 1, 0, 1]),
         ("additive:0.24999999999", [0, 0, 1, 0, 1]),
@@ -294,10 +318,12 @@ def test_a_draft_that_is_the_target_is_always_accepted(rule: BoundRule) -> None:
     assert rule.accept(columns(same)) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not rule.lossy and rule.policies == (SAMPLED,)])
-def test_what_happens_to_drawn_tokens_is_on_average_the_acceptance(name: str) -> None:
+DRAWN = [rule for rule in ALL if not rule.rule.lossy and rule.rule.policies == (SAMPLED,)]
+
+
+@pytest.mark.parametrize("rule", DRAWN, ids=lambda rule: rule.id)
+def test_what_happens_to_drawn_tokens_is_on_average_the_acceptance(rule: BoundRule) -> None:
     """E[a_t] = beta_t, x_t drawn from p: summed over the whole vocabulary."""
-    rule = parse_rule(name)
     for one in POSITIONS:
         log = columns([dataclasses.replace(one, token=token, greedy=False) for token in range(len(one.p))])
         emitted = rule.emitted(log)
@@ -314,7 +340,10 @@ def test_what_happens_to_greedy_tokens_is_their_acceptance() -> None:
 def test_emitted_by_hand() -> None:
     """min(1, q(x_t) / p(x_t)): the edges, tokens 0 and 1 each; 0 for a token that p cannot emit."""
     log = columns(EDGES)
-    assert parse_rule("lossless").emitted(log).tolist() == [0.5, 1, 0, 1, 0, 1, 0, 0, 0, 0.75]
+    for name in ("lossless", "multi_draft:1"):
+        assert parse_rule(name).emitted(log).tolist() == [0.5, 1, 0, 1, 0, 1, 0, 0, 0, 0.75]
+    # A second draw is tried with 1/4 where the first may fail: 1/4 of it is token 0, 3/4 token 1, which alone is left.
+    assert parse_rule("multi_draft:2").emitted(log).tolist() == [0.5 + 0.125, 1, 0, 1, 0, 1, 0, 0, 0, 0.75 + 0.1875]
     for name in ("one_hot", "strict"):
         assert parse_rule(name).emitted(log).tolist() == [0, 1] * 5
 
@@ -329,17 +358,18 @@ def test_a_lossy_rule_tells_nothing_about_the_emitted_token(name: str) -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_rules_without_loss_need_their_own_text(name: str) -> None:
     """Strict rounds are defined on greedy text, drawn ones on sampled text; only a rule that keeps any text has both."""
-    expected = {"strict": (GREEDY,), "lossless": (SAMPLED,), "one_hot": (SAMPLED,)}
+    expected = {"strict": (GREEDY,), "lossless": (SAMPLED,), "one_hot": (SAMPLED,), "multi_draft": (SAMPLED,)}
     assert RULES[name].policies == expected.get(name, (GREEDY, SAMPLED))
 
 
 def without_distribution(log: dict[str, Array]) -> dict[str, Array]:
     """Columns of a draft that only names a token, as they come from a log."""
     nothing = np.full(len(log["token"]), np.nan)
-    return log | {"overlap": nothing, "draft_token_prob": nothing, "draft_rank_of_token": np.full(len(nothing), -1)}
+    unknown = ["overlap", "draft_token_prob", *(name for name in log if "multi_draft" in name)]
+    return log | dict.fromkeys(unknown, nothing) | {"draft_rank_of_token": np.full(len(nothing), -1)}
 
 
-@pytest.mark.parametrize("name", ["strict", "lossless", "one_hot", "tree_1", "tree_4"])
+@pytest.mark.parametrize("name", ["strict", "lossless", "one_hot", "tree_1", "tree_4", "multi_draft_1", "multi_draft_4"])
 def test_a_draft_without_a_distribution_has_its_proposal_emitted_or_not(name: str) -> None:
     emitted = parse_rule(name).emitted(without_distribution(columns(POSITIONS)))
     assert emitted is not None
@@ -359,7 +389,7 @@ def test_a_draft_without_a_distribution_is_a_point_mass(rule: BoundRule) -> None
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rule in ALL if rule.name not in ("lossless", "one_hot")], ids=lambda rule: rule.id
+    "rule", [rule for rule in ALL if rule.name not in ("lossless", "one_hot", "multi_draft")], ids=lambda rule: rule.id
 )
 def test_without_a_proposal_nothing_is_accepted(rule: BoundRule) -> None:
     """Nulls of a log: no token, no rank, no probability. (What is drawn by lot has no probability then.)"""
@@ -419,6 +449,10 @@ def test_any_value_survives_its_id(epsilon: float, delta: float) -> None:
         ("top_m_1000000", "top_m_1000000"),
         ("trtllm:10,0.6", "trtllm_10_0p6"),
         ("tree:2", "tree_2"),
+        ("multi_draft:4", "multi_draft_4"),
+        ("multi_draft_64", "multi_draft_64"),
+        ({"multi_draft": 4}, "multi_draft_4"),
+        ({"multi_draft": {"width": 4.0}}, "multi_draft_4"),
     ],
 )
 def test_every_spelling_of_a_rule(specification: object, expected: str) -> None:

@@ -21,16 +21,16 @@ from alphaprof.log.schema import (
     LATENCY_COLUMNS,
     SCHEMA_VERSION,
     Column,
+    LogRules,
     arrow_schema,
-    position_columns,
     totals_columns,
-    violations,
 )
 from alphaprof.log.store import write_table
+from alphaprof.log.violations import violations
 from tests.synthetic import Domain, Recipe, facts, write_run
 
 TABLES = {
-    "positions": position_columns(DEFAULT_RULES),
+    "positions": LogRules(DEFAULT_RULES).columns,
     "totals": totals_columns([1, 4, 8]),
     "documents": DOCUMENT_COLUMNS,
     "continuations": CONTINUATION_COLUMNS,
@@ -75,7 +75,7 @@ def test_arrow_schemas_carry_their_version_and_notes() -> None:
 
 
 def test_every_rule_has_a_column() -> None:
-    names = [column.name for column in position_columns(DEFAULT_RULES)]
+    names = [column.name for column in LogRules(DEFAULT_RULES).columns]
     assert names[-len(DEFAULT_RULES) :] == [f"accept_{rule}" for rule in DEFAULT_RULES]
 
 

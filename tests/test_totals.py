@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.analysis.rules import DEFAULT_RULES, RULES, parse_rule
+from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import DEFAULT_RULES, RULES
 from alphaprof.analysis.totals import Request, read_totals, shard_totals
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run

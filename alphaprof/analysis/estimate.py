@@ -154,6 +154,30 @@ def share_interval(estimate: Ratio, confidence: float) -> Estimate:
     return Estimate(estimate.value, max(0.0, estimate.value - half), min(1.0, estimate.value + half), estimate.documents)
 
 
+def quantile_interval(values: Array, counts: Array, clusters: Array, probability: float, confidence: float) -> Estimate:
+    """The quantile of values [positions], 0 or above, with Woodruff's interval (1952): the quantiles at both ends of the
+    interval of the share of values up to it, over documents or clusters. Beyond what the sample can tell, 0 and infinity.
+
+    `counts`, `clusters` [documents]: how many of the values, which come document by document, are of each. Raises
+    `ValueError` without values.
+    """
+    ordered = np.sort(values)
+    value = _at(ordered, probability)
+    stops = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    below = np.concatenate([[0.0], np.cumsum(values <= value, dtype=np.float64)])
+    share = share_interval(ratio(*by_cluster(clusters, below[stops[1:]] - below[stops[:-1]], counts)), confidence)
+    least, most = probability - (share.value - share.low), probability + (share.high - share.value)
+    low = _at(ordered, least) if least > 0 else 0.0
+    high = _at(ordered, most) if most < 1 else math.inf
+    return Estimate(value, low, high, share.documents)
+
+
+def _at(ordered: Array, probability: float) -> float:
+    """The least of ascending values that a share of at least `probability` does not exceed."""
+    rank = math.ceil(probability * len(ordered) - NO_SPREAD)
+    return float(ordered[min(max(rank, 1), len(ordered)) - 1])
+
+
 def log_interval(value: float, relative_error: float, freedom: float, tail: float) -> tuple[float, float]:
     """Lower and upper bound of a positive quantity on the log scale, each missing the truth with probability `tail`."""
     half = quantile(1 - tail, freedom) * relative_error

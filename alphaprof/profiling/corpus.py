@@ -128,6 +128,8 @@ class Corpus:
         self._require_known(where, prompt, given)
         if len(prompt) == 0 or (given is not None and len(given) == 0):
             return "with an empty prompt or response"
+        if len(prompt) < source.min_prompt_tokens:
+            return f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})"
         limit = continuation.max_new_tokens
         cut = given is not None and limit is not None and len(given) > limit
         if given is not None and cut:

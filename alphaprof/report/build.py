@@ -11,14 +11,16 @@ import pyarrow.compute as pc
 
 from alphaprof import __version__
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.speedup import NOTHING, StepTime, StepTimes
 from alphaprof.analysis.totals import Request, policies, read_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
+from alphaprof.report.certificates import certificates
 from alphaprof.report.format import text_kind
 from alphaprof.report.model import Cost, Report, Result, RunFacts
 from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, units
+from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
 from alphaprof.report.traffic import Evidence, judge_traffic
 from alphaprof.report.verdict import Question, not_defined
@@ -66,6 +68,8 @@ def build_report(
         cost=_cost(steps, manifest) if steps else None,
         traffic=judge_traffic(evidence, times, question, run.gammas),
         results=tuple(results),
+        certificates=certificates(run, documents, independent, question.confidence),
+        predictability=predictability(run, documents, independent, results, question.confidence),
         warnings=(),
     )
     return report_warnings(report, manifest)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from alphaprof.analysis.estimate import by_cluster
 from alphaprof.analysis.paired import inverse_difference, share_difference
-from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.analysis.totals import Request, policies, read_totals
 from alphaprof.errors import NotComparable, OptionInvalid

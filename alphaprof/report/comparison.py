@@ -14,7 +14,7 @@ from alphaprof.report import format as fmt
 from alphaprof.report.compare import Comparison, Difference
 from alphaprof.report.format import short
 from alphaprof.report.json import plain_values
-from alphaprof.report.terminal import named_table, plain, show
+from alphaprof.report.tables import named_table, plain, show
 
 FORMAT = "alphaprof-compare"
 VERSION = 1

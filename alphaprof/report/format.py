@@ -40,11 +40,11 @@ def number(value: float | None, digits: int = 2, unit: str = "") -> str:
     return f"{text}{unit}"
 
 
-def interval(value: Interval | None, unit: str = "") -> str:
+def interval(value: Interval | None, unit: str = "", digits: int = 2) -> str:
     """A quantity with its interval."""
     if value is None:
         return NOTHING
-    return f"{number(value.value, unit=unit)} [{number(value.low)}, {number(value.high)}]"
+    return f"{number(value.value, digits, unit)} [{number(value.low, digits)}, {number(value.high, digits)}]"
 
 
 def difference(value: Interval | None, digits: int) -> str:

@@ -86,6 +86,120 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """One domain, draft and rule: where the divergence of the draft made acceptance certain (see `docs/theory.md`)."""
+
+    domain: str
+    draft: str
+    rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    documents: int
+    positions: int  # judged: with a proposal of a distribution (a tree: on the target's own greedy text)
+    certified: Interval  # share of them whose KL(p||q) is below the threshold
+    accepted: Interval  # share that the rule accepts
+    accepted_not_certified: Interval
+    contradicted: int  # certified and yet rejected: never, unless something is wrong
+    mean_divergence: float  # mean KL(p||q), nats; infinite where q gives 0 to what p can emit
+    rejected_at_most: float  # largest share that any draft with this mean divergence can have rejected
+
+
+@dataclass(frozen=True)
+class Decile:
+    """One tenth of the positions of a draft, by the target's margin or entropy, under one rule."""
+
+    draft: str
+    rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    axis: str  # margin or entropy
+    low: float | None  # at least, less than; None: unbounded
+    high: float | None
+    positions: int
+    certified: Interval | None
+    accepted: Interval | None
+
+
+@dataclass(frozen=True)
+class LosslessBounds:
+    """Lossless sampling: beta, and lower bounds of it from the smaller KL of each position (but for `from_mean`)."""
+
+    domain: str
+    draft: str
+    continuation: str
+    sampling: dict[str, float] | None
+    documents: int
+    positions: int
+    beta: Interval  # mean of sum min(p, q)
+    sharp: Interval  # the best bound that a KL allows (Fedotov, Harremoes, Topsoe)
+    pinsker: Interval
+    bretagnolle_huber: Interval
+    mean_divergence: float
+    from_mean: float  # the best bound where only the mean of that KL is known
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What thresholds say about the drafts of a run. `inexact`: share of positions where one of them is a lower bound."""
+
+    certificates: tuple[Certificate, ...]
+    deciles: tuple[Decile, ...]
+    lossless: tuple[LosslessBounds, ...]
+    inexact: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One rule: the KL(p||q) below which half, 90 % and 99 % of the positions stay certain; infinite: never rejected."""
+
+    rule: str
+    half: Interval
+    ninety: Interval
+    ninety_nine: Interval
+
+
+@dataclass(frozen=True)
+class CertainRun:
+    """One rule: what is certain of any draft whose KL is at most `epsilon` everywhere."""
+
+    rule: str
+    epsilon: float
+    certain: Interval  # share of positions
+    mean_run: Interval  # certain tokens from a position on, on average over positions
+    gamma: int
+    tokens_per_round: Interval | None  # at least, at gamma; None: rounds are not defined on this text
+
+
+@dataclass(frozen=True)
+class FreeDraft:
+    """What prompt lookup reaches in a domain under the rule that a verdict would concern."""
+
+    draft: str
+    rule: str
+    coverage: float
+    alpha: Interval | None
+    gamma: int | None  # of the most tokens per round
+    tokens_per_round: Interval | None
+
+
+@dataclass(frozen=True)
+class Predictability:
+    """What the target alone says about a domain. Quantiles: the tenth, the median, the ninetieth percentile."""
+
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None
+    documents: int
+    positions: int
+    entropy: tuple[Interval, ...]
+    margin: tuple[Interval, ...]
+    top_prob: Interval  # mean; the ceiling of one_hot for any draft, where this text was sampled
+    budgets: tuple[Budget, ...]
+    runs: tuple[CertainRun, ...]
+    free: tuple[FreeDraft, ...]
+
+
+@dataclass(frozen=True)
 class Traffic:
     """The verdict on the whole traffic: one draft, one rule, one gamma."""
 
@@ -161,4 +275,6 @@ class Report:
     cost: Cost | None
     traffic: Traffic
     results: tuple[Result, ...]
+    certificates: Certificates | None  # None: the log holds no thresholds
+    predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
     warnings: tuple[ReportWarning, ...]

@@ -57,7 +57,7 @@ def pools(
     """
     chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
     known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
-    for (domain, kind, policy, settings), rows in _groups(documents):
+    for (domain, kind, policy, settings), rows in groups(documents):
         numbers = documents["document"].to_numpy()[rows]
         places = np.searchsorted(known, numbers)
         if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
@@ -98,7 +98,8 @@ def sampling_of(settings: Sequence[float | None]) -> dict[str, float] | None:
     return None if settings[0] is None else {key: value or 0.0 for key, value in zip(SETTINGS, settings, strict=True)}
 
 
-def _groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, str, tuple[float | None, ...]], Array]]:
+def groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, str, tuple[float | None, ...]], Array]]:
+    """Domain, kind of text, policy and SETTINGS of each group of documents that belong together, and its rows."""
     settings = zip(*(documents[name].to_pylist() for name in SETTINGS), strict=True)
     names = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation")]
     rows: dict[tuple[str, str, str, tuple[float | None, ...]], list[int]] = {}

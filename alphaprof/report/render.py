@@ -15,6 +15,8 @@ from alphaprof.report.comparison import comparison_json, comparison_terminal
 from alphaprof.report.json import render_json
 from alphaprof.report.model import Report
 from alphaprof.report.terminal import render_terminal
+from alphaprof.report.tree_model import TreesReport
+from alphaprof.report.trees_text import trees_json, trees_terminal
 
 PLAIN_WIDTH = 150
 
@@ -31,6 +33,13 @@ def render_comparison(comparison: Comparison, output: str, to_file: bool = False
     if output == "json":
         return comparison_json(comparison) + "\n"
     return _drawn(partial(comparison_terminal, comparison), to_file)
+
+
+def render_trees(report: TreesReport, output: str, to_file: bool = False) -> str:
+    """Draft trees as text, likewise."""
+    if output == "json":
+        return trees_json(report) + "\n"
+    return _drawn(partial(trees_terminal, report), to_file)
 
 
 def _drawn(draw: Callable[[Console], None], to_file: bool) -> str:

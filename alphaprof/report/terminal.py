@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
 from alphaprof.report.model import Cost, GammaResult, Report, Result, Traffic
+from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
+from alphaprof.report.terminal_theory import certificates_section, predictability_section
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
-WIDE = 140  # columns that it takes to show intervals beside their values
 RULE_WIDTH = 18  # columns that a rule's alpha takes
-NAME_LEAST, NAME_WIDTH = 10, 22  # columns of a table that it takes at least and at most; longer names fold
 
 
 def render_terminal(report: Report, console: Console) -> None:
@@ -37,15 +35,14 @@ def render_terminal(report: Report, console: Console) -> None:
         for rule in dict.fromkeys(result.rule for result in others if result.gammas and result.gammas not in told):
             _lengths(f"draft {draft}, rule {rule}", [result for result in others if result.rule == rule], console)
         _phases(f"draft {draft}: alpha by phase", mine, console)
+    if report.certificates is not None:
+        certificates_section(report.certificates, console)
+    if report.predictability:
+        predictability_section(report.predictability, console)
     if report.cost is not None:
         _times(report.cost, console)
     _definitions(report, console)
     _warnings(report, console)
-
-
-def plain(text: str) -> Text:
-    """Untrusted text: control and direction-changing characters become visible, markup means nothing."""
-    return Text("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
 def _header(report: Report, console: Console) -> None:
@@ -79,19 +76,6 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
         level = fmt.level(report.confidence)
         lines.append(f"\nover all documents: speedup {fmt.interval(traffic.speedup, 'x')} ({level} interval)")
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
-
-
-def named_table() -> Table:
-    """An empty table whose first column is the domain."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("domain", overflow="fold", min_width=NAME_LEAST, max_width=NAME_WIDTH)
-    return table
-
-
-def show(table: Table, title: str, console: Console) -> None:
-    """Print a table below its title, which may be wider than the table."""
-    console.print(Text.assemble(plain(title), style="italic"))
-    console.print(table)
 
 
 def _domains(title: str, results: Sequence[Result], every: Sequence[Result], console: Console) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.speedup import StepTimes, free_draft
 from alphaprof.report.format import short
 from alphaprof.report.model import Interval, Traffic

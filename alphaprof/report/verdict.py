@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaprof.analysis.decision import Decision, Mask, decide, held_out
-from alphaprof.analysis.rules import default_rule, parse_rule
+from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import default_rule
 from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
 from alphaprof.errors import RunUnreadable
 from alphaprof.report.pool import Pool

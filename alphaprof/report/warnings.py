@@ -22,7 +22,7 @@ def report_warnings(report: Report, manifest: Manifest) -> Report:
     """The report with its warnings: those of the profiling run, and those that its numbers call for."""
     noted = [ReportWarning(**warning) for warning in manifest.warnings]
     found = [*noted, *_partial(report), *_left_out(manifest), *_halved(manifest), *_cut(report)]
-    found += [*_numerics(report), *_sampled(report), *_cost(report)]
+    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report)]
     return dataclasses.replace(report, warnings=tuple(found))
 
 
@@ -76,6 +76,19 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
             f"{ties / positions:.1%} of positions are near-ties in {report.run.dtype}, and {mismatches / positions:.2%} of "
             "greedy tokens change with the batch shape: no draft can be sure of them",
             "expected in 16-bit dtypes; profile in the dtype that is served",
+        )
+
+
+def _contradicted(report: Report) -> Iterator[ReportWarning]:
+    """A theorem that the log contradicts."""
+    held = report.certificates.certificates if report.certificates else ()
+    if wrong := [item for item in held if item.contradicted]:
+        where = ", ".join(dict.fromkeys(f"{short(item.domain)} ({item.draft}, {item.rule})" for item in wrong))
+        count = sum(item.contradicted for item in wrong)
+        yield ReportWarning(
+            "contradicted",
+            f"{count} certified positions were rejected, which cannot be: {where}",
+            "the logged divergences cannot be trusted here: please report it, with the profile",
         )
 
 

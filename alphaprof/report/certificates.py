@@ -1,0 +1,168 @@
+"""The certificates of a run: what its thresholds say about its drafts, with intervals over documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.analysis.bounds import budget, mean_beta_bound
+from alphaprof.analysis.certified import LosslessTally, Tally, decile_edges, inexact_share, lossless_tally, tallies
+from alphaprof.analysis.estimate import by_cluster, ratio, share_interval
+from alphaprof.log.store import Run
+from alphaprof.report.model import Certificate, Certificates, Decile, Interval, LosslessBounds
+from alphaprof.report.pool import groups, sampling_of
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents of one kind of text: `rows` of the documents table, and the independent unit of each [rows].
+
+    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not.
+    """
+
+    domain: str
+    continuation: str
+    policy: str
+    sampling: dict[str, float] | None
+    rows: Array
+    cluster: Array
+
+    def share(self, totals: Array, counts: Array, confidence: float) -> Interval | None:
+        """Ratio of sums [documents of the table] over this text as a share; None where nothing was counted."""
+        totals, counts = totals[self.rows], counts[self.rows]
+        if counts.sum() <= 0:
+            return None
+        found = share_interval(ratio(*by_cluster(self.cluster, totals, counts)), confidence)
+        return Interval(found.value, found.low, found.high)
+
+    def documents(self, counts: Array) -> int:
+        """Independent units with counts."""
+        return len(np.unique(self.cluster[counts[self.rows] > 0]))
+
+
+def texts(documents: pa.Table, independent: Array) -> list[Text]:
+    """The kinds of text of a run by domain, in the order in which they occur; `independent` as `pool.units` gives it."""
+    _, codes = np.unique(independent, return_inverse=True)
+    return [
+        Text(domain, kind, policy, sampling_of(settings), rows, codes[rows])
+        for (domain, kind, policy, settings), rows in groups(documents)
+    ]
+
+
+def certificates(run: Run, documents: pa.Table, independent: Array, confidence: float) -> Certificates | None:
+    """What the log of a run says; None where it holds no thresholds, or no complete shard yet."""
+    if not run.log_rules.certified or not run.shards:
+        return None
+    every = texts(documents, independent)
+    found: list[Certificate] = []
+    deciles: list[Decile] = []
+    bounds: list[LosslessBounds] = []
+    for draft in run.manifest.drafts:
+        lossless = lossless_tally(run, draft)
+        if lossless is None:  # no distribution, hence no divergence
+            continue
+        edges = decile_edges(run, draft)
+        for rule, tally in tallies(run, draft, edges).items():
+            for text in every:
+                found += _certificate(text, draft, rule, tally, confidence)
+            for text in _kinds(every):
+                for axis in edges:
+                    deciles += _deciles(text, (draft, rule, axis), tally.by[axis], edges[axis], confidence)
+        bounds += [item for text in every for item in _lossless(text, draft, lossless, confidence)]
+    return Certificates(tuple(found), tuple(deciles), tuple(bounds), inexact_share(run))
+
+
+def _kinds(every: list[Text]) -> list[Text]:
+    """The kinds of text over all domains."""
+    parts: dict[tuple[str, str, str], list[Text]] = {}
+    for text in every:
+        parts.setdefault((text.continuation, text.policy, str(text.sampling)), []).append(text)
+    return [
+        replace(
+            same[0],
+            domain="",
+            rows=np.concatenate([text.rows for text in same]),
+            cluster=np.concatenate([text.cluster for text in same]),
+        )
+        for same in parts.values()
+    ]
+
+
+def _certificate(text: Text, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
+    """One domain's certificate under one rule; nothing where nothing was judged."""
+    certified = text.share(tally.certified, tally.judged, confidence)
+    accepted = text.share(tally.accepted, tally.judged, confidence)
+    beyond = text.share(tally.accepted - tally.both, tally.judged, confidence)
+    if certified is None or accepted is None or beyond is None:
+        return
+    positions = tally.judged[text.rows].sum()
+    mean = float(tally.divergence[text.rows].sum() / positions)
+    mine = np.zeros(len(tally.judged), dtype=bool)
+    mine[text.rows] = True
+    thresholds = tally.thresholds[np.repeat(mine, tally.judged.astype(np.int64))]
+    yield Certificate(
+        domain=text.domain,
+        draft=draft,
+        rule=rule,
+        continuation=text.continuation,
+        sampling=text.sampling,
+        documents=text.documents(tally.judged),
+        positions=int(positions),
+        certified=certified,
+        accepted=accepted,
+        accepted_not_certified=beyond,
+        contradicted=int((tally.certified - tally.both)[text.rows].sum()),
+        mean_divergence=mean,
+        rejected_at_most=budget(thresholds, mean),
+    )
+
+
+def _deciles(text: Text, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
+    """The tenths of one draft, rule and axis; `counts` [documents, bins, 3] as in `Tally.by`."""
+    draft, rule, axis = key
+    bounds = [None, *map(float, edges), None]
+    for place in range(counts.shape[1]):
+        judged, certified, accepted = counts[:, place].T
+        yield Decile(
+            draft=draft,
+            rule=rule,
+            continuation=text.continuation,
+            sampling=text.sampling,
+            axis=axis,
+            low=bounds[place],
+            high=bounds[place + 1],
+            positions=int(judged[text.rows].sum()),
+            certified=text.share(certified, judged, confidence),
+            accepted=text.share(accepted, judged, confidence),
+        )
+
+
+def _lossless(text: Text, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
+    beta, sharp, pinsker, bretagnolle_huber = (
+        text.share(values, tally.positions, confidence)
+        for values in (tally.beta, tally.sharp, tally.pinsker, tally.bretagnolle_huber)
+    )
+    if beta is None or sharp is None or pinsker is None or bretagnolle_huber is None:
+        return
+    positions = tally.positions[text.rows].sum()
+    mean = float(tally.divergence[text.rows].sum() / positions)
+    yield LosslessBounds(
+        domain=text.domain,
+        draft=draft,
+        continuation=text.continuation,
+        sampling=text.sampling,
+        documents=text.documents(tally.positions),
+        positions=int(positions),
+        beta=beta,
+        sharp=sharp,
+        pinsker=pinsker,
+        bretagnolle_huber=bretagnolle_huber,
+        mean_divergence=mean,
+        from_mean=mean_beta_bound(np.array([mean])),
+    )

@@ -1,0 +1,101 @@
+"""What draft trees are chosen on and tested on: the texts of a run with their ranks, halves and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.analysis.decision import held_out
+from alphaprof.analysis.ranks import Mask, RankCounts, rank_counts
+from alphaprof.log.store import Run
+from alphaprof.report.build import observed_weights
+from alphaprof.report.pool import groups, sampling_of, units
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Text:
+    """One domain and kind of text; `rows`: its documents, in their order. `policy` and `sampling` as in `pool.Pool`."""
+
+    domain: str
+    continuation: str
+    policy: str
+    sampling: dict[str, float] | None
+    rows: Array
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
+    trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
+    neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
+    from the profile.
+    """
+
+    texts: tuple[Text, ...]
+    cluster: Array
+    ranks: RankCounts
+    choosing: Mask
+    tested: Mask
+    weights: dict[str, float]
+    weights_observed: bool
+
+    def domain(self, name: str, chosen: Mask) -> Array:
+        """Those of the chosen documents that lie in a domain, in their order."""
+        rows = np.concatenate([text.rows for text in self.texts if text.domain == name])
+        return np.sort(rows[chosen[rows]])
+
+    def pooled(self, chosen: Mask) -> Array | None:
+        """b_r of the traffic from the chosen documents, [width]: domains by their weights. None without such documents."""
+        rows = {domain: self.domain(domain, chosen) for domain, weight in self.weights.items() if weight > 0}
+        counted = {domain: self.weights[domain] for domain in rows if len(rows[domain])}
+        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in counted.items()]
+        return np.asarray(sum(parts) / sum(counted.values())) if parts else None
+
+
+def sample_of(run: Run, draft: str, width: int, chooses: bool) -> Sample:
+    """The documents of complete shards, with ranks 1 to `width` counted. `chooses`: trees are to be chosen on one half.
+
+    Raises as `rank_counts`.
+    """
+    documents = run.documents()
+    cluster = units(documents)
+    texts = tuple(
+        Text(domain, kind, policy, sampling_of(settings), rows)
+        for (domain, kind, policy, settings), rows in groups(documents)
+    )
+    own = np.zeros(len(documents), dtype=bool)
+    for text in texts:
+        own[text.rows] = bool(text.policy)
+    tested = _tested(texts, cluster) if chooses else own
+    observed = observed_weights(documents.filter(pa.array(own)))
+    weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in texts})
+    return Sample(
+        texts, cluster, rank_counts(run, draft, width), own & ~tested, tested, weights or observed, weights is None
+    )
+
+
+def _tested(texts: tuple[Text, ...], cluster: Array) -> Mask:
+    """The held-out half [documents] of the text that the target chose; no cluster lies in both halves."""
+    members = {
+        f"{text.domain} {text.continuation} {text.sampling}": (text.rows, cluster[text.rows].tolist())
+        for text in texts
+        if text.policy
+    }
+    tested = np.zeros(len(cluster), dtype=bool)
+    for name, mask in held_out({name: found for name, (_, found) in members.items()}).items():
+        tested[members[name][0]] = mask
+    return tested
+
+
+def _given(weights: Mapping[str, float] | None, observed: Mapping[str, float], domains: set[str]) -> dict[str, float] | None:
+    """The profile's weights of the observed domains, made to add up to 1; None where they do not fit the data."""
+    if weights is None or set(weights) != domains:
+        return None
+    total = sum(weights[domain] for domain in observed)
+    return {domain: weights[domain] / total for domain in observed} if total > 0 else None

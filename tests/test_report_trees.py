@@ -1,0 +1,610 @@
+"""`alphaprof trees`: shares of ranks and rounds of trees, counted again token by token; halves, texts, files and words."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from alphaprof import cli
+from alphaprof.analysis.decision import held_out
+from alphaprof.analysis.trees import Tree, optimal_tree
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.store import Run
+from alphaprof.report import format as fmt
+from alphaprof.report.build import build_report
+from alphaprof.report.compare import Side
+from alphaprof.report.model import Interval
+from alphaprof.report.render import render_trees
+from alphaprof.report.tree_files import read_tree, read_trees
+from alphaprof.report.tree_model import TextTrees, TreesReport, TreeTokens
+from alphaprof.report.trees import NODES, TreeRequest, build_trees, request_of
+from alphaprof.report.trees_text import trees_terminal
+from tests.reporting import HOSTILE, log_of, only
+from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
+
+STORY = Domain(documents=10, alpha=0.6, temperature=0.7, continuation="sampled")
+RECIPE = Recipe(
+    domains={
+        "code": Domain(documents=14, alpha=0.75, bursts=0.4),
+        "chat": Domain(documents=11, alpha=0.4, coverage=0.9),
+        "story": STORY,
+        "wiki": Domain(documents=5, on_policy=False, continuation="text"),
+    },
+    gammas=(1, 2, 3, 5),
+    lookups=("lookup",),
+)
+Paths = Iterable[Sequence[int]]
+BUSHY = [(1,), (2,), (3,), (1, 1), (2, 1), (1, 2), (1, 1, 1), (1, 1, 4)]
+
+
+def spread(seed: int = 0) -> Callable[[pd.DataFrame], None]:
+    """Gives wrong drafts a token of rank 2, 3, ... where the synthetic log knows 2 only."""
+    rng = np.random.default_rng(seed)
+
+    def change(frame: pd.DataFrame) -> None:
+        ranks = frame["draft_rank_of_token"].astype("Int32")
+        wrong = (ranks > 1).fillna(False).to_numpy(dtype=bool)
+        ranks[wrong] = 1 + rng.geometric(0.4, int(wrong.sum()))
+        frame["draft_rank_of_token"] = ranks
+
+    return change
+
+
+def made(path: Path, recipe: Recipe = RECIPE, seed: int = 0) -> Run:
+    """A synthetic run whose ranks are those of a draft that is near where it is wrong."""
+    return rewritten(write_run(path / "run", recipe), "small", spread(seed))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return made(tmp_path_factory.mktemp("trees"))
+
+
+@pytest.fixture(scope="module")
+def side(run: Run) -> Side:
+    return Side(run, "small")
+
+
+@pytest.fixture(scope="module")
+def found(side: Side) -> TreesReport:
+    return build_trees(side, TreeRequest(given={"mine.json": Tree.from_paths(BUSHY)}))
+
+
+def every_document(side: Side, **trees: Tree) -> TreesReport:
+    """The user's trees on all documents."""
+    return build_trees(side, TreeRequest(nodes=(), given=trees))
+
+
+def text_of(report: TreesReport, domain: str) -> TextTrees:
+    (text,) = [text for text in report.texts if text.domain == domain]
+    return text
+
+
+def tokens_of(report: TreesReport, rows: Sequence[TreeTokens], name: str) -> TreeTokens:
+    """The row of the tree of that name."""
+    (row,) = [row for tree, row in zip(report.trees, rows, strict=True) if tree.name == name == row.tree]
+    return row
+
+
+def rows_by_document(run: Run, domain: str) -> dict[int, list[int]]:
+    """The ranks of every document of a domain; 0: no proposal."""
+    log = log_of(run)
+    mine = log[(log["draft"] == "small") & (log["domain"] == domain)]
+    return {
+        int(document): rows["draft_rank_of_token"].fillna(0).astype(int).tolist()
+        for document, rows in mine.groupby("document")
+    }
+
+
+def decoded(ranks: Sequence[int], paths: set[tuple[int, ...]]) -> list[tuple[int, int, bool]]:
+    """The rounds of one document, token by token: accepted, emitted, and whether anything was drafted."""
+    rounds, place = [], 1  # the prefill emits the first token
+    while place < len(ranks):
+        start, path = place, ()
+        while place < len(ranks) and (*path, ranks[place]) in paths:
+            path = (*path, ranks[place])
+            place += 1
+        place = min(place + 1, len(ranks))  # the target's own token
+        rounds.append((len(path), place - start, ranks[start] > 0))
+    return rounds
+
+
+def halves(run: Run, domains: Sequence[str]) -> dict[str, set[int]]:
+    """The documents of each domain that are held out."""
+    documents = run.documents().to_pandas()
+    members = {domain: documents[documents["domain"] == domain] for domain in domains}
+    masks = held_out({domain: rows["prompt_hash"].tolist() for domain, rows in members.items()})
+    return {domain: set(rows["document"][masks[domain]]) for domain, rows in members.items()}
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("domain", ["code", "chat", "story"])
+def test_rounds_are_those_of_a_plain_loop_over_tokens(run: Run, found: TreesReport, domain: str) -> None:
+    """Of every tree, on the held-out documents: rounds, tokens per round, acceptance by depth."""
+    text, tested = text_of(found, domain), halves(run, ["code", "chat", "story"])[domain]
+    ranks = [values for document, values in rows_by_document(run, domain).items() if document in tested]
+    assert text.tested_documents == text.tested_clusters == len(ranks) > 3
+    for tree, row in zip(found.trees, text.trees, strict=True):
+        rounds = [one for values in ranks for one in decoded(values, set(tree.paths))]
+        accepted, emitted, ready = (np.array(column) for column in zip(*rounds, strict=True))
+        assert row.rounds == len(rounds)
+        assert row.tokens_per_round is not None
+        assert row.tokens_per_round.value == pytest.approx(emitted.sum() / len(rounds))
+        assert row.tokens_per_round.low < row.tokens_per_round.value < row.tokens_per_round.high
+        assert row.tokens_per_round.low >= 1
+        assert row.tokens_per_round.high <= tree.depth + 1
+        shares = [float((accepted >= depth).sum() / ready.sum()) for depth in range(1, tree.depth + 1)]
+        assert row.marginal == pytest.approx(shares)
+
+
+def test_shares_of_ranks_are_those_of_the_log(run: Run, found: TreesReport) -> None:
+    for text in found.texts:
+        ranks = Counter(rank for values in rows_by_document(run, text.domain).values() for rank in values)
+        total = sum(ranks.values())
+        assert text.positions == total
+        assert [share.value for share in text.ranks] == pytest.approx([ranks[rank] / total for rank in range(1, 9)])
+        assert text.silent.value == pytest.approx(ranks[0] / total)
+        assert text.beyond.value == pytest.approx(sum(count for rank, count in ranks.items() if rank > 8) / total)
+        assert sum(share.value for share in (*text.ranks, text.beyond, text.silent)) == pytest.approx(1)
+        assert all(0 <= share.low <= share.value <= share.high <= 1 for share in (*text.ranks, text.beyond, text.silent))
+        assert text.ranks[0].low < text.ranks[0].value < text.ranks[0].high
+
+
+def test_the_share_of_rank_one_is_alpha_where_every_position_has_a_proposal(run: Run, found: TreesReport) -> None:
+    """With its interval: the same estimate over the same documents."""
+    alpha = only(build_report(run), "code", "small", "strict").alpha
+    assert alpha is not None
+    share = text_of(found, "code").ranks[0]
+    assert dataclasses.astuple(share) == pytest.approx(dataclasses.astuple(alpha))
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 5])
+@pytest.mark.parametrize(("domain", "rule"), [("code", "strict"), ("chat", "strict"), ("story", "one_hot")])
+def test_a_chain_has_the_rounds_of_a_report(run: Run, side: Side, domain: str, rule: str, gamma: int) -> None:
+    """Tokens per round with their interval, rounds and acceptance by depth, on all documents."""
+    report = every_document(side, mine=Tree.chain(gamma))
+    (item,) = [item for item in only(build_report(run), domain, "small", rule).gammas if item.gamma == gamma]
+    assert item.tokens_per_round is not None
+    for name in ("mine", f"chain {gamma}"):
+        row = tokens_of(report, text_of(report, domain).trees, name)
+        assert row.tokens_per_round is not None
+        assert dataclasses.astuple(row.tokens_per_round) == pytest.approx(dataclasses.astuple(item.tokens_per_round))
+        assert row.rounds == item.rounds
+        assert row.marginal == pytest.approx(item.marginal)
+
+
+@pytest.mark.parametrize("weights", [None, {"code": 0.9, "chat": 0.1}])
+def test_the_whole_traffic_is_that_of_a_report(tmp_path: Path, weights: dict[str, float] | None) -> None:
+    domains = {name: RECIPE.domains[name] for name in ("code", "chat")}
+    decision = {"draft": "small", "gamma": 3, "weights": weights}
+    run = made(tmp_path, dataclasses.replace(RECIPE, domains=domains, lookups=(), decision=decision))
+    report, traffic = every_document(Side(run, "small"), mine=Tree.chain(3)), build_report(run).traffic
+    row = tokens_of(report, report.traffic, "mine")
+    assert row.tokens_per_round is not None
+    assert traffic.tokens_per_round is not None
+    assert dataclasses.astuple(row.tokens_per_round) == pytest.approx(dataclasses.astuple(traffic.tokens_per_round))
+    assert report.weights == pytest.approx(traffic.weights)
+    assert report.weights_observed == (weights is None)
+    parts = [tokens_of(report, text.trees, "mine") for text in report.texts]
+    assert (
+        min(part.marginal[0] or 0 for part in parts) < (row.marginal[0] or 0) < max(part.marginal[0] or 0 for part in parts)
+    )
+
+
+def test_the_model_and_its_error_are_told_for_the_same_documents(run: Run, side: Side) -> None:
+    """1 + b_1 + b_2 + b_1 b_1 + b_1 b_3 with the shares of the documents that the rounds are of."""
+    report = every_document(side, mine=Tree.from_paths([(1,), (2,), (1, 1), (1, 3)]))
+    for text in report.texts[:3]:
+        row, b = tokens_of(report, text.trees, "mine"), [share.value for share in text.ranks]
+        assert row.iid_tokens_per_round == pytest.approx(1 + b[0] + b[1] + b[0] * b[0] + b[0] * b[2])
+        assert row.tokens_per_round is not None
+        assert row.iid_tokens_per_round is not None
+        assert row.iid_error == pytest.approx(row.iid_tokens_per_round / row.tokens_per_round.value - 1)
+
+
+def test_bursts_make_the_model_promise_too_much(tmp_path: Path) -> None:
+    domains = {"code": Domain(documents=30, alpha=0.7, spread=0.0, bursts=0.8, shortest=150, longest=200)}
+    report = every_document(Side(made(tmp_path, Recipe(domains=domains)), "small"), mine=Tree.chain(4))
+    assert (report.texts[0].trees[0].iid_error or 0) > 0.1
+
+
+# Trees that are chosen.
+
+
+def test_trees_are_chosen_on_the_other_half(run: Run, found: TreesReport) -> None:
+    """The best trees for the ranks of documents that are not tested, domains by their share of tokens."""
+    domains = ["code", "chat", "story"]
+    tested, ranks = halves(run, domains), {domain: rows_by_document(run, domain) for domain in domains}
+    tokens = {domain: sum(map(len, ranks[domain].values())) for domain in domains}
+    pooled = np.zeros(64)
+    for domain in domains:
+        chosen = [rank for document, values in ranks[domain].items() if document not in tested[domain] for rank in values]
+        counts = np.array([chosen.count(rank) for rank in range(1, 65)])
+        pooled += tokens[domain] / sum(tokens.values()) * counts / len(chosen)
+    assert found.held_out
+    assert found.tested_on == sum(map(len, tested.values()))
+    assert found.chosen_on == sum(map(len, ranks.values())) - found.tested_on
+    trees = {tree.name: tree for tree in found.trees}
+    for nodes in NODES:
+        best = optimal_tree(pooled, nodes, 5)
+        assert trees[f"optimal {nodes}"].paths == best.paths
+        assert trees[f"optimal {nodes}"].levels == tuple(
+            sum(len(path) == depth for path in best.paths) for depth in range(1, best.depth + 1)
+        )
+
+
+def test_what_the_tested_half_says_changes_no_tree_and_what_the_other_half_says_does(tmp_path: Path) -> None:
+    recipe = dataclasses.replace(RECIPE, domains={"code": RECIPE.domains["code"]}, lookups=())
+    runs = [made(tmp_path / name, recipe) for name in ("plain", "tested", "chosen")]
+    tested = halves(runs[0], ["code"])["code"]
+    for run, inside in ((runs[1], True), (runs[2], False)):
+
+        def worse(frame: pd.DataFrame, inside: bool = inside) -> None:
+            rows = frame["document"].isin(tested) == inside
+            frame.loc[rows, "draft_rank_of_token"] = frame.loc[rows, "draft_rank_of_token"] + 3
+
+        rewritten(run, "small", worse)
+    plain, other, chosen = (build_trees(Side(run, "small"), TreeRequest(nodes=(8,))) for run in runs)
+    assert plain.trees == other.trees
+    assert plain.traffic[0].rounds < other.traffic[0].rounds
+    assert plain.trees[0] != chosen.trees[0]
+    assert plain.trees[0].paths[0] == (1,)
+
+
+def test_no_cluster_lies_in_both_halves(tmp_path: Path) -> None:
+    grouped = {
+        name: Domain(
+            documents=12, clusters=[f"talk {row % 4}" for row in range(12)], prompts=[f"p {row}" for row in range(12)]
+        )
+        for name in ("code", "chat")
+    }
+    report = build_trees(Side(made(tmp_path, Recipe(domains=grouped)), "small"))
+    for text in report.texts:
+        assert (text.documents, text.clusters) == (12, 4)
+        assert (text.tested_documents, text.tested_clusters) == (6, 2)
+
+
+def test_nothing_is_held_out_where_nothing_is_chosen(side: Side) -> None:
+    report = every_document(side, mine=Tree.from_paths(BUSHY))
+    assert (report.held_out, report.chosen_on, report.tested_on) == (False, 0, 35)
+    assert [(tree.name, tree.kind) for tree in report.trees] == [("mine", "file"), ("chain 3", "chain")]
+    assert [text.tested_documents for text in report.texts] == [14, 11, 10, 0]
+
+
+def test_there_is_a_chain_for_every_depth_and_no_tree_is_deeper_than_asked(side: Side) -> None:
+    report = build_trees(side, TreeRequest(nodes=(4, 30), depth=2, given={"deep": Tree.chain(7)}))
+    depths = {tree.name: tree.depth for tree in report.trees}
+    assert depths == {"optimal 4": 2, "optimal 30": 2, "deep": 7, "chain 2": 2, "chain 7": 7}
+    assert max(tree.depth for tree in build_trees(side).trees) == 5  # the largest gamma
+
+
+def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) -> None:
+    """Where one domain wants depth and another width, each gains by a tree of its own."""
+    domains = {
+        "easy": Domain(documents=40, alpha=0.97, spread=0.0, shortest=60, longest=60),
+        "hard": Domain(documents=40, alpha=0.1, spread=0.0, shortest=60, longest=60),
+    }
+    run = made(tmp_path, Recipe(domains=domains, gammas=(8,)))
+    report = build_trees(Side(run, "small"), TreeRequest(nodes=(4, 8)))
+    for text in report.texts:
+        assert text.own is not None
+        assert text.own.tree.nodes == 8
+        assert not text.own.same
+        assert text.own.difference is not None
+        assert text.own.tokens.tokens_per_round is not None
+        common = tokens_of(report, text.trees, "optimal 8").tokens_per_round
+        assert common is not None
+        assert text.own.difference.value == pytest.approx(text.own.tokens.tokens_per_round.value - common.value)
+        assert 0 < text.own.difference.low < text.own.difference.value < text.own.difference.high
+        ranks = [
+            row
+            for document, row in rows_by_document(run, text.domain).items()
+            if document in halves(run, ["easy", "hard"])[text.domain]
+        ]
+        rounds = [one for values in ranks for one in decoded(values, set(text.own.tree.paths))]
+        assert text.own.tokens.rounds == len(rounds)
+    assert report.texts[0].own.tree.depth > report.texts[1].own.tree.depth  # type: ignore[union-attr]
+
+
+def test_the_only_domain_has_no_other_tree(tmp_path: Path) -> None:
+    (text,) = build_trees(Side(made(tmp_path, Recipe(domains={"code": Domain()})), "small")).texts
+    assert text.own is not None
+    assert (text.own.same, text.own.difference) == (True, None)
+
+
+def test_kinds_of_text_are_kept_apart(tmp_path: Path) -> None:
+    sources = [("code", dataclasses.replace(STORY, temperature=temperature)) for temperature in (0.5, 1.0)]
+    recipe = Recipe(domains={"code": Domain(documents=9)}, sources=sources)
+    report = build_trees(Side(made(tmp_path, recipe), "small"))
+    temperatures = [text.sampling["temperature"] if text.sampling else None for text in report.texts]
+    assert [(text.domain, text.documents) for text in report.texts] == [("code", 9), ("code", 10), ("code", 10)]
+    assert temperatures == [None, 0.5, 1.0]
+    assert report.weights == {"code": 1.0}
+    assert report.traffic[0].rounds == sum(text.trees[0].rounds for text in report.texts)
+    assert "code (sampled at temperature 0.5)" in render_trees(report, "terminal")
+
+
+# Too little, and nothing at all.
+
+
+def test_one_document_is_never_sure_of_anything(tmp_path: Path) -> None:
+    run = made(tmp_path, Recipe(domains={"code": Domain(documents=1)}))
+    (text,) = build_trees(Side(run, "small")).texts
+    assert (text.trees, text.own, text.tested_documents) == ((), None, 0)
+    assert "tested half" in text.reason
+    assert all((share.low, share.high) == (0, 1) for share in text.ranks)
+    report = every_document(Side(run, "small"), mine=Tree.chain(3))
+    for row in (report.texts[0].trees[0], report.traffic[0]):
+        assert row.tokens_per_round is not None
+        assert (row.tokens_per_round.low, row.tokens_per_round.high) == (1, 4)
+    assert "none of its documents is in the tested half" in render_trees(build_trees(Side(run, "small")), "terminal")
+
+
+def test_a_draft_that_is_always_right_is_not_known_to_be(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=1.0, spread=0.0, shortest=41, longest=41)}))
+    report = every_document(Side(run, "small"), mine=Tree.chain(3))
+    tokens = report.texts[0].trees[0].tokens_per_round
+    assert tokens is not None
+    assert (tokens.value, tokens.high) == (4, 4)
+    assert 1 < tokens.low < 3.8
+    assert report.texts[0].ranks[0].low < 0.9
+
+
+def test_a_draft_that_is_never_right_gets_a_tree_without_nodes(tmp_path: Path) -> None:
+    """And a round of it emits one token, for certain."""
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=8)}))
+    rewritten(run, "small", lambda frame: frame.__setitem__("draft_rank_of_token", np.int32(200)))
+    report = build_trees(Side(run, "small"), TreeRequest(nodes=(4,)))
+    (tree,) = report.trees
+    assert (tree.nodes, tree.depth, tree.levels, tree.paths) == (0, 0, (), ())
+    assert report.traffic[0].tokens_per_round == Interval(1, 1, 1)
+    assert "1.00 [1.00, 1.00]" in render_trees(report, "terminal")
+
+
+def test_text_that_the_target_did_not_choose_has_ranks_and_no_rounds(found: TreesReport) -> None:
+    wiki = text_of(found, "wiki")
+    assert (wiki.on_policy, wiki.trees, wiki.own, wiki.documents) == (False, (), None, 5)
+    assert wiki.ranks[0].value > 0.3
+    assert "did not choose" in wiki.reason
+    assert "wiki" not in found.weights
+    assert all(text.reason == "" and text.on_policy for text in found.texts if text.domain != "wiki")
+    assert "wiki (text, off-policy): the target did not choose this text" in render_trees(found, "terminal")
+
+
+def test_a_run_without_a_text_of_the_target_chooses_no_tree(tmp_path: Path) -> None:
+    run = made(tmp_path, Recipe(domains={"wiki": RECIPE.domains["wiki"]}))
+    report = build_trees(Side(run, "small"))
+    assert (report.trees, report.traffic, report.weights) == ((), (), {})
+    assert "no tree was chosen" in render_trees(report, "terminal")
+    assert json.loads(render_trees(report, "json"))["texts"][0]["trees"] == []
+
+
+def test_an_interrupted_run_is_named_and_one_without_a_shard_is_empty(tmp_path: Path, run: Run) -> None:
+    part = build_trees(Side(interrupted(run, tmp_path / "part", 4), "small"))
+    assert not part.complete
+    assert sum(text.documents for text in part.texts) == 16
+    assert "is an interrupted run" in render_trees(part, "terminal")
+    empty = build_trees(Side(interrupted(run, tmp_path / "empty", 0), "small"), TreeRequest(given={"mine": Tree.chain(2)}))
+    assert (empty.texts, empty.tested_on) == ((), 0)
+    assert [row.tokens_per_round for row in empty.traffic] == [None, None]
+    assert "interrupted" in render_trees(empty, "terminal")
+    assert json.loads(render_trees(empty, "json"))["traffic"][0]["tokens_per_round"] is None
+
+
+def test_a_draft_without_ranks_is_refused(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(OptionInvalid, match=r"draft lookup of .* has no ranks") as caught:
+        build_trees(Side(run, "lookup"))
+    assert f"{run.path}:small" in caught.value.hint
+    silent = made(tmp_path, Recipe(domains={"code": Domain()}))
+    rewritten(
+        silent, "small", lambda frame: frame.__setitem__("draft_rank_of_token", pd.array([None] * len(frame), "Int32"))
+    )
+    with pytest.raises(OptionInvalid, match=r"draft small of .* has no ranks"):
+        build_trees(Side(silent, "small"))
+
+
+# Renderings.
+
+
+def as_terminal(report: TreesReport, width: int) -> str:
+    buffer = io.StringIO()
+    trees_terminal(report, Console(file=buffer, width=width))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("width", [100, 150, 200])
+def test_every_number_is_shown_whole_with_its_interval(found: TreesReport, width: int) -> None:
+    text = as_terminal(found, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for item in found.texts:
+        for share in (*item.ranks, item.beyond, item.silent):
+            value, interval = fmt.share_interval(share).split(" ", maxsplit=1)
+            assert value in text
+            assert interval in text
+    for rows in (found.traffic, *(item.trees for item in found.texts)):
+        for row in rows:
+            value, interval = fmt.interval(row.tokens_per_round).split(" ", maxsplit=1)
+            assert value in text.split()
+            assert interval in text
+    for tree in found.trees:
+        assert tree.kind == "chain" or tree.name in text
+    assert not {"GO", "NO-GO", "UNDECIDED"} & set(text.split())
+
+
+def test_a_row_holds_the_numbers_of_its_tree_and_of_the_chain_as_deep(found: TreesReport) -> None:
+    text = as_terminal(found, 150)
+    table = text[text.index("code (greedy): tokens per round") : text.index("chat (greedy): tokens per round")]
+    rows = text_of(found, "code").trees
+    for tree in found.trees:
+        if tree.kind != "chain":
+            (line,) = [line for line in table.splitlines() if line.startswith(f" {tree.name} ")]
+            row, chain = tokens_of(found, rows, tree.name), tokens_of(found, rows, f"chain {tree.depth}")
+            cells = [fmt.interval(row.tokens_per_round), fmt.interval(chain.tokens_per_round)]
+            assert row.iid_error is not None
+            cells += [f"{fmt.number(row.iid_tokens_per_round)} ({fmt.signed_percent(row.iid_error)})"]
+            cells += [" ".join(fmt.share(share, 2) for share in row.marginal)]
+            assert " ".join(line.split()) == " ".join([tree.name, *cells])
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=list(HOSTILE))
+def test_hostile_names_are_harmless(tmp_path: Path, name: str) -> None:
+    domains = {name: Domain(documents=5), "code": Domain(documents=5)}
+    given = {f"{name}.json": Tree.from_paths(BUSHY)}
+    report = build_trees(Side(made(tmp_path, Recipe(domains=domains)), "small"), TreeRequest(nodes=(4,), given=given))
+    for width in (100, 150):
+        text = as_terminal(report, width)
+        assert all(char.isprintable() or char == "\n" for char in text)
+        assert len(text) < 20_000
+    content = json.loads(render_trees(report, "json"), parse_constant=pytest.fail)
+    assert content["texts"][0]["domain"] == name
+    assert content["trees"][1]["name"] == f"{name}.json"
+
+
+def test_json_holds_everything(found: TreesReport) -> None:
+    content = json.loads(render_trees(found, "json"), parse_constant=pytest.fail)
+    assert (content.pop("format"), content.pop("version")) == ("alphaprof-trees", 1)
+    assert set(content) == {field.name for field in dataclasses.fields(TreesReport)}
+    assert "ranks from 1" in content["note"]
+    for item, tree in zip(content["trees"], found.trees, strict=True):
+        assert Tree.from_paths(item["paths"]).paths == tree.paths
+    text, expected = content["texts"][0], found.texts[0]
+    assert set(text) == {field.name for field in dataclasses.fields(TextTrees)}
+    assert text["ranks"][1] == dataclasses.asdict(expected.ranks[1])
+    assert text["trees"][0]["marginal"] == list(expected.trees[0].marginal)
+    assert text["own"]["tree"]["paths"] == [list(path) for path in expected.own.tree.paths]  # type: ignore[union-attr]
+
+
+# The command line.
+
+
+Runner = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    """`alphaprof trees`: exit code, standard output and standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["alphaprof", "trees", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        output = capsys.readouterr()
+        return int(caught.value.code or 0), output.out, output.err
+
+    return call
+
+
+def test_the_command_prints_what_the_library_finds(side: Side, alphaprof: Runner, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps([[rank - 1 for rank in path] for path in BUSHY]))
+    request = request_of([16, 4, 16], 3, {"mine.json": Tree.from_paths(BUSHY)})
+    assert request.nodes == (4, 16)
+    expected = build_trees(side, request)
+    options = ("--nodes", 4, "--nodes", 16, "--depth", 3, "--tree", mine)
+    assert alphaprof(side.label, *options, "--format", "json") == (0, render_trees(expected, "json"), "")
+    assert alphaprof(side.label, *options) == (0, render_trees(expected, "terminal"), "")
+    assert alphaprof(side.label, *options, "--out", tmp_path / "out.txt") == (0, "", "")
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == render_trees(expected, "terminal", to_file=True)
+
+
+def test_a_chosen_tree_comes_back_as_a_file(side: Side, alphaprof: Runner, tmp_path: Path) -> None:
+    """What the JSON holds configures an engine, and this command: --top 1, since its ranks count from 1."""
+    content = json.loads(alphaprof(side.label, "--nodes", 16, "--format", "json")[1])
+    (tmp_path / "best.json").write_text(json.dumps(content["trees"][0]["paths"]))
+    options = ("--nodes", 16, "--tree", tmp_path / "best.json", "--top", 1, "--format", "json")
+    again = json.loads(alphaprof(side.label, *options)[1])
+    assert again["trees"][1]["paths"] == content["trees"][0]["paths"]
+    assert again["traffic"][1] | {"tree": "optimal 16"} == content["traffic"][0]
+
+
+def test_no_tree_is_chosen_of_size_zero(side: Side, alphaprof: Runner) -> None:
+    content = json.loads(alphaprof(side.label, "--nodes", 0, "--format", "json")[1])
+    assert (content["trees"], content["held_out"], content["tested_on"]) == ([], False, 35)
+    assert request_of(None, None, {}).nodes == NODES
+    code, output, errors = alphaprof(side.label, "--nodes", 0)
+    assert (code, errors) == (0, "")
+    assert "no tree is chosen" in output
+
+
+FILES: dict[str, tuple[str, str, str]] = {
+    "no JSON": ("[[0], [0,", "holds no JSON", "[[0], [1], [0, 0]]"),
+    "not a list": ('{"paths": [[0]]}', "is no list of paths", "[[0], [1], [0, 0]]"),
+    "no node": ("[]", "is no list of paths", "write the paths"),
+    "the root": ("[[]]", "is no list of paths", "without the root"),
+    "no whole numbers": ("[[0], [0.5]]", "is no list of paths", "write the paths"),
+    "truth": ("[[false]]", "is no list of paths", "write the paths"),
+    "text": ('[["0"]]', "is no list of paths", "write the paths"),
+    "no parent": ("[[0], [1, 0]]", "path (1, 0) needs its parent (1,)", "--top 1"),
+    "negative": ("[[0], [-1]]", "path (-1,) is no node", "--top 1"),
+    "twice": ("[[0], [0]]", "path (0,) is there twice", "parent"),
+    "counted from 1": ("[[1], [1, 1]]", "never drafts the draft's top token", "--top 1"),
+    "a huge rank": (f"[[0], [{10**30}]]", "a larger tree than any engine", "rank 1024"),
+    "deep": (json.dumps([[0] * depth for depth in range(1, 80)]), "a larger tree than any engine", "64 levels"),
+    "many nodes": (json.dumps([[rank] for rank in range(1025)]), "a larger tree than any engine", "1024 nodes"),
+    "nested": ("[" * 100_000, "holds no JSON", "write the paths"),
+    "hostile": ("[[0]]\x00\x1b[2J", "holds no JSON", "write the paths"),
+}
+
+
+@pytest.mark.parametrize(("content", "problem", "hint"), FILES.values(), ids=list(FILES))
+def test_a_file_that_is_no_tree_is_refused_in_two_lines(
+    side: Side, alphaprof: Runner, tmp_path: Path, content: str, problem: str, hint: str
+) -> None:
+    (tmp_path / "tree.json").write_text(content, encoding="utf-8")
+    code, output, errors = alphaprof(side.label, "--tree", tmp_path / "tree.json")
+    assert (code, output) == (2, "")
+    first, second = errors.splitlines()
+    assert first.startswith("error: ")
+    assert second.startswith("hint: ")
+    assert problem in first
+    assert hint in second
+
+
+def test_a_tree_that_cannot_be_read_is_refused(side: Side, alphaprof: Runner, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for path, problem in (("none.json", "No such file"), (".", "Is a directory"), ("binary", "holds no JSON")):
+        code, output, errors = alphaprof(side.label, "--tree", tmp_path / path)
+        assert (code, output) == (2, "")
+        assert problem in errors
+        assert len(errors.splitlines()) == 2
+
+
+def test_a_list_that_counts_from_one_says_so(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text("[[1], [2], [1, 1]]")
+    assert read_tree(tmp_path / "one.json", 1).paths == ((1,), (2,), (1, 1))
+    (tmp_path / "zero.json").write_text("[[0]]")
+    with pytest.raises(OptionInvalid, match="ranks count from 1") as caught:
+        read_tree(tmp_path / "zero.json", 1)
+    assert "--top 0" in caught.value.hint
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "tree.json" for name in "ab"] + [tmp_path / "other.json"]
+    for depth, path in enumerate(paths, 1):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps([[0] * level for level in range(1, depth + 1)]))
+    trees = read_trees([*paths, paths[0]], 0)
+    assert {name: tree.depth for name, tree in trees.items()} == {str(paths[0]): 1, str(paths[1]): 2, "other.json": 3}
+
+
+def test_drafts_that_cannot_be_shown_end_in_two_lines(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
+    cases = {str(run.path): "has 2 drafts", f"{run.path}:none": "has no draft 'none'", f"{run.path}:lookup": "has no ranks"}
+    for name, problem in cases.items():
+        code, output, errors = alphaprof(name)
+        assert (code, output) == (2, "")
+        assert problem in errors
+        assert len(errors.splitlines()) == 2
+    assert alphaprof(tmp_path)[0] == 6
