@@ -149,8 +149,10 @@ def test_rounds_are_those_of_a_plain_loop_over_tokens(run: Run, found: TreesRepo
         assert row.marginal == pytest.approx(shares)
 
 
-def test_shares_of_ranks_are_those_of_the_log(run: Run, found: TreesReport) -> None:
-    for text in found.texts:
+@pytest.mark.parametrize("nodes", [NODES, ()])
+def test_shares_of_ranks_are_those_of_the_log(run: Run, side: Side, nodes: tuple[int, ...]) -> None:
+    """Whatever the size of the trees asks to know of larger ranks."""
+    for text in build_trees(side, TreeRequest(nodes=nodes)).texts:
         ranks = Counter(rank for values in rows_by_document(run, text.domain).values() for rank in values)
         total = sum(ranks.values())
         assert text.positions == total
@@ -212,6 +214,54 @@ def test_the_model_and_its_error_are_told_for_the_same_documents(run: Run, side:
         assert row.tokens_per_round is not None
         assert row.iid_tokens_per_round is not None
         assert row.iid_error == pytest.approx(row.iid_tokens_per_round / row.tokens_per_round.value - 1)
+
+
+def test_the_model_has_the_shares_of_the_half_that_is_tested(run: Run, found: TreesReport) -> None:
+    """For a chain 1 + b_1 + b_1^2; for the traffic with b_1 by the weights of domains."""
+    domains, traffic = ["code", "chat", "story"], 0.0
+    (chain,) = [tree for tree in found.trees if (tree.kind, tree.depth) == ("chain", 3)]
+    for domain in domains:
+        tested = halves(run, domains)[domain]
+        ranks = [rank for document, row in rows_by_document(run, domain).items() if document in tested for rank in row]
+        share = ranks.count(1) / len(ranks)
+        traffic += found.weights[domain] * share
+        row = tokens_of(found, text_of(found, domain).trees, chain.name)
+        assert row.iid_tokens_per_round == pytest.approx(1 + share + share**2 + share**3)
+    row = tokens_of(found, found.traffic, chain.name)
+    assert row.iid_tokens_per_round == pytest.approx(1 + traffic + traffic**2 + traffic**3)
+
+
+def test_the_traffic_weighs_rounds_as_time_does(tmp_path: Path) -> None:
+    """Rounds of a domain in proportion to its share of output tokens, however many documents it has."""
+    domains = {"code": RECIPE.domains["code"], "chat": Domain(documents=30, alpha=0.3)}
+    run = made(tmp_path, Recipe(domains=domains, decision={"weights": {"code": 0.9, "chat": 0.1}}))
+    report = every_document(Side(run, "small"), mine=Tree.from_paths(BUSHY))
+    rounds = {
+        text.domain: report.weights[text.domain] * text.trees[0].rounds / (text.positions - text.documents)
+        for text in report.texts  # the first token of a document is none of its rounds'
+    }
+    shares = {text.domain: np.array(text.trees[0].marginal, dtype=float) for text in report.texts}
+    row = report.traffic[0]
+    assert row.tokens_per_round is not None
+    assert row.tokens_per_round.value == pytest.approx(1 / sum(rounds.values()))
+    expected = sum(rounds[domain] * shares[domain] for domain in domains) / sum(rounds.values())
+    assert row.marginal == pytest.approx(expected.tolist())
+
+
+WEIGHTS = {
+    "another domain": ({"code": 0.5, "chat": 0.5}, False),
+    "text without rounds": ({"code": 0.2, "wiki": 0.8}, True),
+    "nothing else": ({"code": 0.0, "wiki": 1.0}, False),
+}
+
+
+@pytest.mark.parametrize(("weights", "used"), WEIGHTS.values(), ids=list(WEIGHTS))
+def test_weights_of_the_profile_count_where_they_fit_the_data(tmp_path: Path, weights: dict[str, float], used: bool) -> None:
+    """What lies on text without rounds is left aside."""
+    domains = {name: RECIPE.domains[name] for name in ("code", "wiki")}
+    run = made(tmp_path, Recipe(domains=domains, decision={"weights": weights}))
+    report = every_document(Side(run, "small"), mine=Tree.chain(2))
+    assert (report.weights, report.weights_observed) == ({"code": 1.0}, not used)
 
 
 def test_bursts_make_the_model_promise_too_much(tmp_path: Path) -> None:
@@ -315,7 +365,21 @@ def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) ->
         ]
         rounds = [one for values in ranks for one in decoded(values, set(text.own.tree.paths))]
         assert text.own.tokens.rounds == len(rounds)
-    assert report.texts[0].own.tree.depth > report.texts[1].own.tree.depth  # type: ignore[union-attr]
+    easy, hard = (text.own for text in report.texts)
+    assert easy is not None
+    assert hard is not None
+    assert easy.tree.depth > hard.tree.depth
+    text = render_trees(report, "terminal")
+    table = text[text.index("a tree of its own for each domain, of the same size as optimal 8") :]
+    assert fmt.difference(easy.difference, 2) in table
+    assert fmt.difference(hard.difference, 2) in table
+
+
+def test_domains_that_choose_the_same_tree_say_so(side: Side) -> None:
+    report = build_trees(side, TreeRequest(nodes=(1,)))
+    owns = [text.own for text in report.texts if text.own is not None]
+    assert [(own.same, own.difference, own.tree.paths) for own in owns] == [(True, None, ((1,),))] * 3
+    assert render_trees(report, "terminal").count("the same tree") == 3
 
 
 def test_the_only_domain_has_no_other_tree(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ Found = dict[tuple[str, str, str], tuple[int, int]]
 
 def found(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, Found]:
     """The exit code, and how many cases of which rule, claim and divergence were tried and broken."""
-    code = SEARCH["main"](["--draws", "20", *options])
+    code = SEARCH["main"](["--draws", "100", *options])
     lines = capsys.readouterr().out.splitlines()
     rows = [re.fullmatch(r"(\S+) +([a-z ]+?) +(\S+) +([\d,]+) +([\d,]+) +\S+ +\S+", line) for line in lines[1:-1]]
     cases = {row.group(1, 2, 3): tuple(int(count.replace(",", "")) for count in row.group(4, 5)) for row in rows if row}
@@ -33,7 +33,7 @@ def test_the_search_tries_every_rule_and_divergence_and_breaks_nothing(capsys: p
     code, cases = found(capsys)
     claims = {(rule, claim) for rule in ACCEPTED for claim in ("threshold", "margin bound")} | {("tree", "coverage bound")}
     assert set(cases) == {(*claim, divergence) for claim in claims for divergence in DIVERGENCES}
-    assert min(tried for tried, _ in cases.values()) > 50
+    assert min(tried for tried, _ in cases.values()) > 200
     assert {case: broken for case, (_, broken) in cases.items() if broken} == {}
     assert code == 0
 

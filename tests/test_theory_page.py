@@ -69,7 +69,8 @@ def of_thresholds() -> Iterator[str]:
     reverse = -math.log(1 - P[0] - P[2] + 2 * geometric)
     assert threshold(P, 1, 2, "rkl") == pytest.approx(reverse)
     yield f"With the geometric mean, {geometric:.4f}, it stays out, and D\\* = {reverse:.4f} for KL(q‖p)"
-    yield f"p₍₁₎ = 0.969 has a threshold of at most {threshold(np.array([0.969, 0.031]), 1):.3f}"
+    least, most = (threshold(np.array([0.969, *rest]), 1) for rest in ([0.031], [1e-9] * 2))
+    yield f"p₍₁₎ = 0.969 has a threshold of at least {least:.3f} (one other token has all the rest) and at most {most:.3f}"
     sure = np.eye(1, 6)[0]
     yield f"Strict: D\\* ≤ log 2 = {threshold(sure, 1):.3f}"
     yield f"log(w + 1), so {threshold(sure, 1, 2):.3f} for 2 and {threshold(sure, 1, 4):.3f} for 4"

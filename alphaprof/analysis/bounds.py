@@ -199,7 +199,7 @@ def budget(thresholds: Array, mean: float) -> float:
     """
     if not len(thresholds) or np.isnan(thresholds).any():
         raise ValueError("a budget needs positions, and a threshold for each")
-    spent = np.cumsum(np.sort(thresholds[np.isfinite(thresholds)]))
+    spent = np.cumsum(np.sort(thresholds[np.isfinite(thresholds)]), dtype=np.float64)  # float32 sums would drift
     affordable = mean * len(thresholds) * (1 + 1e-9)  # sums may be off by rounding
     return int(np.searchsorted(spent, affordable, side="right")) / len(thresholds)
 

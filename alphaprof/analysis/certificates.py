@@ -220,9 +220,12 @@ def _members(high: Array, low: Array, level: Array) -> Array:
 
 
 def _excess(x: Array, y: Array) -> Array:
-    """At least 0: x log(x/y) - x + y, precise where x is near y; y where x = 0, infinite where only y = 0."""
+    """At least 0: x log(x/y) - x + y, precise where x is near y and where y is next to nothing; y where x = 0, infinite
+    where only y = 0.
+    """
     step = y - x
-    return np.asarray(step - xlog1py(x, np.divide(step, x, out=np.zeros_like(step), where=x > 0)))
+    near = step - xlog1py(x, np.divide(step, x, out=np.zeros_like(step), where=x > 0))
+    return np.asarray(np.where(2 * y < x, step + rel_entr(x, y), near))  # y/x - 1 would lose a small y
 
 
 def _jensen_shannon(high: Array, low: Array, mean: Array) -> Array:
@@ -263,19 +266,26 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
     if divergence == "js":
         level = brentq(lambda u: _js_at(u, high, low)[0], max(low[-1], 1e-15), high[0], xtol=1e-16)
         return _js_at(level, high, low)[1]
+    geometric = divergence == "rkl"
     block, high, low, best = [high[0], low[-1]], high[1:], low[:-1], low[0]
     while True:
-        level = math.prod(block) ** (1 / len(block)) if divergence == "rkl" else sum(block) / len(block)
+        level = _geometric_mean(block) if geometric else sum(block) / len(block)
         if high and high[0] > level:
             block.append(high.pop(0))
         elif low and low[-1] < level:
             block.append(low.pop())
         else:
             break
-    if divergence == "rkl":
-        return -math.log(1 - sum(block) + len(block) * level) if best > 0 else math.inf
+    if geometric:
+        left = 1 - sum(block) + len(block) * level
+        return -math.log(left) if best > 0 and left > 0 else math.inf
     costs = {"kl": (x * math.log(x / level) for x in block if x > 0), "tv": (max(x - level, 0.0) for x in block)}
     return float(sum(costs[divergence]))
+
+
+def _geometric_mean(block: list[float]) -> float:
+    """Of probabilities so small that their product may not be a number."""
+    return math.exp(math.fsum(map(math.log, block)) / len(block)) if min(block) > 0 else 0.0
 
 
 def _js_at(u: float, high: list[float], low: list[float]) -> tuple[float, float]:

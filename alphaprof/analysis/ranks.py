@@ -44,11 +44,6 @@ class RankCounts:
     positions: Ints
     silent: Ints
 
-    @property
-    def beyond(self) -> Ints:
-        """Positions whose token has a larger rank, [documents]."""
-        return np.asarray(self.positions - self.silent - self.counts.sum(1))
-
     def shares(self, rows: Array) -> Array:
         """b_r over some documents, [width]. They have positions."""
         return np.asarray(self.counts[rows].sum(0) / self.positions[rows].sum())
@@ -97,12 +92,11 @@ def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
     for shard in run.shards:
         length = run.continuations(shard.index, ["continuation_tokens"])["continuation_tokens"].to_numpy()
         log = run.positions(draft, shard.index, ["draft_rank_of_token", "proposed"])
-        ready = log["proposed"].to_numpy() > 0
         ranks = log["draft_rank_of_token"].fill_null(0).to_numpy().astype(np.int64)
-        if (ready & (ranks == 0)).any():
+        if ((log["proposed"].to_numpy() > 0) & (ranks == 0)).any():
             raise _without_ranks(run, draft)
         stop = np.cumsum(length).astype(np.int64)
-        yield Ranks(np.where(ready, ranks, 0), stop - length, stop)
+        yield Ranks(ranks, stop - length, stop)
 
 
 def _without_ranks(run: Run, draft: str) -> OptionInvalid:

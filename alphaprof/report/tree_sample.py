@@ -46,9 +46,9 @@ class Sample:
     weights_observed: bool
 
     def domain(self, name: str, chosen: Mask) -> Array:
-        """Those of the chosen documents that lie in a domain, in their order."""
+        """Those of the chosen documents that lie in a domain."""
         rows = np.concatenate([text.rows for text in self.texts if text.domain == name])
-        return np.sort(rows[chosen[rows]])
+        return np.asarray(rows[chosen[rows]])
 
     def pooled(self, chosen: Mask) -> Array | None:
         """b_r of the traffic from the chosen documents, [width]: domains by their weights. None without such documents."""

@@ -86,11 +86,12 @@ def build_trees(side: Side, request: TreeRequest | None = None) -> TreesReport:
     request = request or TreeRequest()
     manifest = side.run.manifest
     confidence = Question.of(manifest.config).confidence
+    depth = request.depth or max(side.run.gammas)
     sample = sample_of(side.run, side.draft, request.width, bool(request.nodes))
-    shapes = _shapes(sample, request, request.depth or max(side.run.gammas))
+    shapes = _shapes(sample, request, depth)
     common = _replays(side, [(shape, sample.tested) for shape in shapes])
     largest = next((item for item in reversed(common) if item.shape.kind == OPTIMAL), None)
-    alone = _alone(sample, request, request.depth or max(side.run.gammas)) if largest else {}
+    alone = _alone(sample, request, depth) if largest else {}
     own = dict(zip(alone, _replays(side, alone.values()), strict=True))
     weights = {domain: weight for domain, weight in sample.weights.items() if weight > 0}
     traffic = Group(

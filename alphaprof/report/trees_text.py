@@ -141,8 +141,9 @@ def _own(report: TreesReport, console: Console) -> None:
     texts = [text for text in report.texts if text.own is not None]
     if len(texts) < 2:
         return
+    common = [tree.name for tree in report.trees if tree.kind == "optimal"][-1]
     table = named_table()
-    for name in ("docs", "nodes", "depth", "nodes by depth", "tokens/round", "more than all traffic's"):
+    for name in ("docs", "nodes", "depth", "nodes by depth", "tokens/round", f"more than {common}"):
         table.add_column(name, justify="right", no_wrap=name != "nodes by depth")
     for text in texts:
         if text.own is not None:
@@ -152,7 +153,7 @@ def _own(report: TreesReport, console: Console) -> None:
             documents = fmt.documents(text.tested_documents, text.tested_clusters)
             levels = " ".join(map(str, tree.levels))
             table.add_row(plain(_name(report, text)), documents, str(tree.nodes), str(tree.depth), levels, *map(Text, cells))
-    show(table, "a tree of its own for each domain, as large as the largest above", console)
+    show(table, f"a tree of its own for each domain, of the same size as {common}", console)
 
 
 def _tree_table(*names: str) -> Table:
@@ -179,7 +180,7 @@ def _definitions(report: TreesReport) -> Iterator[str]:
         "greedily or by lot, and a round goes on along the tree while the tree holds that token."
     )
     yield (
-        "A tree pays on an engine where a round costs less decode steps than tokens/round. It costs depth c + "
+        "A tree pays on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
         "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has; a chain of that depth "
         "costs depth c + T(depth + 1)/T(1). Verification of trees was not timed: there is no speedup and no verdict."
     )
