@@ -162,6 +162,35 @@ def trees(
 
 
 @app.command()
+def predict(
+    cost: Annotated[float, typer.Option(help="A draft step, in plain decode steps of the target (c).")],
+    alpha: Annotated[float | None, typer.Option(help="Share of positions where the draft's proposal is kept.")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
+    ] = None,
+    at_gamma: Annotated[int | None, typer.Option(help="The gamma at which the engine showed it.")] = None,
+    gamma: Annotated[int | None, typer.Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
+    verify: Annotated[float, typer.Option(help="Verifying a round, in decode steps (v).")] = 1.0,
+    verify_slope: Annotated[float, typer.Option(help="Added to it for every drafted token.")] = 0.0,
+    overhead: Annotated[float, typer.Option(help="Everything else in a round, in decode steps.")] = 0.0,
+    burstiness: Annotated[
+        float, typer.Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
+    ] = 0.0,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+) -> None:
+    """The formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
+    from alphaprof.analysis.formulas import RoundCost
+    from alphaprof.report.predict import GAMMAS, acceptance_of, build_prediction
+    from alphaprof.report.render import render_prediction
+
+    costs = RoundCost(cost, verify, verify_slope, overhead)
+    gammas = GAMMAS if gamma is None else (gamma,)
+    found = build_prediction(acceptance_of(alpha, rate, at_gamma), burstiness, costs, gammas)
+    _print(render_prediction(found, output.value, to_file=out is not None), out)
+
+
+@app.command()
 def schema() -> None:
     """The columns of the position log: name, type, unit and meaning."""
     from alphaprof.log.schema import LogRules

@@ -132,8 +132,8 @@ class ProfileOptions(Options):
 
     target: TargetOptions
     drafts: dict[str, DraftOptions] = Field(
-        description="the drafts by name; {}: the target alone, with certificates, and the draft that is free (prompt lookup, "
-        "as ngram)"
+        description="the drafts by name; {}: the target alone, with certificates, and the draft that is free "
+        "(prompt lookup, as ngram)"
     )
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()

@@ -30,6 +30,12 @@ class OptionInvalid(AlphaprofError):
     exit_code = 2
 
 
+class RuleNotDecodable(AlphaprofError, ValueError):
+    """There is no speculative decoding here by this rule, or not of text that is chosen like this."""
+
+    exit_code = 2
+
+
 class ExtraMissing(AlphaprofError):
     """A command needs packages that the plain installation leaves out."""
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.totals import write_totals
+from alphaprof.analysis.trees import MultiDraft
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, LATENCY_COLUMNS, LogRules, arrow_schema
 from alphaprof.log.store import Run
@@ -323,6 +324,7 @@ def _sampled_draft_columns(document: Document, p: Array, shift: float, rng: np.r
     top, token = q.argmax(1), document.tokens - WORDS[0]
     divergence = (p * np.log(np.maximum(p, 1e-300) / np.maximum(q, 1e-300))).sum(1)
     return {
+        "q": q,
         "draft_top": WORDS[top],
         "draft_top_prob": ordered[:, -1],
         "draft_margin": ordered[:, -1] - ordered[:, -2],
@@ -369,7 +371,7 @@ def _position_table(
     documents: Sequence[Document], parts: Sequence[dict[str, Array]], draft: str, rules: LogRules
 ) -> pa.Table:
     lengths = [document.length for document in documents]
-    names = [name for name in parts[0] if name != "top"]
+    names = [name for name in parts[0] if name not in ("top", "q")]
     data: dict[str, Array] = {name: np.concatenate([part[name] for part in parts]) for name in names}
     data["domain"] = np.repeat([document.domain for document in documents], lengths)
     data["document"] = np.repeat([document.number for document in documents], lengths)
@@ -377,6 +379,7 @@ def _position_table(
     greedy = [document.options.on_policy and document.options.temperature is None for document in documents]
     data["greedy"] = np.repeat(greedy, lengths)
     nothing = np.full(sum(lengths), np.nan)
+    data |= _drawn_columns(documents, parts, rules)
     columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token"), nothing) | data
     data |= {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
     if rules.certified:
@@ -384,13 +387,29 @@ def _position_table(
         data |= Extras.of(rules.certified, certificates=True).thresholds(top, entropy, VOCABULARY)
     declared = rules.columns
     silent = data["proposed"] == 0
+    masks = {column.name: silent for column in declared if column.nullable and column.name != "phase"}
+    masks |= {f"emitted_{rule}": silent | np.isnan(data[f"emitted_{rule}"]) for rule in rules.emitted}
     arrays = [
-        pa.array(data[column.name], mask=silent if column.nullable and column.name != "phase" else None).cast(column.type)
+        pa.array(data[column.name], mask=masks.get(column.name)).cast(column.type)
         if column.name in data
         else pa.nulls(sum(lengths), column.type)
         for column in declared
     ]
     return pa.Table.from_arrays(arrays, schema=arrow_schema(declared, draft=draft, rules=list(rules.accepted)))
+
+
+def _drawn_columns(documents: Sequence[Document], parts: Sequence[dict[str, Array]], rules: LogRules) -> dict[str, Array]:
+    """Columns of rules that draw several tokens; NaN, as for a draft without a distribution, where there is no whole one."""
+    columns: dict[str, list[Array]] = {}
+    for document, part in zip(documents, parts, strict=True):
+        for rule in rules_of(list(rules.emitted)):
+            accept = emitted = np.full(document.length, np.nan)
+            if document.law is not None and "q" in part:
+                law = MultiDraft.of(document.law, part["q"], int(rule.arguments["width"]))
+                accept, emitted = law.total, law.emitted(document.tokens - WORDS[0]).sum(1)
+            columns.setdefault(f"accept_{rule.id}", []).append(accept)
+            columns.setdefault(f"emitted_{rule.id}", []).append(emitted)
+    return {name: np.concatenate(values) for name, values in columns.items()}
 
 
 def _wide(parts: Sequence[Array]) -> Array:

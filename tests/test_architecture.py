@@ -21,6 +21,7 @@ HOMES = {
         "profiling/drafts.py",
         "profiling/head.py",
         "profiling/latency.py",
+        "profiling/caches.py",
         "profiling/vocabulary.py",  # for the type of a tokenizer, like the next one
         "profiling/corpus.py",
         "profiling/pipeline.py",
@@ -36,6 +37,7 @@ HOMES = {
         "report/terminal.py",
         "report/terminal_theory.py",
         "report/comparison.py",
+        "report/prediction.py",
         "report/trees_text.py",
         "report/render.py",
         "progress.py",

@@ -17,6 +17,7 @@ from alphaprof import cli
 from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.log import store
 from alphaprof.report import build, render
+from tests.synthetic import Recipe, write_run
 
 # A stand-in for `python -m alphaprof` in which packages cannot be imported.
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys({packages!r})); from alphaprof.cli import main; main()"
@@ -182,6 +183,23 @@ def test_a_report_on_what_is_no_run_ends_in_two_lines(tmp_path: Path, manifest: 
 def test_a_report_on_a_file_ends_in_two_lines(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     assert_two_lines(run(tmp_path, "report", "run"), 6, "manifest.json cannot be read", "profile")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "run", "--rules", "strict", "--rules", "multi_draft:4"],
+        ["report", "run", "--format", "json", "--rules", "multi_draft:4"],
+        ["report", "run", "--set", "decision.rule=multi_draft:4"],
+        ["compare", "run:small", "run:other", "--rules", "multi_draft:4"],
+    ],
+    ids=" ".join,
+)
+def test_a_rule_that_a_log_cannot_tell_of_is_refused_in_two_lines(tmp_path: Path, command: list[str]) -> None:
+    """It needs whole distributions, and the hint says how to get them."""
+    write_run(tmp_path / "run", Recipe(drafts={"small": 0.0, "other": 0.1}))
+    result = run(tmp_path, *command)
+    assert_two_lines(result, 2, "the log of run cannot tell of multi_draft_4, which needs whole", "--reuse-continuations")
 
 
 HEAVY = ("torch", "transformers", "datasets")

@@ -224,5 +224,10 @@ def test_what_the_list_shows_is_what_can_be_asked_for(run: Run, alphaprof: Runne
     (spelling,) = [line.split()[0] for line in output.splitlines() if line.split(" ")[0].split(":")[0] == name]
     head, _, parameters = spelling.partition(":")
     asked = ":".join([head, *([",".join("1" for _ in parameters.split(","))] if parameters else [])])
+    if RULES[name].logged:  # whole distributions are gone
+        code, output, errors = alphaprof("report", run.path, "--rules", asked)
+        assert (code, output) == (2, "")
+        assert f"cannot tell of {parse_rule(asked).id}, which needs whole distributions" in errors
+        return
     content = answered(alphaprof, run.path, "--rules", asked)
     assert parse_rule(asked).id in {result["rule"] for result in content["results"]}

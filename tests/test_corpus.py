@@ -203,6 +203,63 @@ def test_rows_that_are_left_out_do_not_count_towards_the_limit(tmp_path: Path) -
     assert found.skipped == {"with an empty prompt or response": 2}
 
 
+SHORT = "with a prompt shorter than min_prompt_tokens (3)"
+
+
+def test_short_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A prompt of just as many tokens is long enough; others do not count towards the limit."""
+    rows = [{"text": text} for text in ("a", "abc", "ab", "abcd", "", "abcde", "abcdef")]
+    found = corpus({"path": jsonl(tmp_path / "rows.jsonl", rows), "min_prompt_tokens": 3, "limit": 3})
+    documents = list(found)
+    assert [(document.document, document.source_row, len(document.prompt)) for document in documents] == [
+        (0, 1, 3),
+        (1, 3, 4),
+        (2, 5, 5),
+    ]
+    assert found.skipped == {SHORT: 2, "with an empty prompt or response": 1}
+    assert list(map(len, (document.prompt for document in found))) == [3, 4, 5]
+    assert found.skipped == {SHORT: 2, "with an empty prompt or response": 1}
+
+
+def test_each_source_has_its_own_least_length(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a" * size} for size in (1, 2, 3, 4)])
+    found = corpus({"path": path}, {"path": path, "min_prompt_tokens": 3})
+    assert [len(document.prompt) for document in found if document.source == 0] == [1, 2, 3, 4]
+    assert [len(document.prompt) for document in found if document.source == 1] == [3, 4]
+    assert found.skipped == {SHORT: 2}
+
+
+def test_the_chat_template_counts_towards_the_length_of_a_prompt(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "a"}])
+    (document,) = corpus({"path": path, "chat": True})
+    size = len(document.prompt)
+    assert size > 1
+    assert len(list(corpus({"path": path, "chat": True, "min_prompt_tokens": size}))) == 1
+    with pytest.raises(DataEmpty):
+        list(corpus({"path": path, "chat": True, "min_prompt_tokens": size + 1}))
+
+
+def test_the_response_and_the_measured_text_do_not_count_towards_the_length_of_a_prompt(tmp_path: Path) -> None:
+    """Nor does what is cut from the beginning of a prompt make it short."""
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": "ab", "answer": "c" * 9}, {"text": "a" * 8, "answer": "c"}])
+    found = corpus({"path": path, "min_prompt_tokens": 3, "continuation": {"kind": "given", "column": "answer"}})
+    assert [document.source_row for document in found] == [1]
+    plain_text = {"kind": "text", "prompt_tokens": 2}
+    with pytest.raises(DataEmpty, match=r"shorter than min_prompt_tokens \(3\)"):
+        list(corpus({"path": path, "min_prompt_tokens": 3, "continuation": plain_text}))
+    greedy = {"kind": "greedy", "max_new_tokens": 4}
+    cut = corpus({"path": path, "min_prompt_tokens": 3, "too_long": "truncate", "continuation": greedy}, context=6)
+    assert [len(document.prompt) for document in cut] == [2]
+    assert cut.skipped == {SHORT: 1}
+
+
+def test_a_source_of_short_prompts_alone_says_so(tmp_path: Path) -> None:
+    path = numbered(tmp_path / "rows.jsonl", 4)
+    with pytest.raises(DataEmpty) as caught:
+        list(corpus({"path": path, "min_prompt_tokens": 64}))
+    assert "4 with a prompt shorter than min_prompt_tokens (64)" in str(caught.value)
+
+
 def test_a_shuffle_is_repeatable_and_comes_before_the_limit(tmp_path: Path) -> None:
     path = numbered(tmp_path / "rows.jsonl", 50)
     plainly, first, again, other = (

@@ -16,13 +16,16 @@ import yaml
 from transformers import GenerationConfig
 
 from alphaprof.analysis.replay import Flavour
+from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.totals import Request, read_totals
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.store import Run
 from alphaprof.options import TargetOptions
 from alphaprof.profiling import models
-from alphaprof.profiling.drafts import layer_skip
+from alphaprof.profiling.drafts import Draft, layer_skip
+from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model, load_model, load_tokenizer
+from alphaprof.profiling.speculation import Plain, Speculation
 from alphaprof.report.build import build_report
 
 pytestmark = pytest.mark.demo_model
@@ -151,6 +154,27 @@ def test_greedy_text_and_hf_rounds_equal_prompt_lookup_generation(run: Run, targ
         assert passes == totals.loc[row["document"], "rounds_4"]
         saved += len(text) - passes
     assert saved > 0
+
+
+def test_speculative_decoding_writes_the_text_of_the_run_in_the_rounds_of_its_log(run: Run, target: Model) -> None:
+    drafts: list[Draft] = [
+        layer_skip("skip", target, [10, 13, 16, 19, 22, 25]),
+        PromptLookup("ngram", 2, target.eos, target.vocabulary, "float32"),
+    ]
+    accepted = 0.0
+    for row in greedy_documents(run)[:2]:
+        prompt = np.array(row["prompt_ids"], dtype=np.int32)
+        assert Plain(target).decode(prompt, NEW_TOKENS).ids.tolist() == live(target, row)[0]
+        for draft in drafts:
+            expected = totals_of(run, draft.name, "strict").loc[row["document"]]
+            for gamma in (1, 4):
+                found = Speculation(target, draft, parse_rule("strict"), gamma).decode(prompt, NEW_TOKENS)
+                assert found.ids.tolist() == row["continuation_ids"]
+                assert len(found.drafted) == expected[f"rounds_{gamma}"]
+                assert found.drafted.sum() == expected[f"drafted_{gamma}"]
+                assert found.accepted.sum() == sum(expected[f"accepted_depths_{gamma}"])
+                accepted += found.accepted.sum()
+    assert accepted > 0
 
 
 def test_the_report_of_the_run_reads_and_sums_up(run: Run) -> None:

@@ -22,6 +22,7 @@ from alphaprof.analysis.estimate import (
     influences,
     log_interval,
     quantile,
+    quantile_interval,
     ratio,
     share_interval,
     small_sample,
@@ -511,3 +512,166 @@ def test_a_control_leaves_less_spread(drawn_texts: tuple[Array, Array]) -> None:
     """A little less where documents differ by themselves, a lot where luck is all that there is."""
     plain, better = drawn_texts
     assert better.var() < (0.5 if plain.std() < 0.02 else 1.0) * plain.var()
+
+
+# Quantiles of positions, with intervals over documents.
+
+numbers = st.sampled_from([0.0, 0.1, 0.5, 0.5, 1.0, 2.5, 7.0, math.inf]) | st.floats(0, 10)
+samples = st.lists(st.tuples(st.integers(0, 3), st.lists(numbers, min_size=1, max_size=8)), min_size=1, max_size=10)
+probabilities = st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.9, 0.99])
+
+
+def drawn(found: list[tuple[int, list[float]]]) -> tuple[Array, Array, Array]:
+    """Values of documents one after the other, how many each has, and its cluster."""
+    values = np.array([value for _, document in found for value in document])
+    return values, np.array([len(document) for _, document in found]), np.array([cluster for cluster, _ in found])
+
+
+def test_quantile_interval_by_hand() -> None:
+    """1 to 20 in four documents of five. Up to the median, 10, they hold 3, 3, 2, 2 values: SE^2 = 4/3 * 1 / 20^2 and t(3) =
+    3.1824, so that the share may be .1837 more. Below it they hold 2, 3, 2, 2: SE^2 = 4/3 * .75 / 20^2, .1591 less. The ends
+    are the values at .6837 and .3409, the 14th and the 7th.
+    """
+    values = np.array([1, 5, 10, 11, 20, 2, 6, 7, 12, 13, 3, 8, 14, 15, 16, 4, 9, 17, 18, 19], dtype=float)
+    found = quantile_interval(values, np.full(4, 5), np.arange(4), 0.5, 0.95)
+    assert found == Estimate(10.0, 7.0, 14.0, 4)
+
+
+@given(samples, probabilities)
+def test_quantiles_are_those_of_numpy(found: list[tuple[int, list[float]]], probability: float) -> None:
+    """The least value that a share of at least p does not exceed; infinite values among them."""
+    values, counts, clusters = drawn(found)
+    estimate = quantile_interval(values, counts, clusters, probability, 0.95)
+    assert estimate.value == np.sort(values)[math.ceil(round(probability * len(values), 9)) - 1]
+    if np.isfinite(values).all():
+        assert estimate.value == np.quantile(values, probability, method="inverted_cdf")
+    assert 0 <= estimate.low <= estimate.value <= estimate.high
+    assert estimate.documents == len(np.unique(clusters))
+
+
+@pytest.mark.parametrize("probability", [1 - 0.9, 1 - 0.99, 0.1 + 0.2, 0.9])
+def test_rounding_of_a_probability_does_not_take_the_next_value(probability: float) -> None:
+    """1 - .9 and 1 - .99 are a hair off .1 and .01."""
+    found = quantile_interval(np.arange(1000.0), np.full(10, 100), np.arange(10), probability, 0.95)
+    assert found.value == round(1000 * probability) - 1
+
+
+@given(st.lists(numbers, min_size=1, max_size=20), st.integers(1, 4), probabilities)
+def test_one_cluster_tells_nothing_about_a_quantile(values: list[float], documents: int, probability: float) -> None:
+    """Whatever the number of its documents: 0 to infinity."""
+    counts = np.array([len(values)] + [3] * (documents - 1))
+    found = quantile_interval(np.resize(values, counts.sum()), counts, np.zeros(documents), probability, 0.95)
+    assert (found.low, found.high, found.documents) == (0.0, math.inf, 1)
+
+
+@given(samples, probabilities, st.randoms(use_true_random=False))
+def test_the_order_of_documents_and_in_them_does_not_matter(
+    found: list[tuple[int, list[float]]], probability: float, random: Any
+) -> None:
+    plain = quantile_interval(*drawn(found), probability, 0.95)
+    shuffled = [(cluster, random.sample(document, len(document))) for cluster, document in found]
+    random.shuffle(shuffled)
+    again = quantile_interval(*drawn(shuffled), probability, 0.95)
+    assert dataclasses.astuple(again) == pytest.approx(dataclasses.astuple(plain))
+
+
+@given(samples, probabilities)
+def test_documents_of_a_cluster_count_as_one_that_holds_them_all(
+    found: list[tuple[int, list[float]]], probability: float
+) -> None:
+    whole: dict[int, list[float]] = {}
+    for cluster, document in found:
+        whole.setdefault(cluster, []).extend(document)
+    joined = quantile_interval(*drawn(list(whole.items())), probability, 0.95)
+    assert quantile_interval(*drawn(found), probability, 0.95) == joined
+
+
+@given(samples, probabilities, st.sampled_from([2.0, 1024.0]))
+def test_the_unit_of_values_does_not_matter(found: list[tuple[int, list[float]]], probability: float, factor: float) -> None:
+    values, counts, clusters = drawn(found)
+    plain, scaled = (quantile_interval(unit * values, counts, clusters, probability, 0.95) for unit in (1.0, factor))
+    assert scaled == Estimate(plain.value * factor, plain.low * factor, plain.high * factor, plain.documents)
+
+
+@given(samples, probabilities)
+def test_more_confidence_only_widens_the_interval_of_a_quantile(
+    found: list[tuple[int, list[float]]], probability: float
+) -> None:
+    narrow, wide = (quantile_interval(*drawn(found), probability, confidence) for confidence in (0.8, 0.99))
+    assert wide.low <= narrow.low
+    assert wide.high >= narrow.high
+
+
+@pytest.mark.parametrize(
+    ("documents", "probability", "low", "high"),
+    [(10, 0.1, 0, 3), (10, 0.5, 3, 3), (10, 0.9, 3, math.inf), (100, 0.1, 3, 3), (100, 0.9, 3, 3), (2, 0.5, 0, math.inf)],
+)
+def test_values_that_are_all_alike(documents: int, probability: float, low: float, high: float) -> None:
+    """Ten documents may all agree where 31 % of others do not (.025^(1/10) = .69): more than a tenth, less than a half."""
+    found = quantile_interval(np.full(4 * documents, 3.0), np.full(documents, 4), np.arange(documents), probability, 0.95)
+    assert found == Estimate(3.0, low, high, documents)
+
+
+def test_the_lower_end_looks_below_a_tie() -> None:
+    """Forty documents, half of which hold eight values of 1 and two of 2, the others ten of 2. No value is beyond the
+    median, 2, and nearly all documents must agree on that; but the share of 1, .4, may be .129 more.
+    """
+    values = np.concatenate([np.repeat([1.0, 2.0], [ones, 10 - ones]) for ones in [8, 0] * 20])
+    found = quantile_interval(values, np.full(40, 10), np.arange(40), 0.5, 0.95)
+    assert found == Estimate(2.0, 1.0, 2.0, 40)
+
+
+def test_an_interval_that_is_cut_at_one_has_no_end_there() -> None:
+    """Six documents of about ten; 6 of 61 values are 2, all of them in one document. The share of 1 is .902, and may be 1
+    or far less than .9: the ninth decile is 1, and nobody knows whether all that is larger has been seen.
+    """
+    counts = np.array([11, 10, 10, 10, 10, 10])
+    values = np.concatenate([np.repeat([1.0, 2.0], [5, 6]), np.ones(50)])
+    assert quantile_interval(values, counts, np.arange(6), 0.9, 0.95) == Estimate(1.0, 1.0, math.inf, 6)
+
+
+def test_infinite_values_may_be_a_quantile_and_its_ends() -> None:
+    """Of ten documents with .3, .4, .5 and inf each: the upper decile is infinite, the median's upper end is not."""
+    values, counts = np.tile([0.3, 0.4, 0.5, math.inf], 10), np.full(10, 4)
+    assert quantile_interval(values, counts, np.arange(10), 0.9, 0.95) == Estimate(math.inf, 0.5, math.inf, 10)
+    assert quantile_interval(values, counts, np.arange(10), 0.4, 0.95).high == 0.5
+
+
+def test_a_quantile_needs_values() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        quantile_interval(np.zeros(0), np.zeros(0), np.zeros(0), 0.5, 0.95)
+
+
+def clustered(rng: np.random.Generator, documents: int, spread: float) -> tuple[Array, Array]:
+    """Lognormal values of documents that differ by `spread` on the log scale, of 20 to 200 positions."""
+    counts = rng.integers(20, 200, documents)
+    return np.exp(np.repeat(rng.normal(0, spread, documents), counts) + rng.normal(0, 1, counts.sum())), counts
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("documents", [20, 60])
+def test_intervals_of_quantiles_hold_the_truth_as_often_as_they_say(documents: int, probability: float) -> None:
+    """Over documents; over positions as if they were independent, less than half as often as they should."""
+    rng, spread, repeats = np.random.default_rng(documents), 1.0, 400
+    truth = math.exp(stats.norm.ppf(probability) * math.hypot(1, spread))
+    held = naive = 0
+    for _ in range(repeats):
+        values, counts = clustered(rng, documents, spread)
+        found = quantile_interval(values, counts, np.arange(documents), probability, 0.95)
+        held += found.low <= truth <= found.high
+        half = 1.96 * math.sqrt(probability * (1 - probability) / len(values))
+        low, high = np.quantile(values, [probability - half, probability + half])
+        naive += low <= truth <= high
+    assert 0.91 <= held / repeats <= 0.98
+    assert naive / repeats < 0.6
+
+
+def test_few_documents_with_ties_do_not_miss_larger_values() -> None:
+    """Most values are 0, in two documents: the upper decile lies above its interval in 2.5 % of samples."""
+    rng, repeats, missed = np.random.default_rng(3), 1000, 0
+    truth = math.exp(stats.norm.ppf(0.9) * math.sqrt(2)) - 2
+    for _ in range(repeats):
+        values, counts = clustered(rng, 2, 1.0)
+        found = quantile_interval(np.maximum(values, 2) - 2, counts, np.arange(2), 0.9, 0.95)
+        missed += found.high < truth
+    assert missed / repeats <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / repeats)

@@ -143,7 +143,9 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("target",), "hub/target", "target: ", "group of options"),
     (("target", "model"), "", "target.model: String should have at least 1 character", "correct"),
     (("target", "dtype"), "int8", "target.dtype: Input should be 'float32', 'bfloat16' or 'float16'", "correct"),
-    (("drafts",), {}, "drafts: Dictionary should have at least 1 item", "correct"),
+    (("drafts",), ABSENT, "drafts: Field required", "add this key"),
+    (("drafts",), None, "drafts: Input should be a valid dictionary", ""),
+    (("drafts",), [], "drafts: Input should be a valid dictionary", ""),
     (("drafts", "small", "kind"), ABSENT, "drafts.small: ", "add kind: model or layer_skip"),
     (("drafts", "small", "kind"), "medusa", "drafts.small: Input tag 'medusa'", "correct"),
     (("drafts", "skip", "drop_layers"), [1, 1], "drafts.skip.drop_layers: must be distinct", "correct"),
@@ -172,6 +174,19 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "rules.1: unknown rule 'stric' (did you mean strict?); known: strict, lossless",
         "correct",
     ),
+    (("rules",), [{"multi_draft": 0}], "rules.0: multi_draft: width must be a whole number from 1 to 64, not 0", "correct"),
+    (("rules",), [{"multi_draft": 65}], "rules.0: multi_draft: width must be a whole number from 1 to 64", "correct"),
+    (("rules",), [{"multi_draft": 1.5}], "rules.0: multi_draft: width must be a whole number from 1 to 64", "correct"),
+    (
+        ("rules",),
+        ["strict", "multi_draft"],
+        "rules.1: multi_draft has 1 parameter and got 0: write multi_draft:width",
+        "corr",
+    ),
+    (("rules",), [{"multi_draft": "many"}], "rules.0: 'many' is no number", "correct"),
+    (("certificates",), "perhaps", "certificates: Input should be a valid boolean", "correct"),
+    (("certificates",), None, "certificates: Input should be a valid boolean", "correct"),
+    (("data", 0, "min_prompt_tokens"), 0, "data.0.min_prompt_tokens: Input should be greater than or equal to 1", "correct"),
     (("costs", "repeats"), 2, "costs.repeats: Input should be greater than or equal to 3", "correct"),
     (("decision", "confidence"), 0.5, "decision.confidence: Input should be greater than 0.5", "correct"),
     (("decision", "confidence"), 1, "decision.confidence: Input should be less than 1", "correct"),
@@ -245,6 +260,54 @@ def test_the_rule_of_the_decision_may_be_any_or_follow_the_text(rule: Any) -> No
 
 def test_auto_is_no_rule_to_be_profiled() -> None:
     assert "auto is no rule" in refusal(changed((("rules",), ["auto"]))).message
+
+
+def test_rules_that_draw_several_tokens_are_written_like_any_other_and_counted_once() -> None:
+    tree = changed(
+        (("rules",), [{"multi_draft": 4}, "multi_draft:2", "strict", "multi_draft_4", {"multi_draft": {"width": 64}}])
+    )
+    assert validate(tree, "").rules == ["multi_draft_4", "multi_draft_2", "strict", "multi_draft_64"]
+
+
+def test_certificates_are_off_unless_asked_for_and_explained_in_the_reference() -> None:
+    assert validate(PROFILE, "").certificates is False
+    assert validate(PROFILE | {"certificates": True}, "").certificates is True
+    (line,) = [row for row in (ROOT / "docs" / "profile.md").read_text().splitlines() if row.startswith("| `certificates`")]
+    assert line.split(" | ")[2] == "`False`"
+    assert "threshold_<rule>" in line
+
+
+@pytest.mark.parametrize("more", [{}, {"certificates": False}, {"certificates": True}])
+def test_without_drafts_the_target_is_measured_with_certificates_and_the_draft_that_is_free(more: dict[str, bool]) -> None:
+    """Unless it is said that it be without."""
+    options = validate(changed((("drafts",), {})) | more, "")
+    assert list(options.drafts) == ["ngram"]
+    assert options.drafts["ngram"].kind == "prompt_lookup"
+    assert options.certificates is more.get("certificates", True)
+
+
+def test_a_target_alone_is_the_same_profile_when_it_is_read_again(tmp_path: Path) -> None:
+    """What the manifest holds; and certificates can be switched off in it."""
+    found = load_profile(write(tmp_path, changed((("drafts",), {}))))
+    assert validate(found.model_dump(mode="json"), "") == found
+    assert validate(found.model_dump(mode="json") | {"certificates": False}, "").certificates is False
+    assert load_profile(write(tmp_path, changed((("drafts",), {}))), ["certificates=false"]).certificates is False
+
+
+def test_prompt_lookup_that_was_asked_for_brings_no_certificates() -> None:
+    assert validate(changed((("drafts",), {"ngram": {"kind": "prompt_lookup"}})), "").certificates is False
+
+
+def test_the_decision_about_a_target_alone_may_name_its_free_draft() -> None:
+    alone = changed((("drafts",), {}))
+    assert validate(alone | {"decision": {"draft": "ngram"}}, "").decision.draft == "ngram"
+    problem = refusal(alone | {"decision": {"draft": "small"}}).message
+    assert "decision.draft 'small' is none of the drafts (ngram)" in problem
+
+
+def test_prompts_of_any_length_are_taken_unless_the_profile_says_otherwise() -> None:
+    assert validate(changed(), "").data[0].min_prompt_tokens == 1
+    assert validate(changed((("data", 0, "min_prompt_tokens"), 64)), "").data[0].min_prompt_tokens == 64
 
 
 def test_the_number_of_further_mistakes_is_told() -> None:
@@ -423,6 +486,8 @@ OVERRIDES = [
     (" target.dtype = float32", "target.dtype", "float32"),
     ("target.revision=", "target.revision", None),
     ("batch_tokens=99", "batch_tokens", 99),
+    ("certificates=true", "certificates", True),
+    ("rules=[strict, multi_draft:4]", "rules", ["strict", "multi_draft_4"]),
     ("gammas=[2, 1]", "gammas", [1, 2]),
     ("rules.0=strict", "rules", ["strict"]),
     ("continuation.max_new_tokens=5", "continuation.max_new_tokens", 5),

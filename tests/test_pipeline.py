@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -24,13 +25,22 @@ import yaml
 from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.analysis.totals import Request, read_totals, write_totals
 from alphaprof.config import Markers
-from alphaprof.errors import DataEmpty, ModelUnloadable, OutOfMemory, RunExists, RunMismatch, VocabularyMismatch
+from alphaprof.errors import (
+    DataEmpty,
+    ModelUnloadable,
+    OptionInvalid,
+    OutOfMemory,
+    RunExists,
+    RunMismatch,
+    VocabularyMismatch,
+)
 from alphaprof.loader import load_profile
 from alphaprof.log import store
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, LATENCY_COLUMNS, LogRules, totals_columns
 from alphaprof.log.store import Run
 from alphaprof.log.violations import violations
 from alphaprof.profiling import pipeline, shards
+from alphaprof.profiling.checks import require_same_profile
 from alphaprof.profiling.continuations import generate
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.lookup import PromptLookup
@@ -38,6 +48,7 @@ from alphaprof.profiling.models import load_model
 from alphaprof.profiling.phases import thinking
 from alphaprof.profiling.processing import Processing
 from alphaprof.report.build import build_report
+from tests.reporting import as_json
 from tests.tiny import tokenizer
 
 pytestmark = pytest.mark.models
@@ -153,7 +164,8 @@ MIXED: dict[str, Any] = {
         {"domain": "plain", "path": "long.jsonl", "prompt": "{text}", "continuation": {"kind": "text", "prompt_tokens": 9}},
     ],
     "thinking": {"begin": "o", "end": "e"},
-    "rules": [*DEFAULT_RULES, "tree_2"],
+    "rules": [*DEFAULT_RULES, "tree_2", "multi_draft_2"],
+    "certificates": True,
 }
 
 
@@ -780,3 +792,144 @@ def test_settings_of_a_model_do_not_reach_greedy_text(finished: Run, tiny: Path,
     path = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"})
     run = run_profile(path, tmp_path / "run")
     assert log_of(run, "close")["token"].tolist() == log_of(finished, "close")["token"].tolist()
+
+
+# What is measured on request, and runs of versions that did not have it.
+
+CERTIFIED = ("strict", "additive_0p1", "multiplicative_0p3", "top_m_3", "typical_0p09_0p3", "trtllm_10_0p6", "tree_2")
+
+
+def test_a_run_with_certificates_says_so_and_its_log_holds_them(mixed: Run) -> None:
+    """Every position of every text has thresholds, with or without a proposal; pandas reads them without further ado."""
+    stored = json.loads((mixed.path / "manifest.json").read_text())
+    assert (stored["emitted"], stored["certified"]) == (["multi_draft_2"], list(CERTIFIED))
+    assert stored["config"]["certificates"] is True
+    log = pd.read_parquet(mixed.path / "positions")
+    extra = ["emitted_multi_draft_2", "target_top_10_prob", "thresholds_exact"]
+    extra += [f"threshold_{rule}" for rule in CERTIFIED]
+    names = [name for name in log.columns if name != "draft"]
+    assert names == [column.name for column in LogRules(tuple(mixed.rules)).columns] + extra
+    assert log[extra[1:]].notna().all().all()
+    assert (log["target_top_10_prob"] >= log["target_top_prob"] - 1e-6).all()
+    # The cheapest draft that strict rejects gives both top tokens what they have on average.
+    level = (log["target_top_prob"] + log["target_second_prob"]) / 2
+    parts = [
+        log[name] * np.log((log[name] / level).where(log[name] > 0, 1)) for name in ("target_top_prob", "target_second_prob")
+    ]
+    assert log["threshold_strict"].to_numpy() == pytest.approx((parts[0] + parts[1]).to_numpy(), abs=1e-5)
+
+
+def test_certificates_are_those_of_the_target_and_equal_in_every_log(mixed: Run) -> None:
+    names = ["document", "position", "target_top_10_prob", "thresholds_exact", *(f"threshold_{rule}" for rule in CERTIFIED)]
+    close, ngram = (log_of(mixed, draft)[names] for draft in ("close", "ngram"))
+    pd.testing.assert_frame_equal(close, ngram)
+    assert len(close.drop_duplicates(names[2:])) > 100
+
+
+def test_no_position_of_a_run_is_certified_and_rejected(mixed: Run) -> None:
+    """Of a tree: where the token is the target's top one, which is what its threshold is about."""
+    log = log_of(mixed, "close")
+    counts = []
+    for rule in CERTIFIED:
+        told = log[log["token"] == log["target_top"]] if rule == "tree_2" else log
+        certified = told["kl_target_draft"] + 1e-5 < told[f"threshold_{rule}"]
+        assert (told.loc[certified, f"accept_{rule}"] == 1).all(), rule
+        counts.append(certified.sum())
+    assert min(counts) > 0
+    assert sum(counts) > 100
+
+
+def test_several_draws_of_a_run_keep_at_least_what_one_does(mixed: Run) -> None:
+    """Prompt lookup, which has no distribution, keeps its one proposal or not."""
+    close, ngram = (log_of(mixed, draft) for draft in ("close", "ngram"))
+    assert (close["accept_multi_draft_2"] >= close["accept_lossless"] - 1e-6).all()
+    assert (close["accept_multi_draft_2"] > close["accept_lossless"] + 1e-3).mean() > 0.2
+    one = (close["draft_token_prob"] / close["target_token_prob"]).where(close["target_token_prob"] > 0, 0).clip(upper=1)
+    assert (close["emitted_multi_draft_2"] >= one - 1e-5).all()
+    assert ngram["emitted_multi_draft_2"].isna().all()
+    pd.testing.assert_series_equal(ngram["accept_multi_draft_2"], ngram["accept_one_hot"], check_names=False)
+
+
+def test_rounds_of_several_draws_are_fewer_and_only_of_sampled_text(mixed: Run) -> None:
+    totals = read_totals(mixed, "close", Request(mixed.rules, mixed.gammas)).to_pandas()
+    one, two = (totals[totals["rule"] == rule].set_index("document").sort_index() for rule in ("lossless", "multi_draft_2"))
+    kinds = mixed.documents().to_pandas().set_index("document")["continuation"]
+    assert two["rounds_4"].notna().tolist() == (kinds == "sampled").tolist()
+    sampled = kinds == "sampled"
+    assert (two.loc[sampled, "rounds_4"] <= one.loc[sampled, "rounds_4"] + 1e-4).all()
+    assert two.loc[sampled, "rounds_4"].sum() < one.loc[sampled, "rounds_4"].sum() - 1
+
+
+def test_without_a_request_a_run_holds_nothing_of_it(finished: Run) -> None:
+    manifest = json.loads((finished.path / "manifest.json").read_text())
+    assert (manifest["emitted"], manifest["certified"], manifest["config"]["certificates"]) == ([], [], False)
+    columns = pd.read_parquet(finished.path / "positions").columns
+    assert not any(name.startswith(("threshold", "emitted", "target_top_10")) or "multi_draft" in name for name in columns)
+
+
+def aged(run: Run, path: Path) -> Run:
+    """A copy as a version wrote it that had no certificates, no rules of several draws and no shortest prompt."""
+    shutil.copytree(run.path, path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["emitted"], manifest["certified"], manifest["config"]["certificates"]
+    for source in manifest["config"]["data"]:
+        del source["min_prompt_tokens"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return Run.open(path)
+
+
+def test_a_run_of_an_earlier_version_is_read_and_reported_as_it_was(finished: Run, tmp_path: Path) -> None:
+    old = aged(finished, tmp_path / "old")
+    assert (old.manifest.emitted, old.manifest.certified, old.log_rules) == ((), (), finished.log_rules)
+    for draft in finished.manifest.drafts:
+        assert old.positions(draft, 0).equals(finished.positions(draft, 0))
+    assert as_json(build_report(old))["results"] == as_json(build_report(finished))["results"]
+    with pytest.raises(OptionInvalid, match="cannot tell of multi_draft_2"):
+        read_totals(old, "close", Request(["strict", "multi_draft_2"], old.gammas))
+
+
+def test_the_text_of_an_earlier_version_is_measured_again_with_certificates(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a report advises where a log cannot tell of a rule."""
+    old = aged(finished, tmp_path / "old")
+    monkeypatch.setattr(shards, "generate", None)
+    wanted = ["certificates=true", "rules=[strict, multi_draft_2]", "drafts={close: {kind: model, model: DRAFT}}"]
+    model = old.manifest.config["drafts"]["close"]["model"]
+    options = load_profile(finished.path.parent / "profile.yaml", [item.replace("DRAFT", model) for item in wanted])
+    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=old.path)
+    assert (run.manifest.emitted, run.manifest.certified) == (("multi_draft_2",), ("strict",))
+    assert run.documents().to_pylist() == finished.documents().to_pylist()
+    before, now = log_of(finished, "close"), log_of(run, "close")
+    shared = [name for name in now.columns if name in before.columns]
+    pd.testing.assert_frame_equal(before[shared], now[shared], check_categorical=False, atol=1e-4)
+    assert set(now.columns) - set(shared) == {
+        "accept_multi_draft_2",
+        "emitted_multi_draft_2",
+        "target_top_10_prob",
+        "thresholds_exact",
+        "threshold_strict",
+    }
+
+
+def test_a_profile_with_options_that_are_no_more_is_compared_as_it_stands(finished: Run, tmp_path: Path) -> None:
+    options = load_profile(finished.path.parent / "profile.yaml")
+    manifest = dataclasses.replace(finished.manifest, config=finished.manifest.config | {"gone": 1})
+    require_same_profile(Run(finished.path, manifest), options)
+    with pytest.raises(RunMismatch, match=r"another profile \(gammas changed\)"):
+        require_same_profile(Run(finished.path, manifest), options.model_copy(update={"gammas": [9]}))
+
+
+def test_an_interrupted_run_of_an_earlier_version_is_finished(
+    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options that came later have their defaults, which is what it did."""
+    path = profile_file(tmp_path, tiny)
+    interrupted(path, tmp_path / "new", monkeypatch)
+    out = aged(Run.open(tmp_path / "new"), tmp_path / "run").path
+    with pytest.raises(RunMismatch, match=r"another profile \(certificates changed\)"):
+        run_profile(path, out, True, "certificates=true")
+    run_profile(path, out, resume=True)
+    expected, found = tables(finished.path), tables(out)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not found[name].equals(expected[name])] == []

@@ -82,7 +82,9 @@ def drawn_columns(positions: list[Position]) -> dict[str, Array]:
         kept = law.emitted(np.array([one.token for one in chosen])).cumsum(1)
         found["accept"][rows] = 1 - law.reached[:, WIDTHS]
         found["emitted"][rows] = kept[:, np.array(WIDTHS) - 1]
-    return {f"{name}_multi_draft_{width}": values[:, at] for name, values in found.items() for at, width in enumerate(WIDTHS)}
+    return {
+        f"{name}_multi_draft_{width}": values[:, at] for name, values in found.items() for at, width in enumerate(WIDTHS)
+    }
 
 
 def kept_of_several(one: Position, width: int) -> float:
@@ -197,7 +199,7 @@ def test_float32_columns_of_a_log_do_not_change_what_is_exact_in_them(rule: Boun
         ("strict", [0, 0, 0, 0, 1]),
         ("lossless", [0.75, 0.25, 0.25, 0, 0.75]),
         ("multi_draft:1", [0.75, 0.25, 0.25, 0, 0.75]),
-        ("multi_draft:2", [1 - 0.25 * 0.75, 0.25, 0.25, 0, 1 - 0.25 * 0.25]),  # what is left of p is on one token, or not on d
+        ("multi_draft:2", [1 - 0.25 * 0.75, 0.25, 0.25, 0, 1 - 0.25 * 0.25]),  # all left of p is on 0, not on d, or on d
         ("one_hot", [0.25, 0.25, 0.25, 0, 1]),
         ("additive:0.25", [1, 1, 1, 0, 1]),
         ("additive:0.24999999999", [0, 0, 1, 0, 1]),
@@ -342,10 +344,18 @@ def test_emitted_by_hand() -> None:
     log = columns(EDGES)
     for name in ("lossless", "multi_draft:1"):
         assert parse_rule(name).emitted(log).tolist() == [0.5, 1, 0, 1, 0, 1, 0, 0, 0, 0.75]
-    # A second draw is tried with 1/4 where the first may fail: 1/4 of it is token 0, 3/4 token 1, which alone is left.
+    # With 1/4 the first draw is rejected; at the first edge p is then all on token 0 (q: 1/4), at the last on token 1 (3/4).
     assert parse_rule("multi_draft:2").emitted(log).tolist() == [0.5 + 0.125, 1, 0, 1, 0, 1, 0, 0, 0, 0.75 + 0.1875]
     for name in ("one_hot", "strict"):
         assert parse_rule(name).emitted(log).tolist() == [0, 1] * 5
+
+
+@given(st.lists(positions(), min_size=1, max_size=6))
+def test_one_draw_is_the_lossless_rule(drawn: list[Position]) -> None:
+    log = columns(drawn)
+    one, lossless = parse_rule("multi_draft:1"), parse_rule("lossless")
+    assert one.accept(log) == pytest.approx(lossless.accept(log), abs=1e-12)
+    assert one.emitted(log) == pytest.approx(lossless.emitted(log), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", LOSSY)

@@ -16,9 +16,11 @@ from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import Manifest, Shard, read_manifest
 from alphaprof.log.schema import (
+    CERTIFICATE_COLUMNS,
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
+    POSITION_COLUMNS,
     SCHEMA_VERSION,
     Column,
     LogRules,
@@ -29,8 +31,11 @@ from alphaprof.log.store import write_table
 from alphaprof.log.violations import violations
 from tests.synthetic import Domain, Recipe, facts, write_run
 
+RULES = (*DEFAULT_RULES, "multi_draft_2")
+CERTIFIED = ("strict", "additive_0p1", "multiplicative_0p3", "top_m_3", "typical_0p09_0p3", "trtllm_10_0p6")
+HELD = LogRules(RULES, ("multi_draft_2",), CERTIFIED)
 TABLES = {
-    "positions": LogRules(DEFAULT_RULES).columns,
+    "positions": HELD.columns,
     "totals": totals_columns([1, 4, 8]),
     "documents": DOCUMENT_COLUMNS,
     "continuations": CONTINUATION_COLUMNS,
@@ -74,9 +79,32 @@ def test_arrow_schemas_carry_their_version_and_notes() -> None:
     }
 
 
+def names_of(rules: LogRules) -> list[str]:
+    return [column.name for column in rules.columns]
+
+
 def test_every_rule_has_a_column() -> None:
-    names = [column.name for column in LogRules(DEFAULT_RULES).columns]
-    assert names[-len(DEFAULT_RULES) :] == [f"accept_{rule}" for rule in DEFAULT_RULES]
+    assert names_of(LogRules(DEFAULT_RULES))[-len(DEFAULT_RULES) :] == [f"accept_{rule}" for rule in DEFAULT_RULES]
+
+
+def test_columns_on_request_follow_those_of_every_log() -> None:
+    """What happened to tokens, then thresholds; nothing of either where no rule has them."""
+    fixed = [column.name for column in POSITION_COLUMNS] + [f"accept_{rule}" for rule in RULES]
+    emitted, thresholds = ["emitted_multi_draft_2"], [f"threshold_{rule}" for rule in CERTIFIED]
+    certificates = ["target_top_10_prob", "thresholds_exact", *thresholds]
+    assert names_of(LogRules(RULES)) == fixed
+    assert names_of(LogRules(RULES, ("multi_draft_2",))) == fixed + emitted
+    assert names_of(LogRules(RULES, (), CERTIFIED)) == fixed + certificates
+    assert names_of(HELD) == fixed + emitted + certificates
+
+
+def test_a_threshold_may_be_infinite_and_is_never_unknown() -> None:
+    """It belongs to the target: every position has one, with or without a proposal."""
+    column = HELD.columns[-1]
+    assert (column.name, column.unit, column.low, column.high) == ("threshold_trtllm_10_0p6", "nats", 0, None)
+    for value, said in ((math.inf, 0), (0.0, 0), (-0.5, 1), (math.nan, 1), (None, 1)):
+        assert len(violations(pa.table({column.name: pa.array([value], pa.float32())}), [column])) == said
+    assert not any(column.nullable for column in (*CERTIFICATE_COLUMNS, column))
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +116,8 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "story": Domain(documents=2, temperature=0.7, continuation="sampled"),
         "wiki": Domain(documents=2, on_policy=False, continuation="text"),
     }
-    write_run(
-        path, Recipe(domains, gammas=(1, 4, 8), rules=DEFAULT_RULES, lookups=("lookup",), thinking=0.5, shard_documents=6)
-    )
+    lookup = Recipe(domains, gammas=(1, 4, 8), rules=RULES, lookups=("lookup",), thinking=0.5, shard_documents=6)
+    write_run(path, dataclasses.replace(lookup, certificates=True))
     return path
 
 
@@ -118,9 +145,11 @@ def test_files_hold_what_is_declared(run_path: Path, table: str, part: str) -> N
 def test_a_log_says_which_draft_and_rules_it_holds_and_what_their_columns_mean(run_path: Path) -> None:
     schema = pq.ParquetFile(run_path / "positions/draft=lookup/part-00000.parquet").schema_arrow
     notes = {key.decode(): json.loads(value) for key, value in schema.metadata.items() if key != b"ARROW:schema"}
-    assert (notes["draft"], notes["rules"]) == ("lookup", list(DEFAULT_RULES))
-    for rule in DEFAULT_RULES:
-        assert rule in schema.field(f"accept_{rule}").metadata[b"doc"].decode()
+    assert (notes["draft"], notes["rules"]) == ("lookup", list(RULES))
+    kinds = {"accept": HELD.accepted, "emitted": HELD.emitted, "threshold": HELD.certified}
+    for kind, rules in kinds.items():
+        for rule in rules:
+            assert rule in schema.field(f"{kind}_{rule}").metadata[b"doc"].decode()
 
 
 SHARE = Column("share", pa.float32(), "A share.", "ratio", 0, 1)
@@ -198,6 +227,8 @@ def manifest() -> Manifest:
         skipped={"too long": 2},
         truncated={"responses cut": 1},
         warnings=({"code": "a", "message": "b", "remedy": "c"},),
+        emitted=HELD.emitted,
+        certified=HELD.certified,
     )
 
 
@@ -205,6 +236,13 @@ def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(manifest().to_json())
     assert read_manifest(tmp_path) == manifest()
     assert (manifest().documents, manifest().positions) == (7, 150)
+
+
+def test_a_manifest_of_an_earlier_version_names_no_columns_on_request(tmp_path: Path) -> None:
+    data = json.loads(manifest().to_json())
+    del data["emitted"], data["certified"]
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    assert read_manifest(tmp_path) == dataclasses.replace(manifest(), emitted=(), certified=())
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
+from alphaprof.log.schema import LogRules
 from alphaprof.options import ModelDraft
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import layer_skip
+from alphaprof.profiling.extras import Extras
 from alphaprof.profiling.head import Head
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model, fingerprint
@@ -159,7 +161,7 @@ def test_beyond_its_context_a_draft_proposes_nothing_and_no_row_is_missing(targe
     scored = by_document([item], Scorer(target, [short], TOKENS).score([item])["short"])
     # Position t is predicted from 20 + t tokens: the draft can until t = 4, and a round there drafts one token.
     assert scored[9]["proposed"].tolist() == [5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
-    table = position_table([item], scored, ["strict"], "short").to_pandas()
+    table = position_table([item], scored, LogRules(("strict",)), "short").to_pandas()
     assert len(table) == 10
     draft_side = ["draft_top", "overlap", "kl_target_draft", "accept_strict", "draft_rank_of_token", "raw_kl_target_draft"]
     assert table.loc[5:, draft_side].isna().all().all()
@@ -288,7 +290,7 @@ def test_a_draft_with_learned_positions_is_never_fed_more_than_its_context(targe
 
 def test_raw_columns_of_greedy_text_are_those_of_the_plain_softmax(target: Model, draft: Model) -> None:
     scored = by_document(BATCH, Scorer(target, [draft], TOKENS).score(BATCH)["draft"])
-    table = position_table(BATCH, scored, ["strict"], "draft").to_pandas()
+    table = position_table(BATCH, scored, LogRules(("strict",)), "draft").to_pandas()
     for item in BATCH:
         rows = table[table["document"] == item.document.document].reset_index(drop=True)
         ours, theirs = logits_alone(target.network, item), logits_alone(draft.network, item)
@@ -401,7 +403,7 @@ def test_acceptance_of_every_default_rule_is_that_of_the_whole_distributions(
 ) -> None:
     batch = BATCH if settings is None else sampled(settings)
     scored = by_document(batch, Scorer(target, [draft], TOKENS, draft_processing).score(batch)["draft"])
-    table = position_table(batch, scored, DEFAULT_RULES, "draft").to_pandas()
+    table = position_table(batch, scored, LogRules(DEFAULT_RULES), "draft").to_pandas()
     for item in batch:
         rows = table[table["document"] == item.document.document].to_dict("records")
         logits = zip(logits_alone(target.network, item), logits_alone(draft.network, item), strict=True)
@@ -419,7 +421,7 @@ def test_acceptance_of_every_default_rule_is_that_of_the_whole_distributions(
 def test_a_target_that_drafts_for_itself_on_sampled_text_is_always_accepted(target: Model, settings: Processing) -> None:
     batch = sampled(settings)
     scored = by_document(batch, Scorer(target, [model("draft", target.network)], TOKENS).score(batch)["draft"])
-    table = position_table(batch, scored, [*DEFAULT_RULES, "tree_3"], "draft").to_pandas()
+    table = position_table(batch, scored, LogRules((*DEFAULT_RULES, "tree_3")), "draft").to_pandas()
     assert (table["overlap"] > 1 - 1e-5).all()
     assert (table[["kl_target_draft", "kl_draft_target", "js"]] < 1e-5).all().all()
     for rule in DEFAULT_RULES:
@@ -443,7 +445,7 @@ def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
     lookup = PromptLookup("ngram", 2, (256,), TOKENS, "float32")
     scores = Scorer(target, [draft, lookup], TOKENS).score(batch)
     assert list(scores) == ["draft", "ngram"]
-    table = position_table(batch, by_document(batch, scores["ngram"]), DEFAULT_RULES, "ngram").to_pandas()
+    table = position_table(batch, by_document(batch, scores["ngram"]), LogRules(DEFAULT_RULES), "ngram").to_pandas()
     for item in batch:
         found = table[table["document"] == item.document.document].reset_index(drop=True)
         expected = lookup.proposals(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt))
@@ -464,9 +466,8 @@ def test_where_prompt_lookup_finds_nothing_its_columns_are_null(target: Model) -
     document = Document(0, "a", None, 0, 0, np.arange(5, dtype=np.int32), None, False, 4, "greedy", True)
     batch = [Continuation(document, np.array([9, 3, 20, 4], dtype=np.int32), "length")]
     scorer = Scorer(target, [PromptLookup("ngram", 3, (256,), TOKENS, "float32")], TOKENS)
-    table = position_table(
-        batch, by_document(batch, scorer.score(batch)["ngram"]), ["strict", "one_hot"], "ngram"
-    ).to_pandas()
+    scored = by_document(batch, scorer.score(batch)["ngram"])
+    table = position_table(batch, scored, LogRules(("strict", "one_hot")), "ngram").to_pandas()
     assert table["proposed"].tolist() == [0, 0, 3, 0]  # behind 9 3: 4 9 3
     columns = ["draft_top", "target_prob_of_draft_top", "target_rank_of_draft_top", "accept_strict", "accept_one_hot"]
     assert table[columns].notna().all(axis=1).tolist() == [False, False, True, False]
@@ -498,7 +499,9 @@ def test_the_columns_of_a_batch_cross_to_the_host_once_and_nothing_waits_before(
     target: Model, draft: Model, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = BATCH if settings is None else sampled(settings)
-    scorer = Scorer(target, [draft, PromptLookup("ngram", 2, (256,), TOKENS, "float32")], TOKENS)
+    requested = Extras.of([*DEFAULT_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
+    lookup = PromptLookup("ngram", 2, (256,), TOKENS, "float32")
+    scorer = Scorer(target, [draft, lookup], TOKENS, extras=requested)
     scorer.head_rows, scorer.statistics_rows = 5, 3
     expected = scorer.score(batch)
     monkeypatch.setattr("alphaprof.profiling.processing.NUCLEUS_FIRST", None)  # as on a GPU
@@ -523,7 +526,7 @@ def test_the_columns_of_a_batch_cross_to_the_host_once_and_nothing_waits_before(
     with mode:
         found = scorer.score(batch)
     assert mode.seen == []
-    assert [shape[1] for shape in crossed] == [sum(len(item.ids) for item in batch)]
+    assert [shape[0] for shape in crossed] == [sum(len(item.ids) for item in batch)]
     for name, columns in expected.items():
         assert all(np.array_equal(values, found[name][column], equal_nan=True) for column, values in columns.items())
 

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from alphaprof.analysis.trees import MultiDraft
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.statistics import (
     distribution,
     draft_columns,
+    multi_draft_columns,
     raw_draft_columns,
     raw_target_columns,
     target_columns,
@@ -186,3 +188,179 @@ def test_large_logits_do_not_overflow() -> None:
     found = distribution(torch.tensor([[3e4, -3e4, 2.9e4]]))
     assert float(found.top_prob) == 1.0
     assert float(found.entropy) == 0.0
+
+
+# The largest probabilities.
+
+
+@pytest.mark.parametrize("chosen", SETTINGS, ids=str)
+@pytest.mark.parametrize(("vocabulary", "most"), [(50, 64), (64, 64), (300, 64), (300, 1)])
+def test_the_largest_probabilities_come_in_order(vocabulary: int, most: int, chosen: Processing) -> None:
+    """As many as there are, summing to what they hold of the whole, zeros where truncation leaves fewer."""
+    logits = 3 * torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
+    found = distribution(logits, chosen).top_probs(most)
+    whole = np.stack([reference.processed(row.numpy(), chosen) for row in logits])
+    assert found.shape == (5, min(most, vocabulary))
+    assert found.numpy() == pytest.approx(-np.sort(-whole)[:, :most], abs=1e-6)
+
+
+def test_the_largest_probability_of_all_is_the_top_probability_to_the_last_bit() -> None:
+    """So that a threshold and an acceptance that look at it never disagree."""
+    found = distribution(torch.randn(200, 90, generator=torch.Generator().manual_seed(0)), Processing(0.7, 40))
+    top = found.top_probs(64)
+    assert torch.equal(top[:, 0], found.top_prob)
+    assert torch.equal(top[:, 1], found.second_prob)
+
+
+# Several tokens drawn from the draft.
+
+WIDTHS = (1, 2, 3, 5, 16)
+
+
+def drawn(p: torch.Tensor, q: torch.Tensor, token: torch.Tensor, chosen: Processing = PLAIN) -> dict[str, np.ndarray]:
+    """Columns of several draws, `accept` and `emitted` [n, WIDTHS], from logits."""
+    found = multi_draft_columns(distribution(p, chosen), distribution(q, chosen), token, WIDTHS)
+    assert list(found) == [f"{name}_multi_draft_{width}" for width in WIDTHS for name in ("accept", "emitted")]
+    return {
+        name: np.stack([found[f"{name}_multi_draft_{width}"].double().numpy() for width in WIDTHS], 1)
+        for name in ("accept", "emitted")
+    }
+
+
+def laws(p: torch.Tensor, q: torch.Tensor, chosen: Processing = PLAIN) -> tuple[np.ndarray, np.ndarray]:
+    """p and q in float64, the narrower one with probability 0 for the ids that it lacks."""
+    width = max(p.shape[1], q.shape[1])
+    both_laws = [[reference.processed(row.numpy(), chosen) for row in logits] for logits in (p, q)]
+    ours, theirs = (np.pad(np.stack(rows), ((0, 0), (0, width - len(rows[0])))) for rows in both_laws)
+    return ours, theirs
+
+
+def pair(kind: str, rows: int, target: int, draft: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a target and a draft with so many ids, which share what they can."""
+    generator = torch.Generator().manual_seed(target * 1000 + draft)
+    common = 3 * torch.randn(rows, max(target, draft), generator=generator)
+    if kind == "tied":
+        common = common.round()
+    if kind == "impossible":  # probability 0, of other tokens on either side
+        common[:, 2::3] = -1000.0
+    p, q = common[:, :target].clone(), common[:, :draft].clone()
+    noise = {"near": 1e-3, "tied": 1.0}.get(kind, 1.5)
+    change = noise * torch.randn(q.shape, generator=generator)
+    q += change.round() if kind == "tied" else change
+    if kind == "impossible":
+        q[:, 3::3] = -1000.0
+    if kind == "same":
+        q = common[:, :draft].clone()
+    return p, q
+
+
+KINDS = ("random", "near", "same", "tied", "impossible")
+TRUNCATIONS = [PLAIN, Processing(0.7), Processing(1.0, 5), Processing(1.3, 0, 0.8), Processing(1.0, 0, 1.0, 0.1)]
+
+
+@pytest.mark.parametrize("chosen", TRUNCATIONS, ids=str)
+@pytest.mark.parametrize(("target", "draft"), [(2, 2), (40, 40), (40, 33), (33, 40), (1000, 1000)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_draws_are_kept_as_in_float64(kind: str, target: int, draft: int, chosen: Processing) -> None:
+    """For every width; a token that the target does not have or cannot emit was never an accepted draft."""
+    p, q = pair(kind, 12, target, draft)
+    ours, theirs = laws(p, q, chosen)
+    token = torch.randint(0, max(target, draft), (12,), generator=torch.Generator().manual_seed(1))
+    found, law = drawn(p, q, token, chosen), MultiDraft.of(ours, theirs, max(WIDTHS))
+    assert found["accept"] == pytest.approx(1 - law.reached[:, WIDTHS], abs=1e-5)
+    expected = law.emitted(token.numpy()).cumsum(1)[:, np.array(WIDTHS) - 1]
+    assert found["emitted"] == pytest.approx(expected, abs=1e-5)
+    impossible = ours[np.arange(12), token.numpy()] == 0
+    assert not found["emitted"][impossible].any()
+
+
+def test_tokens_beyond_both_vocabularies_were_never_accepted() -> None:
+    p, q = pair("random", 4, 40, 40)
+    assert (drawn(p, q, torch.full((4,), 39))["emitted"] > 0).all()
+    found = drawn(p, q, torch.tensor([40, 41, 64, 10_000]))
+    assert not found["emitted"].any()
+    assert (found["accept"] > 0).all()
+
+
+def test_two_draws_worked_out_by_hand() -> None:
+    """q is too sure of the first token; after a rejection (1/4) only the second is left, which q draws with 1/4."""
+    p, q = torch.tensor([[0.5, 0.5]] * 2).log(), torch.tensor([[0.75, 0.25]] * 2).log()
+    found = drawn(p, q, torch.tensor([0, 1]))
+    failed = np.array([0.75**more / 4 for more in range(16)])[np.array(WIDTHS) - 1]
+    assert found["accept"] == pytest.approx(np.tile(1 - failed, (2, 1)), abs=1e-6)
+    assert found["emitted"] == pytest.approx(np.stack([np.ones(5), 1 - 2 * failed]), abs=1e-6)
+
+
+def test_of_a_perfect_draft_the_first_draw_is_kept_and_of_one_apart_none() -> None:
+    p, apart = torch.tensor([[2.0, 1.0, -500.0]]), torch.tensor([[-500.0, -500.0, 0.0]])
+    for token in range(2):
+        assert (drawn(p, p.clone(), torch.tensor([token]))["emitted"] == 1).all()
+        assert not drawn(p, apart, torch.tensor([token]))["emitted"].any()
+    assert (drawn(p, p.clone(), torch.tensor([0]))["accept"] == 1).all()
+    assert not drawn(p, apart, torch.tensor([0]))["accept"].any()
+
+
+def test_a_token_that_the_target_hardly_has_is_kept_as_the_lossless_rule_keeps_it() -> None:
+    """Its probability is a subnormal float32, by which one can still divide."""
+    p, q = torch.tensor([[0.0, -95.0]]), torch.tensor([[0.0, -90.0]])
+    token = torch.tensor([1])
+    assert 0 < float(distribution(p).prob_of(token)) < torch.finfo(torch.float32).tiny
+    assert drawn(p, q, token)["emitted"].tolist() == [[1.0] * 5]
+
+
+@given(
+    hnp.arrays(np.float32, (2, 9), elements=st.floats(-20, 20, width=32)),
+    st.sampled_from([*TRUNCATED, PLAIN]),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_several_draws_imply(logits: np.ndarray, chosen: Processing, whole: bool) -> None:
+    """One draw is the lossless rule; more draws keep more; what happens to tokens is on average the acceptance."""
+    rounded = logits if whole else logits.round()
+    p, q = torch.from_numpy(rounded[:1]).repeat(9, 1), torch.from_numpy(rounded[1:]).repeat(9, 1)
+    token = torch.arange(9)
+    columns, found = both(p, q, token, chosen), drawn(p, q, token, chosen)
+    assert found["accept"][:, 0] == pytest.approx(columns["overlap"].numpy(), abs=1e-6)
+    law, theirs = (columns[name].double().numpy() for name in ("target_token_prob", "draft_token_prob"))
+    ratio = np.divide(theirs, law, out=np.zeros(9), where=law > 0)
+    assert found["emitted"][:, 0] == pytest.approx(np.minimum(1, ratio), abs=1e-5)
+    for values in found.values():
+        assert ((values >= 0) & (values <= 1)).all()
+        assert (np.diff(values, axis=1) >= -1e-6).all()
+    assert law @ found["emitted"] == pytest.approx(found["accept"][0], abs=1e-5)
+
+
+def simulated(p: np.ndarray, q: np.ndarray, width: int, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Emitted tokens [runs], and whether each was one of `width` draws: every draw and decision by lot."""
+    rng = np.random.default_rng(seed)
+    token, kept = np.full(runs, -1), np.zeros(runs, dtype=bool)
+    left = p
+    for _ in range(width):
+        open_runs = np.flatnonzero(token < 0)
+        child = rng.choice(len(q), size=len(open_runs), p=q)
+        taken = rng.random(len(open_runs)) * q[child] < left[child]
+        token[open_runs[taken]], kept[open_runs[taken]] = child[taken], True
+        excess = np.maximum(left - q, 0)
+        if excess.sum() == 0:
+            break
+        left = excess / excess.sum()
+    rest = np.flatnonzero(token < 0)
+    token[rest] = rng.choice(len(p), size=len(rest), p=left)
+    return token, kept
+
+
+@pytest.mark.parametrize("chosen", [PLAIN, Processing(1.0, 3), Processing(1.5, 0, 0.9)], ids=str)
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_several_draws_are_kept_as_often_as_in_a_simulation(width: int, chosen: Processing) -> None:
+    """Over all tokens, and given each of them; and the tokens follow the target. Within 4 standard errors."""
+    p, q = pair("random", 1, 6, 6)
+    (ours,), (theirs,) = laws(p, q, chosen)
+    token, kept = simulated(ours, theirs, width, 200_000, seed=width)
+    found = drawn(p.repeat(6, 1), q.repeat(6, 1), torch.arange(6), chosen)
+    place = WIDTHS.index(width)
+    checks = [(kept, found["accept"][0, place])]
+    checks += [(kept[token == index], found["emitted"][index, place]) for index in range(6) if ours[index] > 0]
+    checks += [(token == index, ours[index]) for index in range(6)]
+    assert 0.1 < checks[0][1] < 0.98
+    for outcomes, share in checks:
+        assert outcomes.mean() == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / len(outcomes)) + 1e-6)

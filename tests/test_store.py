@@ -12,7 +12,7 @@ import pytest
 
 from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log import store
-from alphaprof.log.schema import CONTINUATION_COLUMNS, Column
+from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, LogRules
 from alphaprof.log.store import Run, replacing, require_writable, write_table
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -135,3 +135,43 @@ def test_a_file_without_a_column_that_everything_needs_is_refused(run: Run) -> N
     pq.write_table(pq.ParquetFile(path).read().drop_columns(["on_policy"]), path)
     with pytest.raises(RunUnreadable, match="on_policy"):
         run.documents()
+
+
+RICH = Recipe(domains={"story": STORY}, rules=("strict", "multi_draft_2"), certificates=True)
+
+
+def without(run: Run, columns: list[str]) -> None:
+    """Take columns out of the first shard of the position log."""
+    path = run.part("positions", 0, "small")
+    pq.write_table(pq.ParquetFile(path).read().drop_columns(columns), path)
+
+
+def test_a_log_of_an_earlier_version_is_read_as_what_it_holds(tmp_path: Path) -> None:
+    """It has the columns of its own manifest, and none that came later."""
+    run = write_run(tmp_path / "rich", RICH)
+    assert [column.name for column in run.log_rules.columns] == run.positions("small", 0).column_names
+    extra = ["emitted_multi_draft_2", "target_top_10_prob", "thresholds_exact", "threshold_strict"]
+    assert run.positions("small", 0).column_names[-4:] == extra
+    without(run, extra)
+    run.write_manifest(dataclasses.replace(run.manifest, emitted=(), certified=()))
+    earlier = Run.open(run.path)
+    assert earlier.log_rules == LogRules(("strict", "multi_draft_2"))
+    assert earlier.positions("small", 0).column_names[-2:] == ["accept_strict", "accept_multi_draft_2"]
+
+
+def test_columns_on_request_are_read_by_name(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "rich", RICH)
+    found = run.positions("small", 0, ["threshold_strict", "emitted_multi_draft_2", "token"])
+    assert sorted(found.column_names) == ["emitted_multi_draft_2", "threshold_strict", "token"]
+    assert max(column.null_count for column in found.columns) == 0
+    assert set(run.positions("small", 0, ["threshold_top_m_3", "token"]).column_names) == {"token"}
+
+
+def test_thresholds_that_the_manifest_names_and_a_file_lacks_are_refused(tmp_path: Path) -> None:
+    """What may be null is null instead."""
+    run = write_run(tmp_path / "rich", RICH)
+    without(run, ["emitted_multi_draft_2"])
+    assert run.positions("small", 0)["emitted_multi_draft_2"].null_count == run.shards[0].positions
+    without(run, ["threshold_strict"])
+    with pytest.raises(RunUnreadable, match=r"lacks the columns threshold_strict$"):
+        run.positions("small", 0)

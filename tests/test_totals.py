@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,17 @@ import pytest
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import DEFAULT_RULES, RULES
-from alphaprof.analysis.totals import Request, read_totals, shard_totals
+from alphaprof.analysis.totals import Request, columns_of, read_totals, shard_totals
+from alphaprof.analysis.trees import MultiDraft
+from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
 from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)
 LOOKUP = dataclasses.replace(FACTS, kind="prompt_lookup")
-ALL_RULES = [*DEFAULT_RULES, "tree_2"]
+ALL_RULES = [*DEFAULT_RULES, "tree_2", "multi_draft_2"]
+LOGGED = [rule for rule in ALL_RULES if parse_rule(rule).rule.logged]
 LOSSY = [rule for rule in ALL_RULES if parse_rule(rule).rule.lossy]
 
 
@@ -154,6 +160,8 @@ def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: b
         "target_rank_of_draft_top": [1] * size,
         "draft_rank_of_token": [1] * size,
         "overlap": [0.9] * size,
+        "accept_multi_draft_2": [0.95] * size,
+        "emitted_multi_draft_2": [0.99] * size,
         "accepted_run": pa.nulls(size, pa.int16()),
         "phase": pa.nulls(size, pa.string()),
     } | columns
@@ -203,6 +211,13 @@ def test_expected_rounds_of_a_sampled_text_by_hand() -> None:
         "control_2": (0.5 - 0.7) + (0.8 - 0.5) + 0.6 * (0.4 - 0.5),
     }
     assert {name: row[name] for name in expected} == {name: pytest.approx(value) for name, value in expected.items()}
+
+
+def test_expected_rounds_of_several_draws_are_those_of_what_their_columns_say() -> None:
+    """The numbers of the text above, as columns of a rule that needs whole distributions."""
+    columns = {"accept_multi_draft_2": DRAWN["overlap"], "emitted_multi_draft_2": [0.5, 0.5, 0.8, 0.4]}
+    row = row_of("multi_draft_2", {"token": DRAWN["token"]} | columns)
+    assert row == row_of("lossless", DRAWN) | {"rule": "multi_draft_2"}
 
 
 def test_a_round_of_a_sampled_text_drafts_no_more_than_is_proposed() -> None:
@@ -263,6 +278,125 @@ def test_a_tree_has_rounds_on_greedy_text_too() -> None:
     assert row_of("tree_2", TOP, temperature=None)["rounds_2"] == 2.0
 
 
+# A language of three tokens: what follows a token, by the target and by the draft (row -1: at the beginning).
+FOLLOWS = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.25, 0.5, 0.25], [0.4, 0.35, 0.25]])
+GUESSES = np.array([[0.3, 0.5, 0.2], [0.3, 0.3, 0.4], [0.6, 0.0, 0.4], [0.2, 0.5, 0.3]])
+Tokens = tuple[int, ...]
+
+
+def verdicts(p: Sequence[float], children: Tokens, q: Sequence[float]) -> Iterator[tuple[int, bool, float]]:
+    """What trying these children in turn ends in: the token, whether a child was kept, and its probability."""
+    left, chance = list(p), 1.0
+    for child in children:
+        keep = min(1.0, left[child] / q[child])
+        if keep > 0:
+            yield child, True, chance * keep
+        if keep == 1:
+            return
+        chance *= 1 - keep
+        excess = [max(a - b, 0.0) for a, b in zip(left, q, strict=True)]
+        left = [value / sum(excess) for value in excess]
+    yield from ((token, False, chance * share) for token, share in enumerate(left) if share > 0)
+
+
+@cache
+def round_outcomes(last: int, width: int, levels: int) -> dict[tuple[Tokens, int], float]:
+    """Of a round behind the token `last`: the law of (emitted tokens, drafts accepted), all children of every node that is
+    looked at being drawn beforehand.
+    """
+    if levels == 0:  # the tree is at its end: the target adds a token
+        return {((token,), 0): float(share) for token, share in enumerate(FOLLOWS[last]) if share > 0}
+    law: dict[tuple[Tokens, int], float] = defaultdict(float)
+    for children in itertools.product(range(3), repeat=width):
+        drawn = float(np.prod(GUESSES[last, list(children)]))
+        if drawn == 0:
+            continue
+        for token, kept, chance in verdicts(FOLLOWS[last].tolist(), children, GUESSES[last].tolist()):
+            if not kept:
+                law[(token,), 0] += drawn * chance
+                continue
+            for (tokens, accepted), share in round_outcomes(token, width, levels - 1).items():
+                law[(token, *tokens), accepted + 1] += drawn * chance * share
+    return dict(law)
+
+
+def decoded(length: int, width: int, gamma: int) -> dict[Tokens, np.ndarray]:
+    """For each text of this length: [its probability, and times that the expected rounds and accepted drafts by depth]."""
+    found: dict[Tokens, np.ndarray] = defaultdict(lambda: np.zeros(2 + gamma))
+
+    def write(text: Tokens, chance: float, counts: np.ndarray) -> None:
+        if len(text) == length:
+            found[text] += chance * np.concatenate([[1.0], counts])
+            return
+        for (tokens, accepted), share in round_outcomes(text[-1], width, gamma).items():
+            inside = min(accepted, length - len(text))  # drafts beyond the end are not counted
+            more = np.concatenate([[1], np.arange(1, gamma + 1) <= inside])
+            write((*text, *tokens)[:length], chance * share, counts + more)
+
+    for first, share in enumerate(FOLLOWS[-1]):
+        write((first,), float(share), np.zeros(1 + gamma))
+    return found
+
+
+@pytest.mark.parametrize(("width", "gamma"), [(1, 2), (2, 1), (2, 2), (3, 2), (2, 3)])
+def test_rounds_of_a_tree_of_draws_are_those_of_every_way_to_decode(width: int, gamma: int) -> None:
+    """Full trees of i.i.d. children, each node's tried in turn: texts follow the target, and given each text the expected
+    rounds and accepted drafts are those of a chain that accepts with the sum of a^(r) over the children.
+    """
+    length = 5
+    for tokens, (chance, *weighted) in decoded(length, width, gamma).items():
+        before = [-1, *tokens[:-1]]
+        p, q = FOLLOWS[before], GUESSES[before]
+        assert chance == pytest.approx(np.prod(p[np.arange(length), tokens]), abs=1e-12)
+        law = MultiDraft.of(p, q, width)
+        columns = {
+            "token": list(tokens),
+            f"accept_multi_draft_{width}": law.total.tolist(),
+            f"emitted_multi_draft_{width}": law.emitted(np.array(tokens)).sum(1).tolist(),
+        }
+        (row,) = totals(*text(columns), rules=[f"multi_draft_{width}"], gammas=[gamma])
+        expected = np.array(weighted) / chance
+        assert row[f"rounds_{gamma}"] == pytest.approx(expected[0], abs=1e-10)
+        assert row[f"accepted_depths_{gamma}"] == pytest.approx(expected[1:], abs=1e-10)
+        assert row[f"drafted_{gamma}"] == pytest.approx(gamma * expected[0], abs=1e-10)
+
+
+def simulated_tree(rng: np.random.Generator, length: int, width: int, gamma: int) -> tuple[list[int], int]:
+    """A text of this length and the rounds that it took, each node's children drawn and tried by lot."""
+    written, rounds = [int(rng.choice(3, p=FOLLOWS[-1]))], 0
+    while len(written) < length:
+        rounds += 1
+        for level in range(gamma + 1):
+            last = written[-1]
+            left, kept = FOLLOWS[last], False
+            for _ in range(width if level < gamma else 0):
+                child = int(rng.choice(3, p=GUESSES[last]))
+                if kept := bool(rng.random() * GUESSES[last, child] < left[child]):
+                    break
+                excess = np.maximum(left - GUESSES[last], 0)
+                left = excess / excess.sum()
+            written.append(child if kept else int(rng.choice(3, p=left)))
+            if not kept:
+                break
+    return written[:length], rounds
+
+
+def test_rounds_of_a_tree_of_draws_are_those_of_a_simulation() -> None:
+    """On average over texts, within 4 standard errors."""
+    rng, runs, length = np.random.default_rng(0), 4000, 6
+    written, simulated = zip(*(simulated_tree(rng, length, width=2, gamma=2) for _ in range(runs)), strict=True)
+    tokens = np.array(written)
+    before = np.column_stack([np.full(runs, -1), tokens[:, :-1]]).ravel()
+    a = MultiDraft.of(FOLLOWS[before], GUESSES[before], 2).emitted(tokens.ravel()).sum(1)
+    positions, one = text({"token": tokens.ravel().tolist(), "emitted_multi_draft_2": a.tolist()})
+    texts = one.set_column(one.schema.get_field_index("continuation_tokens"), "continuation_tokens", [[length]])
+    rows = totals(positions, pa.concat_tables([texts] * runs), rules=["multi_draft_2"])
+    expected = np.array([row["rounds_2"] for row in rows])
+    error = np.std(simulated - expected) / np.sqrt(runs)
+    assert error < 0.01 < expected.std()
+    assert np.mean(simulated) == pytest.approx(expected.mean(), abs=4 * error)
+
+
 ROUNDS = ["emitted", "tokens", *(f"{name}_{gamma}" for name in ("rounds", "drafted", "control") for gamma in (1, 2))]
 DEPTHS = [f"{name}_depths_{gamma}" for name in ("drafted", "tested", "accepted") for gamma in (1, 2)]
 
@@ -294,7 +428,13 @@ def test_acceptance_of_a_lossy_rule_by_hand(rule: str, accepted: float) -> None:
 
 
 # What has rounds on which text, said once more.
-POLICIES = {"strict": {"greedy"}, "lossless": {"sampled"}, "one_hot": {"sampled"}, "tree_2": {"greedy", "sampled"}}
+POLICIES = {
+    "strict": {"greedy"},
+    "lossless": {"sampled"},
+    "one_hot": {"sampled"},
+    "tree_2": {"greedy", "sampled"},
+    "multi_draft_2": {"sampled"},
+}
 TEXTS = {
     "greedy": (None, True),
     "sampled": (0.7, True),
@@ -346,6 +486,8 @@ FOUND = {
     "draft_rank_of_token": [None] * 5,
     "draft_token_prob": pa.nulls(5, pa.float32()),
     "overlap": pa.nulls(5, pa.float32()),
+    "accept_multi_draft_2": [None, 0.8, None, 0.1, 0.6],
+    "emitted_multi_draft_2": pa.nulls(5, pa.float32()),
     "proposed": [0, 3, 0, 1, 2],
     "accepted_run": [None, 2, None, 0, 1],
 }
@@ -353,7 +495,14 @@ FOUND = {
 
 @pytest.mark.parametrize(
     ("rule", "temperature", "accepted"),
-    [("strict", None, 2.0), ("one_hot", 0.7, 1.5), ("lossless", 0.7, 1.5), ("tree_4", None, 2.0), ("tree_4", 0.7, 2.0)],
+    [
+        ("strict", None, 2.0),
+        ("one_hot", 0.7, 1.5),
+        ("lossless", 0.7, 1.5),
+        ("multi_draft_2", 0.7, 1.5),
+        ("tree_4", None, 2.0),
+        ("tree_4", 0.7, 2.0),
+    ],
 )
 def test_rounds_of_prompt_lookup_are_those_of_its_runs(rule: str, temperature: float | None, accepted: float) -> None:
     """Gamma 1: [2, 3], [4], [5]. Gamma 2: [2, 3, 4], [5]. A look at draft_top alone would give other ones."""
@@ -417,13 +566,36 @@ def poison(run: Run, draft: str, drop: Sequence[str] = ()) -> None:
 
 @pytest.mark.parametrize("draft", ["small", "lookup"])
 def test_rules_that_are_not_stored_are_computed_from_the_log_and_not_written(tmp_path: Path, draft: str) -> None:
-    run = write_run(tmp_path / "few", STORED)
+    run = write_run(tmp_path / "few", dataclasses.replace(STORED, rules=["strict", *LOGGED]))
     whole = write_run(tmp_path / "all", dataclasses.replace(STORED, rules=ALL_RULES))
     before = contents(run)
     found = read_totals(run, draft, asked(run, ALL_RULES))
     assert contents(run) == before
     assert sorted_rows(found, ALL_RULES) == sorted_rows(read_totals(whole, draft, asked(whole, ALL_RULES)), ALL_RULES)
     assert len(found) == len(ALL_RULES) * 12
+
+
+@pytest.mark.parametrize("flavour", ["engine", "hf"])
+@pytest.mark.parametrize("draft", ["small", "lookup"])
+def test_of_rules_that_need_whole_distributions_a_log_tells_those_that_it_was_written_with(
+    tmp_path: Path, draft: str, flavour: Any
+) -> None:
+    """Stored or computed from the log alike; of others, what to do is said, and nothing is written."""
+    run = write_run(tmp_path / "run", dataclasses.replace(STORED, rules=["strict", "multi_draft_2"]))
+    expected = sorted_rows(read_totals(run, draft, asked(run, ["multi_draft_2"], flavour)), ["multi_draft_2"])
+    partial = interrupted(run, tmp_path / "partial")
+    assert sorted_rows(read_totals(partial, draft, asked(run, ["multi_draft_2"], flavour)), ["multi_draft_2"]) == expected
+    before = contents(run)
+    with pytest.raises(OptionInvalid, match=r"run cannot tell of multi_draft_1, multi_draft_3, which needs whole") as caught:
+        read_totals(run, draft, asked(run, ["multi_draft_1", "strict", "multi_draft_2", "multi_draft_3"], flavour))
+    assert "--reuse-continuations" in caught.value.hint
+    assert contents(run) == before
+
+
+def test_rules_read_what_they_name_and_others_leave_it_alone() -> None:
+    """Columns of rules that need whole distributions are read for those rules."""
+    mine = {f"{name}_multi_draft_2" for name in ("accept", "emitted")}
+    assert set(columns_of(ALL_RULES)) - set(columns_of(DEFAULT_RULES)) == mine
 
 
 def test_stored_totals_are_what_is_read(tmp_path: Path) -> None:
@@ -457,6 +629,23 @@ def test_other_rounds_than_the_stored_ones_are_computed(tmp_path: Path) -> None:
     greedy = [(new["tokens"], old["tokens"]) for new, old in zip(found, stored, strict=True) if old["tokens"] is not None]
     assert len(greedy) == 6
     assert all(new == old + 1 for new, old in greedy)
+
+
+def test_a_wider_tree_of_draws_takes_fewer_rounds_than_one_draw_and_one_draw_those_of_the_lossless_rule(
+    tmp_path: Path,
+) -> None:
+    """To the precision of the log, whose columns are float32."""
+    rules = ["lossless", "multi_draft_1", "multi_draft_2", "multi_draft_4"]
+    run = write_run(tmp_path / "run", dataclasses.replace(STORED, rules=rules))
+    table = read_totals(run, "small", asked(run, rules))
+    one, two, four = (sorted_rows(table, [rule]) for rule in rules[1:])
+    drawn = [rows for rows in zip(one, two, four, sorted_rows(table, ["lossless"]), strict=True) if rows[0]["tokens"]]
+    assert len(drawn) == 6  # the sampled texts
+    for a, _, _, lossless in drawn:
+        numbers = [name for name, value in lossless.items() if isinstance(value, (int, float, list))]
+        assert {name: a[name] for name in numbers} == {name: pytest.approx(lossless[name], abs=1e-4) for name in numbers}
+    assert all(a["rounds_3"] > b["rounds_3"] > c["rounds_3"] for a, b, c, _ in drawn)
+    assert all(a["emitted"] < b["emitted"] < c["emitted"] for a, b, c, _ in drawn)
 
 
 def test_an_interrupted_run_without_totals_has_those_of_its_shards(tmp_path: Path) -> None:

@@ -67,13 +67,16 @@ def _array(column: pa.ChunkedArray) -> Array:
 
 
 def decile_edges(run: Run, draft: str) -> dict[str, Array]:
-    """The nine values of each axis between its deciles, over all positions; fewer where some of them are equal."""
+    """The nine values of each axis between its deciles, over all positions: each is the least value of the tenth above it.
+    Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
+    """
     stride = 1 + run.manifest.positions // SAMPLE
     names, found = list(AXES.values()), {}
     parts = [{name: columns[name][::stride] for name in names} for columns, _ in shards(run, draft, names)]
     for axis, name in AXES.items():
         values = np.concatenate([part[name] for part in parts])
-        found[axis] = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="inverted_cdf"))
+        between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
+        found[axis] = between[between > values.min()]
     return found
 
 

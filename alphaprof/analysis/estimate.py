@@ -156,20 +156,36 @@ def share_interval(estimate: Ratio, confidence: float) -> Estimate:
 
 def quantile_interval(values: Array, counts: Array, clusters: Array, probability: float, confidence: float) -> Estimate:
     """The quantile of values [positions], 0 or above, with Woodruff's interval (1952): the quantiles at both ends of the
-    interval of the share of values up to it, over documents or clusters. Beyond what the sample can tell, 0 and infinity.
+    interval of the share of values up to it (for the lower end: of those below it, which are fewer where values tie), over
+    documents or clusters. Beyond what the sample can tell, 0 and infinity.
 
     `counts`, `clusters` [documents]: how many of the values, which come document by document, are of each. Raises
     `ValueError` without values.
     """
+    if not len(values):
+        raise ValueError("no values")
     ordered = np.sort(values)
     value = _at(ordered, probability)
     stops = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    below = np.concatenate([[0.0], np.cumsum(values <= value, dtype=np.float64)])
-    share = share_interval(ratio(*by_cluster(clusters, below[stops[1:]] - below[stops[:-1]], counts)), confidence)
-    least, most = probability - (share.value - share.low), probability + (share.high - share.value)
+
+    def share(chosen: Array) -> Estimate:
+        running = np.concatenate([[0.0], np.cumsum(chosen, dtype=np.float64)])
+        return share_interval(ratio(*by_cluster(clusters, running[stops[1:]] - running[stops[:-1]], counts)), confidence)
+
+    below, up_to = share(values < value), share(values <= value)
+    least, most = probability - _reach(below), probability + _reach(up_to)
     low = _at(ordered, least) if least > 0 else 0.0
     high = _at(ordered, most) if most < 1 else math.inf
-    return Estimate(value, low, high, share.documents)
+    return Estimate(value, low, high, up_to.documents)
+
+
+def _reach(share: Estimate) -> float:
+    """How far a share can be off: the longer side of its interval, since the other one may be cut at 0 or 1. Infinite where
+    both are cut.
+    """
+    if share.low <= 0 and share.high >= 1:
+        return math.inf
+    return max(share.value - share.low, share.high - share.value)
 
 
 def _at(ordered: Array, probability: float) -> float:

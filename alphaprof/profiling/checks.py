@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.config import ProfileOptions
@@ -73,13 +74,21 @@ def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
 
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
-    before, now = earlier.manifest.config, options.model_dump(mode="json")
+    before, now = profile_of(earlier), options.model_dump(mode="json")
     changed = [key for key in now if key != "decision" and before.get(key) != now[key]]
     if changed:
         raise RunMismatch(
             f"{earlier.path} was made with another profile ({', '.join(changed)} changed)",
             "resume with the profile and options of the first call, or choose another --out",
         )
+
+
+def profile_of(run: Run) -> dict[str, Any]:
+    """The profile of an earlier run; options that its version did not have yet have their defaults: what it did."""
+    try:
+        return ProfileOptions.model_validate(run.manifest.config).model_dump(mode="json")
+    except ValueError:  # options that are no more
+        return run.manifest.config
 
 
 def require_same_models(before: Manifest, now: Manifest) -> None:

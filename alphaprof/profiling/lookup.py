@@ -56,13 +56,17 @@ class PromptLookup:
 
     def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int]:
         """First token, length and accepted length of the proposal from `place` on when the text so far ends at `end`."""
-        proposal = tokens[place : min(place + PROPOSED_LIMIT, end)]
-        stop = next((number for number, token in enumerate(proposal) if token in self.eos), len(proposal))
-        proposal = proposal[:stop]
+        proposal = self.proposal(tokens, place, end)
         actual = tokens[end : end + len(proposal)]
         pairs = enumerate(zip(proposal, actual, strict=False))
         accepted = next((number for number, (left, right) in pairs if left != right), len(actual))
         return (proposal[0] if proposal else -1), len(proposal), accepted
+
+    def proposal(self, tokens: list[int], place: int, end: int) -> list[int]:
+        """The tokens from `place` on, up to an EOS or to where the text so far ends, at `end`."""
+        found = tokens[place : min(place + PROPOSED_LIMIT, end)]
+        stop = next((number for number, token in enumerate(found) if token in self.eos), len(found))
+        return found[:stop]
 
     def search(self, tokens: list[int]) -> float:
         """Seconds that one search of a text takes when it is indexed up to its last token."""
@@ -90,6 +94,27 @@ class PromptLookup:
             eos=self.eos,
             noise=0.0,
         )
+
+
+class Reader:
+    """Prompt lookup in one text that grows, as decoding needs it."""
+
+    def __init__(self, draft: PromptLookup) -> None:
+        self.draft = draft
+        self._index = _Index(draft.max_ngram)
+        self._place: int | None = None
+        self._read = 0
+
+    def read(self, tokens: list[int]) -> None:
+        """Take in the text so far: what was read before, and what was added to it."""
+        for end in range(self._read + 1, len(tokens) + 1):
+            self._place = self._index.add(tokens, end)
+        self._read = len(tokens)
+
+    def propose(self, tokens: list[int], most: int) -> list[int]:
+        """At most so many proposed tokens behind the text so far."""
+        self.read(tokens)
+        return [] if self._place is None else self.draft.proposal(tokens, self._place, len(tokens))[:most]
 
 
 class _Index:

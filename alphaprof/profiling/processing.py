@@ -124,14 +124,27 @@ def _nucleus(weights: torch.Tensor, top_p: float, first: int | None) -> torch.Te
     return kept
 
 
-def uniforms(seed: int, prompt: np.ndarray[Any, Any], source_row: int, count: int) -> np.ndarray[Any, Any]:
+def weights_of(logits: torch.Tensor, settings: Processing) -> torch.Tensor:
+    """Processed probabilities [n, V] of logits [n, V], up to a factor a row: the largest is 1, what is not kept is 0."""
+    return _weights(*processed(logits, settings))
+
+
+def draw(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """One id [n] a row of weights [n, V], drawn by numbers [n] in [0, 1): the first whose running sum exceeds its share."""
+    mass = weights.double().cumsum(1)
+    drawn = numbers[:, None].to(mass.device) * mass[:, -1:]
+    return torch.searchsorted(mass, drawn, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+
+
+def uniforms(seed: int, prompt: np.ndarray[Any, Any], source_row: int, count: int, stream: int = 0) -> np.ndarray[Any, Any]:
     """The random numbers [count] that draw a document's tokens: a function of seed, prompt and row alone.
 
     So a text depends neither on its batch nor on which other documents a run has, and the first n numbers not on `count`.
+    Other streams are for what else is drawn, and independent of each other.
     """
     name = hashlib.sha256(prompt.astype("<i4").tobytes()).digest()
     key = np.array([seed, int.from_bytes(name[:8], "little")], dtype=np.uint64)
-    counter = np.array([0, 0, 0, source_row], dtype=np.uint64)
+    counter = np.array([0, 0, stream, source_row], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
@@ -150,8 +163,6 @@ class Sampler:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores` [batch, V] with the drawn token at 0 and all others at minus infinity."""
-        scaled, kept = processed(scores[:, : self.width], self.settings)
-        mass = _weights(scaled, kept).double().cumsum(1)
-        drawn = self.numbers[:, input_ids.shape[1] - self.prompt, None].to(mass.device) * mass[:, -1:]
-        token = torch.searchsorted(mass, drawn, right=True).clamp_(max=self.width - 1)
-        return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
+        weights = weights_of(scores[:, : self.width], self.settings)
+        token = draw(weights, self.numbers[:, input_ids.shape[1] - self.prompt])
+        return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)

@@ -13,7 +13,7 @@ from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunMismatch
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
-from alphaprof.profiling.checks import differing
+from alphaprof.profiling.checks import differing, profile_of
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.processing import PLAIN, Processing
 
@@ -34,8 +34,8 @@ class Reused:
         run = Run.open(path)
         if run.manifest.status != "complete":
             raise RunMismatch(f"{path} is not complete", "finish it with alphaprof profile --resume first")
-        now = options.model_dump(mode="json")
-        changed = [key for key in ("data", "continuation") if now[key] != run.manifest.config[key]]
+        before, now = profile_of(run), options.model_dump(mode="json")
+        changed = [key for key in ("data", "continuation") if now[key] != before[key]]
         if changed:
             raise RunMismatch(
                 f"{path} was made from another profile ({', '.join(changed)} differ)",

@@ -136,12 +136,13 @@ def multi_draft_columns(target: Distribution, draft: Distribution, token: torch.
     chosen = token.clamp(max=p.shape[1] - 1)[:, None]
     law = p.gather(1, chosen)[:, 0]
     known = (token < p.shape[1]) & (law > 0)
+    divisor = torch.where(law > 0, law, 1.0)
     q_token = q.gather(1, chosen)[:, 0]
     reached, emitted = torch.ones_like(law), torch.zeros_like(law)
     columns: Columns = {}
     for width in range(1, max(widths) + 1):
         kept = torch.minimum(p.gather(1, chosen)[:, 0], q_token)
-        emitted = emitted + reached * kept / law.clamp(min=torch.finfo(law.dtype).tiny)
+        emitted = emitted + reached * kept / divisor
         p = (p - q).clamp_(min=0.0)
         rejected = p.sum(1)
         p = p / rejected.clamp(min=torch.finfo(rejected.dtype).tiny)[:, None]

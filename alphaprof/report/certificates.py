@@ -33,6 +33,11 @@ class Text:
     rows: Array
     cluster: Array
 
+    @property
+    def on_policy(self) -> bool:
+        """Whether the target produced it."""
+        return bool(self.policy)
+
     def share(self, totals: Array, counts: Array, confidence: float) -> Interval | None:
         """Ratio of sums [documents of the table] over this text as a share; None where nothing was counted."""
         totals, counts = totals[self.rows], counts[self.rows]
@@ -112,6 +117,7 @@ def _certificate(text: Text, draft: str, rule: str, tally: Tally, confidence: fl
         rule=rule,
         continuation=text.continuation,
         sampling=text.sampling,
+        on_policy=text.on_policy,
         documents=text.documents(tally.judged),
         positions=int(positions),
         certified=certified,
@@ -134,6 +140,7 @@ def _deciles(text: Text, key: tuple[str, str, str], counts: Array, edges: Array,
             rule=rule,
             continuation=text.continuation,
             sampling=text.sampling,
+            on_policy=text.on_policy,
             axis=axis,
             low=bounds[place],
             high=bounds[place + 1],
@@ -157,6 +164,7 @@ def _lossless(text: Text, draft: str, tally: LosslessTally, confidence: float) -
         draft=draft,
         continuation=text.continuation,
         sampling=text.sampling,
+        on_policy=text.on_policy,
         documents=text.documents(tally.positions),
         positions=int(positions),
         beta=beta,

@@ -94,6 +94,7 @@ class Certificate:
     rule: str
     continuation: str
     sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
     documents: int
     positions: int  # judged: with a proposal of a distribution (a tree: on the target's own greedy text)
     certified: Interval  # share of them whose KL(p||q) is below the threshold
@@ -112,6 +113,7 @@ class Decile:
     rule: str
     continuation: str
     sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
     axis: str  # margin or entropy
     low: float | None  # at least, less than; None: unbounded
     high: float | None
@@ -128,6 +130,7 @@ class LosslessBounds:
     draft: str
     continuation: str
     sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
     documents: int
     positions: int
     beta: Interval  # mean of sum min(p, q)
@@ -189,6 +192,7 @@ class Predictability:
     domain: str
     continuation: str
     sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
     documents: int
     positions: int
     entropy: tuple[Interval, ...]

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.estimate import Estimate, by_cluster, quantile, quantile_interval, ratio, share_interval
+from alphaprof.analysis.estimate import (
+    Estimate,
+    bounded_ratio,
+    by_cluster,
+    quantile,
+    quantile_interval,
+    ratio,
+    share_interval,
+)
 from alphaprof.analysis.predictability import CertainRuns, TargetLog, certain_runs
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import GREEDY
@@ -37,6 +45,7 @@ def predictability(
             domain=text.domain,
             continuation=text.continuation,
             sampling=text.sampling,
+            on_policy=text.on_policy,
             documents=text.documents(log.lengths),
             positions=int(log.lengths[text.rows].sum()),
             free=tuple(_free(text, results, run.manifest)),
@@ -70,14 +79,16 @@ def _numbers(text: Text, log: TargetLog, gamma: int, confidence: float) -> dict[
 
 def _run(text: Text, rule: str, log: TargetLog, found: CertainRuns, confidence: float) -> CertainRun:
     certain = share_interval(ratio(*by_cluster(text.cluster, found.certain, log.lengths)), confidence)
-    mean = ratio(*by_cluster(text.cluster, found.run, log.lengths))
+    longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
+    runs, counts = by_cluster(text.cluster, found.run, log.lengths)
+    mean = bounded_ratio(runs, counts, 0.0, longest)
     half = quantile((1 + confidence) / 2, mean.freedom) * mean.stderr
     gamma, rounds = found.rounds.drafted.shape[1], found.rounds
     tokens = None
     # A lossy rule may accept another token than the text's, and what follows then was not measured.
     if text.policy == GREEDY and not parse_rule(rule).rule.lossy:
-        counts = RoundCounts(rounds.tokens, rounds.rounds, rounds.drafted, rounds.control, text.cluster)
-        tokens = tokens_interval(speedup([counts], [1.0], free_draft(gamma)), gamma, confidence)
+        counted = RoundCounts(rounds.tokens, rounds.rounds, rounds.drafted, rounds.control, text.cluster)
+        tokens = tokens_interval(speedup([counted], [1.0], free_draft(gamma)), gamma, confidence)
     return CertainRun(
         rule=rule,
         epsilon=found.epsilon,
@@ -90,8 +101,10 @@ def _run(text: Text, rule: str, log: TargetLog, found: CertainRuns, confidence: 
 
 def _free(text: Text, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
     """Prompt lookup on a text, under the rules that verdicts concern."""
+    mine = (text.domain, text.continuation, text.sampling, text.on_policy)
     for result in results:
-        same = (result.domain, result.continuation, result.sampling) == (text.domain, text.continuation, text.sampling)
+        own = result.mismatches is not None or result.impossible is not None  # counted on the target's own text alone
+        same = (result.domain, result.continuation, result.sampling, own) == mine
         if not same or result.verdict is None or manifest.drafts[result.draft].kind != "prompt_lookup":
             continue
         known = [item for item in result.gammas if item.tokens_per_round is not None]

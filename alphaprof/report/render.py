@@ -14,6 +14,8 @@ from alphaprof.report.compare import Comparison
 from alphaprof.report.comparison import comparison_json, comparison_terminal
 from alphaprof.report.json import render_json
 from alphaprof.report.model import Report
+from alphaprof.report.predict import Prediction
+from alphaprof.report.prediction import prediction_json, prediction_terminal
 from alphaprof.report.terminal import render_terminal
 from alphaprof.report.tree_model import TreesReport
 from alphaprof.report.trees_text import trees_json, trees_terminal
@@ -40,6 +42,13 @@ def render_trees(report: TreesReport, output: str, to_file: bool = False) -> str
     if output == "json":
         return trees_json(report) + "\n"
     return _drawn(partial(trees_terminal, report), to_file)
+
+
+def render_prediction(prediction: Prediction, output: str, to_file: bool = False) -> str:
+    """A prediction as text, likewise."""
+    if output == "json":
+        return prediction_json(prediction) + "\n"
+    return _drawn(partial(prediction_terminal, prediction), to_file)
 
 
 def _drawn(draw: Callable[[Console], None], to_file: bool) -> str:

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
-from alphaprof.report.model import Certificate, Certificates, Decile, Interval, LosslessBounds, Predictability
-from alphaprof.report.tables import NAME_WIDTH, named_table, plain, show
+from alphaprof.report.model import (
+    CertainRun,
+    Certificate,
+    Certificates,
+    Decile,
+    Interval,
+    LosslessBounds,
+    Predictability,
+)
+from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
 
-CELL = 18  # columns that a cell of a rule takes
-Row = TypeVar("Row", Certificate, Decile)
+EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
+Row = tuple[str, Mapping[str, str]]  # its name, and its cells by column
 
 
 def certificates_section(found: Certificates, console: Console) -> None:
     """Print what thresholds say about each draft."""
     for draft in dict.fromkeys(item.draft for item in found.certificates):
         mine = [item for item in found.certificates if item.draft == draft]
-        name = partial(_domain, several=_several(mine))
-        _matrix(f"draft {draft}: certified of accepted, by domain", mine, name, _certified, console)
+        names = {(item.domain, _kind(item)): _domain(item, _several(mine)) for item in mine}
+        certified, rejected = (
+            [
+                (label, {item.rule: cell(item) for item in mine if (item.domain, _kind(item)) == key})
+                for key, label in names.items()
+            ]
+            for cell in (_certified, _budget)
+        )
+        _grid(f"draft {draft}: certified of accepted, by domain", certified, console)
         _tenths(draft, [item for item in found.deciles if item.draft == draft], console)
-        _matrix(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", mine, name, _budget, console)
+        _grid(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", rejected, console)
         certain = sum(round(item.certified.value * item.positions) for item in mine)
         wrong = sum(item.contradicted for item in mine)
         held = f"{fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
@@ -34,12 +47,15 @@ def certificates_section(found: Certificates, console: Console) -> None:
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain beforehand.",
         "What is accepted beyond that was right without having to be. Position by position: threshold_RULE in the log.",
     ]
+    if not found.certificates:  # no draft has a distribution
+        lines.clear()
     if found.inexact:
         part = fmt.percent(found.inexact)
         lines.append(f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there.")
     for line in lines:
         console.print(line, style="dim", highlight=False)
-    console.print()
+    if lines:
+        console.print()
 
 
 def _tenths(draft: str, items: Sequence[Decile], console: Console) -> None:
@@ -50,8 +66,11 @@ def _tenths(draft: str, items: Sequence[Decile], console: Console) -> None:
             same = [item for item in items if (item.axis, _kind(item)) == (axis, kind)]
             title = f"draft {draft}: certified of accepted, by tenths of the target's {axis}"
             title += ", nats" if axis == "entropy" else ""
-            title += f" ({kind} text)" if len(kinds) > 1 else ""
-            _matrix(title, same, _range, _certified, console, named=axis)
+            title += f" ({kind})" if len(kinds) > 1 else ""
+            rows: dict[tuple[float | None, float | None], dict[str, str]] = {}
+            for item in same:
+                rows.setdefault((item.low, item.high), {})[item.rule] = _certified(item)
+            _grid(title, [(_range(axis, *ends), cells) for ends, cells in rows.items()], console, named=axis)
 
 
 def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> None:
@@ -59,40 +78,50 @@ def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> 
     if not found:
         return
     table = named_table()
-    for name in ("beta", "sharp bound", "Pinsker", "Bretagnolle-Huber", "mean KL", "bound from the mean"):
-        table.add_column(name, justify="right")
+    for name in ("beta", "sharp\nbound", "Pinsker", "Bretagnolle-\nHuber", "mean KL", "bound from\nthe mean"):
+        table.add_column(name, justify="right", no_wrap=True)
     several = _several(found)
     for item in found:
-        cells = (item.beta, item.sharp, item.pinsker, item.bretagnolle_huber)
-        mean = (fmt.number(item.mean_divergence), fmt.share(item.from_mean))
-        table.add_row(plain(_domain(item, several)), *map(fmt.share_interval, cells), *mean)
+        cells = list(map(fmt.share_interval, (item.beta, item.sharp, item.pinsker, item.bretagnolle_huber)))
+        cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
+        table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
     show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
     console.print()
 
 
-def _matrix(
-    title: str,
-    items: Sequence[Row],
-    name: Callable[[Row], str],
-    cell: Callable[[Row], str],
-    console: Console,
-    named: str = "domain",
-) -> None:
-    """A row a name, a column a rule, in as many tables as it takes."""
-    rules = list(dict.fromkeys(item.rule for item in items))
-    side_by_side = max(1, (console.width - NAME_WIDTH) // CELL)
-    for start in range(0, len(rules), side_by_side):
-        part = rules[start : start + side_by_side]
+def _grid(title: str, rows: Sequence[Row], console: Console, named: str = "domain") -> None:
+    """Named rows under one column a rule or the like, in as many tables as it takes to show every cell whole."""
+    widths: dict[str, int] = {}
+    for _, cells in rows:
+        for column, cell in cells.items():
+            widths[column] = max(widths.get(column, len(column)), *map(len, cell.split("\n")))
+    for part in _side_by_side(widths, console.width - NAME_WIDTH - EDGES):
         table = named_table(named)
-        for rule in part:
-            table.add_column(rule, justify="right", no_wrap=True)
-        rows: dict[str, dict[str, str]] = {}
-        for item in items:
-            rows.setdefault(name(item), {})[item.rule] = cell(item)
-        for label, cells in rows.items():
-            table.add_row(plain(label), *(cells.get(rule, "") for rule in part))
+        for column in part:
+            table.add_column(column, justify="right", no_wrap=True)
+        for label, cells in rows:
+            table.add_row(plain(label), *(cells.get(column, "") for column in part))
         show(table, title, console)
     console.print()
+
+
+def _side_by_side(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
+    """Columns in parts that fit."""
+    part: list[str] = []
+    left = room
+    for column, width in widths.items():
+        if part and width + GAP > left:
+            yield part
+            part, left = [], room
+        part.append(column)
+        left -= width + GAP
+    if part:
+        yield part
+
+
+def _fitted(cells: Sequence[str], console: Console) -> Sequence[str]:
+    """Cells with their intervals beside the values, or below them where the terminal is narrow."""
+    return cells if console.width >= WIDE else [cell.replace(" [", "\n[") for cell in cells]
 
 
 def _certified(item: Certificate | Decile) -> str:
@@ -106,25 +135,38 @@ def _budget(item: Certificate) -> str:
     return f"{fmt.share(1 - item.accepted.value)} <= {fmt.share(item.rejected_at_most)}"
 
 
-def _range(item: Decile) -> str:
-    if item.low is None:
-        return f"below {fmt.number(item.high, 3)}"
-    return f"from {fmt.number(item.low, 3)}"
+def _range(axis: str, low: float | None, high: float | None) -> str:
+    """A tenth by where it begins: the next one begins where it ends."""
+
+    def edge(value: float) -> str:
+        return fmt.share(value) if axis == "margin" else fmt.number(value, 3)
+
+    if low is None:
+        return "all" if high is None else f"below {edge(high)}"
+    return f"from {edge(low)}"
 
 
 def predictability_section(found: Sequence[Predictability], console: Console) -> None:
     """Print what the target alone says."""
     several = _several(found)
     table = named_table()
-    names = ("docs", "entropy, nats", "margin", "mean top probability", "prompt lookup: alpha", "coverage", "tokens/round")
+    names = (
+        "docs",
+        "entropy,\nnats",
+        "margin",
+        "mean top\nprobability",
+        "prompt\nlookup: alpha",
+        "coverage",
+        "tokens/round",
+    )
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for item in found:
         free = item.free[0] if item.free else None
         cells = [str(item.documents), _spread(item.entropy), _spread(item.margin), fmt.share_interval(item.top_prob)]
         cells += [fmt.share_interval(free.alpha), fmt.share(free.coverage)] if free else [fmt.NOTHING] * 2
         cells += [fmt.interval(free.tokens_per_round) if free else fmt.NOTHING]
-        table.add_row(plain(_domain(item, several)), *cells)
+        table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
     show(table, "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile", console)
     console.print()
     _budgets(found, several, console)
@@ -140,39 +182,27 @@ def predictability_section(found: Sequence[Predictability], console: Console) ->
 
 
 def _budgets(found: Sequence[Predictability], several: bool, console: Console) -> None:
-    rules = [budget.rule for budget in found[0].budgets]
-    side_by_side = max(1, (console.width - NAME_WIDTH) // (CELL + 4))
-    for start in range(0, len(rules), side_by_side):
-        table = named_table()
-        part = slice(start, start + side_by_side)
-        for rule in rules[part]:
-            table.add_column(rule, justify="right", no_wrap=True)
-        for item in found:
-            cells = [
-                "\n".join(fmt.interval(value, digits=3) for value in (each.half, each.ninety, each.ninety_nine))
-                for each in item.budgets[part]
-            ]
-            table.add_row(plain(_domain(item, several)), *cells)
-        show(table, "KL budget, nats: where half, 90 % and 99 % of the positions are still certain", console)
-    console.print()
+    rows: list[Row] = []
+    for item in found:
+        values = {budget.rule: (budget.half, budget.ninety, budget.ninety_nine) for budget in item.budgets}
+        cells = {rule: "\n".join(fmt.interval(value, digits=3) for value in each) for rule, each in values.items()}
+        rows.append((_domain(item, several), cells))
+    _grid("KL budget, nats: where half, 90 % and 99 % of the positions are still certain", rows, console)
 
 
 def _runs(found: Sequence[Predictability], several: bool, console: Console) -> None:
     """What is certain under strict, for any draft with a bounded divergence."""
-    rule, gamma = found[0].runs[0].rule, found[0].runs[0].gamma
-    table = named_table()
-    for run in found[0].runs:
-        if run.rule == rule:
-            table.add_column(f"KL <= {run.epsilon:g}", justify="right", no_wrap=True)
+    rows: list[Row] = []
     for item in found:
-        cells = []
-        for run in (run for run in item.runs if run.rule == rule):
-            lines = [fmt.share_interval(run.certain), f"run {fmt.interval(run.mean_run)}"]
-            lines += [f">= {fmt.interval(run.tokens_per_round)}"] if run.tokens_per_round else []
-            cells.append("\n".join(lines))
-        table.add_row(plain(_domain(item, several)), *cells)
-    show(table, f"rule {rule}, gamma {gamma}: what is certain of any draft whose KL(p||q) is nowhere larger", console)
-    console.print()
+        cells = {f"KL <= {run.epsilon:g}": _run(run) for run in item.runs if run.rule == "strict"}
+        rows.append((_domain(item, several), cells))
+    gamma = found[0].runs[0].gamma
+    _grid(f"rule strict, gamma {gamma}: what is certain of any draft whose KL(p||q) is nowhere larger", rows, console)
+
+
+def _run(run: CertainRun) -> str:
+    lines = [fmt.share_interval(run.certain), f"run {fmt.interval(run.mean_run)}"]
+    return "\n".join(lines + ([f">= {fmt.interval(run.tokens_per_round)}"] if run.tokens_per_round else []))
 
 
 def _spread(values: Sequence[Interval]) -> str:
@@ -190,7 +220,7 @@ def _several(items: Sequence[Certificate] | Sequence[LosslessBounds] | Sequence[
 
 
 def _kind(item: Certificate | Decile | LosslessBounds | Predictability) -> str:
-    return fmt.text_kind(item.continuation, item.sampling)
+    return fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", off-policy")
 
 
 def _domain(item: Certificate | LosslessBounds | Predictability, several: bool) -> str:

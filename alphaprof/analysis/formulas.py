@@ -1,0 +1,124 @@
+"""Tokens per round, break-even and speedup from a few numbers: no model, no log, no interval.
+
+The text is taken for a stationary chain of two states: at each position the draft is right or wrong. `alpha` is the share of
+right positions, `burstiness` the correlation between one position and the next (lag-1 autocorrelation): 0 where positions
+are independent, which is the textbook formula, above 0 where right ones come in runs, below 0 where they alternate. `cost`
+means units of one plain decode step of the target.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Array = np.ndarray[Any, Any]
+ROUNDING = 1e-9  # how far a number may lie beyond its bound: users type decimals
+HALVINGS = 60  # of an interval that lies in [0, 1]: below the spacing of floats
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What a round costs, in decode steps: `draft` a draft step (c); `verify` and `verify_slope` the verification of gamma
+    drafts, verify + gamma * verify_slope (v); `overhead` everything else (o).
+    """
+
+    draft: float
+    verify: float = 1.0
+    verify_slope: float = 0.0
+    overhead: float = 0.0
+
+    def verification(self, gamma: int) -> float:
+        """v: one target step over gamma + 1 tokens."""
+        return self.verify + gamma * self.verify_slope
+
+    def of_round(self, gamma: int) -> float:
+        """The cost of a round, gamma c + v + o: the tokens per round at which a draft starts to pay."""
+        return gamma * self.draft + self.verification(gamma) + self.overhead
+
+
+def least_burstiness(alpha: float) -> float:
+    """The lowest burstiness that a text with this share of right positions can have, in [-1, 0].
+
+    max(-alpha / (1 - alpha), -(1 - alpha) / alpha): the rarer state never follows itself.
+    """
+    odds = (alpha / (1 - alpha), (1 - alpha) / alpha) if 0 < alpha < 1 else (0.0, math.inf)
+    return 0.0 - min(odds)
+
+
+def feasible_alphas(burstiness: float) -> tuple[float, float]:
+    """The lowest and the highest alpha that a text of this burstiness, in [-1, 1], can have."""
+    return (0.0, 1.0) if burstiness >= 0 else (burstiness / (burstiness - 1), 1 / (1 - burstiness))
+
+
+def check_chain(alpha: float, burstiness: float) -> None:
+    """Raises `ValueError` for values that no text has."""
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha is a probability, and {alpha:g} is none")
+    least = least_burstiness(alpha)
+    if not least - ROUNDING <= burstiness <= 1:
+        raise ValueError(f"at alpha {alpha:g} burstiness lies between {least:.4g} and 1, and {burstiness:g} does not")
+
+
+def tokens_per_round(alpha: ArrayLike, gamma: int, burstiness: ArrayLike = 0.0) -> Array:
+    """Mean tokens that a round of gamma drafts emits, the target's own included: 1 to gamma + 1. Inputs of any shape.
+
+    1 + alpha G / (1 + burstiness (1 - alpha) G), with r = alpha + burstiness (1 - alpha) the chance that right follows
+    right and G = 1 + r + ... + r^(gamma - 1). For burstiness 0 that is 1 + alpha + ... + alpha^gamma (Leviathan et al.
+    2023, arXiv:2211.17192). It is 1 + alpha / (1 - alpha) * (1 - r^gamma) / (1 - burstiness r^gamma) without its
+    singularities: rounds renew the chain, and the first draft of a round is right with probability
+    alpha (1 - burstiness) / (1 - burstiness r^gamma), not alpha. Burstiness 1 is the limit: all right or all wrong for ever.
+    """
+    share, follows = np.asarray(alpha, dtype=np.float64), np.asarray(burstiness, dtype=np.float64)
+    again = np.clip(share + follows * (1 - share), 0.0, 1.0)
+    runs = np.zeros_like(again)
+    for _ in range(gamma):
+        runs = 1 + again * runs
+    return np.asarray(1 + share * runs / (1 + follows * (1 - share) * runs))
+
+
+def accepted_per_drafted(tokens: ArrayLike, gamma: int) -> Array:
+    """What engines call acceptance rate where every round drafts gamma tokens: (tokens per round - 1) / gamma."""
+    return np.asarray((np.asarray(tokens, dtype=np.float64) - 1) / gamma)
+
+
+def alpha_for(tokens: float, gamma: int, burstiness: float = 0.0) -> float | None:
+    """The lowest alpha whose rounds emit at least `tokens`; None where none does. Inverse of `tokens_per_round`.
+
+    Only alphas count that a text of this burstiness can have.
+    """
+    low, high = feasible_alphas(burstiness)
+    if tokens > tokens_per_round(high, gamma, burstiness) + ROUNDING:
+        return None
+    if tokens <= tokens_per_round(low, gamma, burstiness):
+        return low
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = tokens <= tokens_per_round(middle, gamma, burstiness)
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def alpha_of_rate(rate: float, gamma: int, burstiness: float = 0.0) -> float:
+    """The alpha of a text on which rounds of gamma drafts have accepted / drafted = rate.
+
+    Raises `ValueError` where no text of this burstiness has such a rate.
+    """
+    tokens = 1 + gamma * rate
+    found = alpha_for(tokens, gamma, burstiness)
+    if found is None or abs(float(tokens_per_round(found, gamma, burstiness)) - tokens) > ROUNDING:
+        raise ValueError(f"no text of burstiness {burstiness:g} has {rate:g} accepted per drafted token at gamma {gamma}")
+    return found
+
+
+def break_even_alpha(gamma: int, cost: RoundCost, burstiness: float = 0.0) -> float | None:
+    """The alpha from which a draft pays at gamma (speedup 1); None where it never does, not even when always right."""
+    return alpha_for(cost.of_round(gamma), gamma, burstiness)
+
+
+def speedup(alpha: ArrayLike, gamma: int, cost: RoundCost, burstiness: ArrayLike = 0.0) -> Array:
+    """Decode time without the draft / with it: tokens per round / (gamma c + v + o)."""
+    return np.asarray(tokens_per_round(alpha, gamma, burstiness) / cost.of_round(gamma))

@@ -1,0 +1,215 @@
+"""Tokens per round without a model: by hand, against the textbook, and against chains of accept bits replayed as rounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaprof.analysis import formulas
+from alphaprof.analysis.formulas import RoundCost, tokens_per_round
+from alphaprof.analysis.replay import Trace, replay, run_lengths
+
+gammas = st.integers(1, 12)
+shares = st.floats(0.01, 0.99)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[float, float]:
+    """Alpha and a burstiness that a text with this alpha can have."""
+    alpha = draw(shares)
+    return alpha, draw(st.floats(formulas.least_burstiness(alpha), 0.99))
+
+
+BY_HAND = {
+    "one draft": (0.3, 1, 0.0, 1.3),
+    "two drafts": (0.5, 2, 0.0, 1.75),
+    "never right": (0.0, 5, 0.0, 1.0),
+    "never right, whatever follows": (0.0, 5, 0.7, 1.0),
+    "always right": (1.0, 5, 0.0, 6.0),
+    "always right, whatever follows": (1.0, 5, 0.7, 6.0),
+    # A round that starts right emits a draft and a correction; one that starts wrong leaves a right start to the next.
+    "in turns": (0.5, 3, -1.0, 2.0),
+    # Half of the tokens cost a round each, half a fifth of one: the harmonic mean of 1 and 5.
+    "all right or all wrong": (0.5, 4, 1.0, 1 / (0.5 / 5 + 0.5 / 1)),
+}
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "burstiness", "expected"), BY_HAND.values(), ids=list(BY_HAND))
+def test_tokens_per_round_by_hand(alpha: float, gamma: int, burstiness: float, expected: float) -> None:
+    assert tokens_per_round(alpha, gamma, burstiness) == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "burstiness", "expected"),
+    [
+        (0.8, 4, 0.0, 3.36),
+        (0.8, 4, 0.6, 2.99),
+        (0.8, 8, 0.6, 3.81),
+        (0.8, 4, -0.2, 3.50),
+        # Leviathan et al., table 2: T5-XXL with T5-small. Their speedups: 3.4, 2.6, 3.1, 2.3.
+        (0.75, 7, 0.0, 3.60),
+        (0.62, 7, 0.0, 2.57),
+        (0.65, 5, 0.0, 2.64),
+        (0.53, 5, 0.0, 2.08),
+    ],
+)
+def test_tokens_per_round_of_known_examples(alpha: float, gamma: int, burstiness: float, expected: float) -> None:
+    assert round(float(tokens_per_round(alpha, gamma, burstiness)), 2) == expected
+
+
+@given(chains(), gammas)
+def test_the_form_without_singularities_is_the_textbook_form_where_that_is_defined(
+    chain: tuple[float, float], gamma: int
+) -> None:
+    alpha, burstiness = chain
+    r = alpha + burstiness * (1 - alpha)
+    expected = 1 + alpha / (1 - alpha) * (1 - r**gamma) / (1 - burstiness * r**gamma)
+    assert tokens_per_round(alpha, gamma, burstiness) == pytest.approx(expected, rel=1e-9)
+
+
+@given(shares, gammas)
+def test_independence_is_the_sum_of_powers(alpha: float, gamma: int) -> None:
+    assert tokens_per_round(alpha, gamma) == pytest.approx(sum(alpha**i for i in range(gamma + 1)), rel=1e-14)
+
+
+@given(shares, gammas)
+def test_total_burstiness_is_the_harmonic_mean_of_two_regimes(alpha: float, gamma: int) -> None:
+    assert tokens_per_round(alpha, gamma, 1.0) == pytest.approx(1 / (alpha / (gamma + 1) + (1 - alpha)), rel=1e-12)
+
+
+def bits(alpha: float, burstiness: float, documents: int, length: int, seed: int) -> np.ndarray:
+    """Accept bits of stationary chains, [documents, length]; the transition chances are those of the definition:
+    P(right after right) - P(right after wrong) = burstiness, and alpha in equilibrium.
+    """
+    draw = np.random.default_rng(seed).random((length, documents))
+    found = [draw[0] < alpha]
+    after_wrong = alpha * (1 - burstiness)
+    for row in draw[1:]:
+        found.append(row < np.where(found[-1], after_wrong + burstiness, after_wrong))
+    return np.array(found).T
+
+
+@pytest.mark.parametrize(
+    ("alpha", "burstiness"), [(0.8, 0.0), (0.8, 0.6), (0.8, -0.2), (0.35, 0.3), (0.5, 0.95), (0.3, -0.4), (0.5, -0.9)]
+)
+def test_the_formula_is_what_replay_counts_on_simulated_chains(alpha: float, burstiness: float) -> None:
+    documents, length = 500, 2000
+    drawn = bits(alpha, burstiness, documents, length, seed=3)
+    assert drawn.mean() == pytest.approx(alpha, abs=0.01)
+    stop = length * np.arange(1, documents + 1)
+    start, free = stop - length, np.full(drawn.size, 100)
+    runs = run_lengths(drawn.ravel(), start, stop)
+    trace = Trace(runs, free, start, stop, np.full(documents, 10**9), np.zeros(drawn.size, dtype=bool))
+    for gamma in (1, 4, 8):
+        counted = replay(trace, gamma)
+        simulated = counted.tokens.sum() / counted.rounds.sum()
+        assert tokens_per_round(alpha, gamma, burstiness) == pytest.approx(simulated, rel=0.01)
+
+
+@given(st.floats(0.1, 0.95), st.integers(1, 6), st.data())
+def test_tokens_per_round_fall_with_burstiness(alpha: float, gamma: int, data: st.DataObject) -> None:
+    least = formulas.least_burstiness(alpha)
+    low = data.draw(st.floats(least, 0.9))
+    high = data.draw(st.floats(low + 0.05, 1.0))
+    assert tokens_per_round(alpha, gamma, high) < tokens_per_round(alpha, gamma, low)
+
+
+@given(chains(), gammas)
+def test_tokens_per_round_rise_with_gamma_and_stay_within_a_round(chain: tuple[float, float], gamma: int) -> None:
+    shorter, longer = (float(tokens_per_round(chain[0], length, chain[1])) for length in (gamma, gamma + 1))
+    assert 1 < shorter <= gamma + 1
+    assert shorter <= longer + 1e-12
+
+
+def test_arrays_give_what_their_elements_give() -> None:
+    alphas, burstiness = np.array([[0.2, 0.5, 0.9]]), np.array([[0.0], [0.4]])
+    found = tokens_per_round(alphas, 5, burstiness)
+    assert found.shape == (2, 3)
+    for (row, column), value in np.ndenumerate(found):
+        assert value == tokens_per_round(alphas[0, column], 5, burstiness[row, 0])
+    assert formulas.speedup(alphas, 5, RoundCost(0.1)).tolist() == (tokens_per_round(alphas, 5) / 1.5).tolist()
+
+
+def test_the_rate_of_engines_is_not_alpha() -> None:
+    rate = float(formulas.accepted_per_drafted(tokens_per_round(0.8, 4), 4))
+    assert rate == pytest.approx((0.8 + 0.64 + 0.512 + 0.4096) / 4)
+    assert formulas.accepted_per_drafted(tokens_per_round(0.8, 1), 1) == pytest.approx(0.8)
+
+
+@given(chains(), gammas)
+def test_the_alpha_of_a_rate_is_the_alpha_that_made_it(chain: tuple[float, float], gamma: int) -> None:
+    alpha, burstiness = chain
+    rate = float(formulas.accepted_per_drafted(tokens_per_round(alpha, gamma, burstiness), gamma))
+    assert formulas.alpha_of_rate(rate, gamma, burstiness) == pytest.approx(alpha, abs=1e-7)
+
+
+def test_the_alpha_of_a_rate_is_found_at_the_very_bound_of_burstiness() -> None:
+    for alpha in np.linspace(0.51, 0.99, 49):
+        least = formulas.least_burstiness(alpha)
+        rate = float(formulas.accepted_per_drafted(tokens_per_round(alpha, 1, least), 1))
+        assert formulas.alpha_of_rate(rate, 1, least) == pytest.approx(alpha, abs=1e-7)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_rates_at_the_ends_belong_to_drafts_that_are_never_and_always_right(rate: float) -> None:
+    for burstiness in (0.0, 0.5, 1.0):
+        assert formulas.alpha_of_rate(rate, 4, burstiness) == pytest.approx(rate, abs=1e-15)
+
+
+@pytest.mark.parametrize(("rate", "burstiness"), [(0.9, -0.5), (0.05, -0.5), (1.2, 0.0)])
+def test_rates_that_no_text_has_are_refused(rate: float, burstiness: float) -> None:
+    with pytest.raises(ValueError, match="no text of burstiness"):
+        formulas.alpha_of_rate(rate, 4, burstiness)
+
+
+@given(st.floats(-1, 1), gammas, st.floats(0.001, 1), st.floats(0.5, 2), st.floats(0, 0.3), st.floats(0, 0.5))
+def test_at_the_break_even_alpha_the_speedup_is_1(
+    burstiness: float, gamma: int, draft: float, verify: float, slope: float, overhead: float
+) -> None:
+    cost = RoundCost(draft, verify, slope, overhead)
+    found = formulas.break_even_alpha(gamma, cost, burstiness)
+    low, high = formulas.feasible_alphas(burstiness)
+    if found is None:
+        assert formulas.speedup(high, gamma, cost, burstiness) < 1
+    elif found == low:
+        assert formulas.speedup(low, gamma, cost, burstiness) >= 1
+    else:
+        assert formulas.speedup(found, gamma, cost, burstiness) == pytest.approx(1, abs=1e-6)
+
+
+def test_one_draft_pays_where_alpha_exceeds_its_cost() -> None:
+    assert formulas.break_even_alpha(1, RoundCost(0.3)) == pytest.approx(0.3)
+    assert formulas.break_even_alpha(1, RoundCost(1.1)) is None
+    assert formulas.break_even_alpha(1, RoundCost(0.1, verify=0.8)) == 0
+
+
+def test_the_cost_of_a_round_by_hand() -> None:
+    cost = RoundCost(draft=0.1, verify=1.05, verify_slope=0.02, overhead=0.03)
+    assert cost.verification(4) == pytest.approx(1.13)
+    assert cost.of_round(4) == pytest.approx(0.4 + 1.13 + 0.03)
+    assert formulas.speedup(0.8, 4, cost) == pytest.approx(3.3616 / 1.56)
+
+
+@pytest.mark.parametrize(("alpha", "least"), [(0.8, -0.25), (0.2, -0.25), (0.5, -1.0), (0.0, 0.0), (1.0, 0.0)])
+def test_the_least_burstiness_by_hand(alpha: float, least: float) -> None:
+    assert formulas.least_burstiness(alpha) == pytest.approx(least)
+    formulas.check_chain(alpha, least)
+    formulas.check_chain(alpha, 1.0)
+    with pytest.raises(ValueError, match="burstiness lies between"):
+        formulas.check_chain(alpha, least - 0.001)
+
+
+@given(st.floats(-1, -0.01))
+def test_feasible_alphas_are_those_that_have_this_least_burstiness(burstiness: float) -> None:
+    for alpha in formulas.feasible_alphas(burstiness):
+        assert formulas.least_burstiness(alpha) == pytest.approx(burstiness)
+
+
+@pytest.mark.parametrize(("alpha", "burstiness"), [(-0.1, 0), (1.1, 0), (math.nan, 0), (0.5, 1.1), (0.5, math.nan)])
+def test_values_that_no_text_has_are_refused(alpha: float, burstiness: float) -> None:
+    with pytest.raises(ValueError, match=r"alpha is a probability|burstiness lies between"):
+        formulas.check_chain(alpha, burstiness)

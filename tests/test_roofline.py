@@ -1,0 +1,303 @@
+"""Step times from bytes and FLOPs: by hand, by direction, against random routing, known sizes and published ratios."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaprof.analysis.roofline import (
+    ACCELERATORS,
+    Accelerator,
+    Efficiency,
+    Load,
+    bytes_moved,
+    draft_memory,
+    experts_touched,
+    fit_ratios,
+    fit_times,
+    flops,
+    step_ms,
+)
+from alphaprof.analysis.shapes import KNOWN, ModelShape
+from alphaprof.errors import ModelUnloadable
+
+DENSE: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+LLAMA = DENSE | {"model_type": "llama", "vocab_size": 128256, "tie_word_embeddings": False, "architectures": ["X"]}
+QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,  # not hidden / heads
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+MIXTRAL = DENSE | {
+    "model_type": "mixtral",
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "head_dim": None,
+}
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,  # of no layer
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+QWEN2_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "moe_intermediate_size": 2560,
+    "shared_expert_intermediate_size": 20480,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 151936,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+}
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,  # of the first layer
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 102400,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+}
+TOY = ModelShape(parameters=1000, layers=2, hidden=4, heads=2, kv_heads=1, head_dim=2, vocabulary=10)
+SLOW = Accelerator("slow", bandwidth=1000, peak=10000, memory=1e6)
+HALF = Efficiency(memory=0.5, compute=0.25)
+MOE = dataclasses.replace(TOY, experts=4, experts_per_token=2, expert_parameters=200)
+H100 = ACCELERATORS["h100-sxm"]
+
+
+def test_a_step_of_a_toy_model_by_hand() -> None:
+    # 960 parameters but for the embedding, 2 bytes each; 16 bytes of cache a token; 3 tokens of 2 sequences, context 5.
+    load = Load(tokens=3, batch=2, context=5)
+    assert bytes_moved(TOY, load) == 960 * 2 + 2 * 5 * 16
+    assert flops(TOY, load) == 6 * (2 * 960 + 4 * 2 * 2 * 2 * 5)
+    assert step_ms(TOY, SLOW, HALF, 3, 2, 5) == pytest.approx(1000 * (2080 / 500 + 12480 / 2500))
+
+
+def test_tied_embeddings_are_read_as_the_output_head() -> None:
+    tied = dataclasses.replace(TOY, tied=True)
+    assert bytes_moved(tied, Load()) == 2000
+    assert flops(tied, Load()) == 2000
+
+
+def test_tensor_parallelism_divides_weights_and_flops_and_the_cache_by_its_heads() -> None:
+    load = Load(tokens=3, batch=2, context=5)
+    assert bytes_moved(TOY, load, tp=2) == 960 + 160  # one KV head: both devices hold it
+    assert bytes_moved(dataclasses.replace(TOY, kv_heads=2), load, tp=2) == 960 + 160  # two: twice the cache, one each
+    assert flops(TOY, load, tp=2) == 12480 / 2
+    alone, together = (step_ms(TOY, SLOW, HALF, 3, 2, 5, tp) for tp in (1, 2))
+    assert together == pytest.approx(1000 * (1120 / 500 + 6240 / 2500))
+    exchanging = dataclasses.replace(HALF, all_reduce_ms=7.0)
+    assert step_ms(TOY, SLOW, exchanging, 3, 2, 5, 2) == pytest.approx(together + 2 * 7)
+    assert step_ms(TOY, SLOW, exchanging, 3, 2, 5, 1) == alone
+
+
+def test_quantised_weights_and_caches_move_fewer_bytes() -> None:
+    small = dataclasses.replace(TOY, weight_bytes=0.5, kv_bytes=1)
+    assert bytes_moved(small, Load(batch=2, context=5)) == 960 * 0.5 + 80
+    assert flops(small, Load()) == flops(TOY, Load())
+
+
+@pytest.mark.parametrize("shape", [TOY, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("grown", ["tokens", "batch", "context"])
+def test_time_grows_with_tokens_batch_and_context(shape: ModelShape, grown: str) -> None:
+    base = {"tokens": 2, "batch": 2, "context": 10}
+    times = [step_ms(shape, SLOW, HALF, **(base | {grown: base[grown] * factor})) for factor in (1, 2, 4, 8)]
+    assert (np.diff(times) > 0).all()
+
+
+def test_a_dense_models_verification_grows_evenly_with_its_tokens() -> None:
+    times = [step_ms(TOY, SLOW, HALF, tokens, 2, 5) for tokens in range(1, 6)]
+    assert np.diff(times) == pytest.approx(times[1] - times[0])  # what predict calls --verify-slope
+
+
+@pytest.mark.parametrize(("experts", "used", "tokens"), [(8, 2, 1), (8, 2, 5), (64, 6, 12), (4, 4, 3)])
+def test_touched_experts_are_those_of_random_routing(experts: int, used: int, tokens: int) -> None:
+    shape = dataclasses.replace(MOE, experts=experts, experts_per_token=used, expert_parameters=1)
+    draw = np.random.default_rng(5)
+    routed = draw.random((4000, tokens, experts)).argsort(2)[:, :, :used]
+    touched = [len(np.unique(step)) for step in routed]
+    assert experts_touched(shape, tokens) == pytest.approx(np.mean(touched), rel=0.01)
+
+
+def test_a_mixture_reads_what_is_touched_and_computes_what_is_active() -> None:
+    assert (MOE.shared_parameters, MOE.active_parameters) == (200, 600)
+    assert bytes_moved(MOE, Load()) == pytest.approx((200 - 40 + 2 * 200) * 2)
+    assert bytes_moved(MOE, Load(tokens=2)) == pytest.approx((160 + 3 * 200) * 2)  # 4 (1 - 1/4) experts
+    assert bytes_moved(MOE, Load(batch=2)) == bytes_moved(MOE, Load(tokens=2))
+    assert flops(MOE, Load(tokens=2)) == 2 * 2 * 560
+    assert experts_touched(TOY, 9) == 0
+
+
+SIZES = {
+    "Llama-3.1-8B": (LLAMA, 8.03e9, 8.03e9, 131072),
+    "Qwen3-0.6B": (QWEN3, 0.596e9, 0.596e9, 114688),
+    "Mixtral-8x7B": (MIXTRAL, 46.7e9, 12.9e9, 131072),
+    "Qwen3-30B-A3B": (QWEN3_MOE, 30.5e9, 3.35e9, 98304),
+    "Qwen2-57B-A14B": (QWEN2_MOE, 57.4e9, 14.2e9, 57344),
+    "deepseek-moe-16b": (DEEPSEEK, 16.4e9, 2.83e9, 229376),
+}
+
+
+@pytest.mark.parametrize(("config", "total", "active", "cache"), SIZES.values(), ids=list(SIZES))
+def test_the_sizes_of_known_models(config: dict[str, Any], total: float, active: float, cache: int) -> None:
+    shape = ModelShape.from_config(config)
+    assert shape.parameters == pytest.approx(total, rel=0.01)
+    assert shape.active_parameters == pytest.approx(active, rel=0.01)
+    assert shape.kv_bytes_per_token == cache
+    assert shape.total_weight_bytes == 2 * shape.parameters
+    halved = ModelShape.from_config(config, weight_bytes=1, kv_bytes=1)
+    assert (halved.total_weight_bytes, halved.kv_bytes_per_token) == (shape.parameters, cache / 2)
+
+
+def test_layers_without_experts_are_found() -> None:
+    def experts(**changes: Any) -> float:
+        return ModelShape.from_config(QWEN3_MOE | changes).expert_parameters / (3 * 2048 * 768)
+
+    assert experts() == 48
+    assert experts(mlp_only_layers=[0, 47]) == 46
+    assert experts(decoder_sparse_step=2) == 24
+    assert experts(decoder_sparse_step=2, num_hidden_layers=47) == 23  # the second, the fourth, ...
+    assert experts(model_type="deepseek", first_k_dense_replace=3) == 45
+    assert experts(model_type="deepseek", moe_layer_freq=2) == 24
+
+
+UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown": (LLAMA | {"model_type": "gpt2"}, "model_type 'gpt2' is none"),
+    "no type": ({"hidden_size": 4096}, "model_type None is none"),
+    "latent cache": (DEEPSEEK | {"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent KV cache"),
+    "missing": ({key: value for key, value in LLAMA.items() if key != "vocab_size"}, "lacks vocab_size"),
+    "no number": (LLAMA | {"num_hidden_layers": "32"}, "has '32' for num_hidden_layers"),
+    "a truth value": (LLAMA | {"num_hidden_layers": True}, "has True for num_hidden_layers"),
+    "zero": (LLAMA | {"hidden_size": 0}, "has 0 for hidden_size"),
+    "experts that nobody uses": (MIXTRAL | {"num_experts_per_tok": None}, "lacks num_experts_per_tok"),
+}
+
+
+@pytest.mark.parametrize(("config", "problem"), UNREADABLE.values(), ids=list(UNREADABLE))
+def test_a_config_that_cannot_be_read_is_refused(config: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ModelUnloadable, match=problem) as caught:
+        ModelShape.from_config(config)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_every_known_kind_is_read(kind: str) -> None:
+    mixture = {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 14336} if "mi" in kind else {}
+    assert ModelShape.from_config(LLAMA | {"model_type": kind} | mixture).parameters > 8e9
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parameters": 0},
+        {"layers": -1},
+        {"weight_bytes": 0},
+        {"experts": 4, "experts_per_token": 5},
+        {"experts": 4, "experts_per_token": 1, "expert_parameters": 251},
+    ],
+)
+def test_impossible_shapes_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"positive|at most all"):
+        dataclasses.replace(TOY, **changes)
+
+
+PUBLISHED = {1: 1.01, 8: 1.08, 32: 1.26, 64: 1.41, 256: 1.75}  # T(4) / T(1), Llama-3.1-8B on an H100, context 1024
+ENDS = [(Load(4, batch, 1024), PUBLISHED[batch]) for batch in (1, 256)]
+
+
+def test_two_published_ratios_give_the_ones_between() -> None:
+    shape = ModelShape.from_config(LLAMA)
+    efficiency = fit_ratios(shape, H100, ENDS)
+    for batch, ratio in PUBLISHED.items():
+        verify, decode = (step_ms(shape, H100, efficiency, tokens, batch, 1024) for tokens in (4, 1))
+        assert verify / decode == pytest.approx(ratio, rel=0.15 if batch in (8, 32, 64) else 0.01)
+        assert verify / decode == pytest.approx(ratio, rel=0.03)  # what it reaches
+
+
+def test_fitted_efficiencies_are_those_that_made_the_times() -> None:
+    shape, truth = ModelShape.from_config(LLAMA), Efficiency(0.7, 0.5)
+    loads = [Load(1, 1, 100), Load(8, 256, 1000), Load(4, 64, 2000)]
+    times = [(load, step_ms(shape, H100, truth, load.tokens, load.batch, load.context)) for load in loads]
+    for measured in (times[:2], times):
+        found = fit_times(shape, H100, measured)
+        assert (found.memory, found.compute) == pytest.approx((0.7, 0.5))
+    ratios = [(load, ms / step_ms(shape, H100, truth, 1, load.batch, load.context)) for load, ms in times if load.tokens > 1]
+    found = fit_ratios(shape, H100, ratios, memory=0.7)
+    assert (found.memory, found.compute) == pytest.approx((0.7, 0.5), rel=1e-4)
+
+
+def test_times_that_do_not_tell_are_refused() -> None:
+    shape = ModelShape.from_config(LLAMA)
+    one = (Load(), 10.0)
+    with pytest.raises(ValueError, match="two step times"):
+        fit_times(shape, H100, [one])
+    with pytest.raises(ValueError, match="do not tell bandwidth from compute"):
+        fit_times(shape, H100, [one, (Load(4, 64), 10.0)])
+    with pytest.raises(ValueError, match="shares in"):
+        fit_times(shape, H100, [(Load(), 1.0), (Load(4, 256), 100.0)])  # 15 GB in a millisecond
+    for measured in ([], [(Load(4), 1.0)], [(Load(4), 4.5)]):
+        with pytest.raises(ValueError, match="do not tell how bandwidth and compute relate"):
+            fit_ratios(shape, H100, measured)
+
+
+@pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 1.1), (0.5, 0.5, -1.0)])
+def test_impossible_efficiencies_are_refused(shares: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="shares in"):
+        Efficiency(*shares)
+
+
+def test_accelerators_are_in_plain_units() -> None:
+    for name, device in ACCELERATORS.items():
+        assert device.name == name
+        assert 1e11 < device.bandwidth < 1e13
+        assert 50 < device.peak / device.bandwidth < 450  # FLOPs a byte: the batch at which compute takes over
+        assert 2e10 < device.memory < 2e11
+
+
+def test_what_a_draft_takes_of_the_targets_memory_by_hand() -> None:
+    target = dataclasses.replace(TOY, kv_bytes=4)  # 2000 bytes of weights, 32 a token
+    device = Accelerator("small", 1, 1, memory=6000)
+    found = draft_memory(target, dataclasses.replace(TOY, parameters=500), device)
+    assert (found.pool_bytes, found.weight_bytes, found.kv_bytes_per_token) == (4000, 1000, 16)
+    assert found.weight_share == 0.25
+    assert (found.context_tokens, found.context_tokens_left) == (125, 3000 / 48)
+    assert found.lost_share == 0.5
+    assert draft_memory(target, TOY, device, tp=2).pool_bytes == 10000
+    assert draft_memory(target, dataclasses.replace(TOY, parameters=5000), device).context_tokens_left == 0
+    with pytest.raises(ValueError, match="do not fit on 1 small"):
+        draft_memory(dataclasses.replace(TOY, parameters=3000), TOY, device)
