@@ -189,6 +189,18 @@ def test_intervals_are_those_of_independent_units(
     assert found.documents == {"code": {"greedy": 8, "given": 4}[kind] if domain == "code" else 0, "chat": 5}[domain]
 
 
+def test_documents_in_which_nothing_was_judged_are_none(tmp_path: Path) -> None:
+    """A draft that seldom proposes anything: of twelve documents some have no proposal, and carry no information."""
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=12, coverage=0.03)}, certificates=True))
+    rows = with_units(run)
+    rows = rows[judged(rows, "strict")]
+    found = build_report(run)
+    item = certificate(found, "code")
+    assert item.documents == held(found).lossless[0].documents == rows["document"].nunique() < 12
+    assert found.predictability[0].documents == 12
+    close(item.certified, share_of(recount_rows(rows, "strict")["certified"], rows["unit"]))
+
+
 def recount_rows(rows: pd.DataFrame, rule: str) -> pd.DataFrame:
     """What is certified and accepted, row by row."""
     each = [recounted(rows.loc[[index]], rule).iloc[0] for index in rows.index]
@@ -568,6 +580,24 @@ def test_documents_that_all_agree_do_not_make_a_mean_run_certain(tmp_path: Path,
     assert item.mean_run.value == value
     assert item.mean_run.high - item.mean_run.low >= 5.5 / 8
     assert item.mean_run.low >= 0
+
+
+def test_one_document_tells_points_and_nothing_more(tmp_path: Path) -> None:
+    """Every interval is all that there can be."""
+    found = reported(tmp_path, Recipe(domains={"code": Domain(documents=1)}, certificates=True, lookups=("ngram",)))
+    (text,) = found.predictability
+    assert {(item.low, item.high) for item in text.entropy} == {(0.0, math.inf)}
+    assert {(item.low, item.high) for item in (*text.margin, text.top_prob)} == {(0.0, 1.0)}
+    for budget in text.budgets:
+        assert {(item.low, item.high) for item in (budget.half, budget.ninety)} == {(0.0, math.inf)}
+    for run in text.runs:
+        assert ((run.certain.low, run.certain.high), (run.mean_run.low, run.mean_run.high)) == ((0, 1), (0, math.inf))
+        assert run.tokens_per_round is not None
+        assert (run.tokens_per_round.low, run.tokens_per_round.high) == (1, 5)
+    item = certificate(found, "code")
+    assert {(each.low, each.high) for each in (item.certified, item.accepted, item.accepted_not_certified)} == {(0, 1)}
+    assert held(found).lossless[0].sharp.high == 1
+    as_json(found)
 
 
 @pytest.mark.parametrize("decision", [{}, {"rule": "strict"}, {"rule": "additive_0p1"}])

@@ -150,22 +150,17 @@ def predictability_section(found: Sequence[Predictability], console: Console) ->
     """Print what the target alone says."""
     several = _several(found)
     table = named_table()
-    names = (
-        "docs",
-        "entropy,\nnats",
-        "margin",
-        "mean top\nprobability",
-        "prompt\nlookup: alpha",
-        "coverage",
-        "tokens/round",
-    )
+    names = ["docs", "entropy,\nnats", "margin", "mean top\nprobability"]
+    looked_up = any(item.free for item in found)
+    names += ["prompt\nlookup: alpha", "coverage", "tokens/round"] if looked_up else []
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for item in found:
-        free = item.free[0] if item.free else None
         cells = [str(item.documents), _spread(item.entropy), _spread(item.margin), fmt.share_interval(item.top_prob)]
-        cells += [fmt.share_interval(free.alpha), fmt.share(free.coverage)] if free else [fmt.NOTHING] * 2
-        cells += [fmt.interval(free.tokens_per_round) if free else fmt.NOTHING]
+        if looked_up:
+            free = item.free[0] if item.free else None
+            cells += [fmt.share_interval(free.alpha), fmt.share(free.coverage)] if free else [fmt.NOTHING] * 2
+            cells += [fmt.interval(free.tokens_per_round) if free else fmt.NOTHING]
         table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
     show(table, "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile", console)
     console.print()
