@@ -867,6 +867,12 @@ def test_without_a_request_a_run_holds_nothing_of_it(finished: Run) -> None:
     assert not any(name.startswith(("threshold", "emitted", "target_top_10")) or "multi_draft" in name for name in columns)
 
 
+@pytest.mark.parametrize(("rules", "warned"), [("[lossless, one_hot]", True), ("[lossless, strict]", False)])
+def test_certificates_of_rules_that_have_none_are_warned_about(tiny: Path, tmp_path: Path, rules: str, warned: bool) -> None:
+    run = run_profile(profile_file(tmp_path, tiny), tmp_path / "run", False, f"rules={rules}", "certificates=true")
+    assert ("no_thresholds" in [warning["code"] for warning in run.manifest.warnings]) == warned
+
+
 def aged(run: Run, path: Path) -> Run:
     """A copy as a version wrote it that had no certificates, no rules of several draws and no shortest prompt."""
     shutil.copytree(run.path, path)

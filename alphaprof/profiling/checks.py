@@ -41,6 +41,12 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
                 "remedy": "store large data as .jsonl, one object a line",
             }
     yield from _without_verdict(options)
+    if options.certificates and not scorer.extras.certified:
+        yield {
+            "code": "no_thresholds",
+            "message": f"certificates: true, and no rule has thresholds ({', '.join(options.rules)})",
+            "remedy": "add a rule that compares with the target, like strict; the others keep drafts by chance",
+        }
     if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
         for setting in not_modelled(scorer.target.model.served):
             yield {
