@@ -591,7 +591,8 @@ def test_one_document_tells_points_and_nothing_more(tmp_path: Path) -> None:
     for budget in text.budgets:
         assert {(item.low, item.high) for item in (budget.half, budget.ninety)} == {(0.0, math.inf)}
     for run in text.runs:
-        assert ((run.certain.low, run.certain.high), (run.mean_run.low, run.mean_run.high)) == ((0, 1), (0, math.inf))
+        assert (run.certain.low, run.certain.high) == (0, 1)
+        assert (run.mean_run.low, run.mean_run.high) == (0, (text.positions + 1) / 2)  # certain throughout
         assert run.tokens_per_round is not None
         assert (run.tokens_per_round.low, run.tokens_per_round.high) == (1, 5)
     item = certificate(found, "code")
@@ -989,6 +990,7 @@ def test_certificates_in_the_terminal_by_hand(report: Report) -> None:
         " domain              beta         bound       Pinsker         Huber  mean KL    the mean",
         " code               0.800         0.750         0.740         0.650     0.24       0.700",
         "             [0.79, 0.81]  [0.74, 0.76]  [0.73, 0.75]  [0.64, 0.66]",
+        "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it",
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain",
         "beforehand.",
         "What is accepted beyond that was right without having to be. Position by position: threshold_RULE in",

@@ -93,7 +93,7 @@ def _run(text: Text, rule: str, log: TargetLog, found: CertainRuns, confidence: 
         rule=rule,
         epsilon=found.epsilon,
         certain=_interval(certain),
-        mean_run=Interval(mean.value, max(0.0, mean.value - half), mean.value + half),
+        mean_run=Interval(mean.value, max(0.0, mean.value - half), min(longest, mean.value + half)),
         gamma=gamma,
         tokens_per_round=tokens,
     )

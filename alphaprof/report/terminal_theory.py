@@ -86,6 +86,9 @@ def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> 
         cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
         table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
     show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
+    if any(item.sampling is None for item in found):
+        note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
+        console.print(note, style="dim", highlight=False)
     console.print()
 
 

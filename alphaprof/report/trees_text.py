@@ -51,11 +51,15 @@ def _notes(report: TreesReport) -> Iterator[str]:
         if text.reason:
             yield f"{_name(report, text)}: {text.reason}"
     if any(text.trees for text in report.texts) and not any(found.tokens_per_round for found in report.traffic):
-        yield "the whole traffic has no tokens per round: a domain of it has no rounds on tested documents"
+        missing = [_name(report, text) for text in report.texts if text.on_policy and not text.tested_documents]
+        yield (
+            "the whole traffic has no tokens per round: a domain of it has no rounds on tested documents"
+            + (f" ({', '.join(missing)}): profile four documents or more of it" if missing else "")
+        )
     if report.held_out and not any(tree.kind == "optimal" for tree in report.trees):
         yield "no tree was chosen: there is no document of the target's own text to choose it on"
     if not report.complete:
-        yield f"{report.run} is an interrupted run: its first documents only"
+        yield f"{report.run} is an interrupted run: its first documents only; finish it with alphaprof profile --resume"
 
 
 def _header(report: TreesReport, console: Console) -> None:
