@@ -14,7 +14,7 @@ import pytest
 from alphaprof import cli
 from alphaprof.analysis.measured import Decodings, Measured, Spread, decoded_rule, measured_speedup
 from alphaprof.analysis.totals import Request, read_totals
-from alphaprof.errors import DataEmpty, OptionInvalid, OutsideTolerance, ProfileInvalid
+from alphaprof.errors import DataEmpty, OptionInvalid, OutOfMemory, OutsideTolerance, ProfileInvalid
 from alphaprof.log.store import Run, run_directory
 from alphaprof.report.render import render_validation
 from alphaprof.report.validate import Validation, build_validation, require_within
@@ -76,7 +76,7 @@ def timed(run_: Run, factor: float) -> Measured:
 
     depths = {name: column(f"{name}_depths_{GAMMA}") for name in ("drafted", "accepted")}
     rounds, tokens = column(f"rounds_{GAMMA}"), column("tokens")
-    times = {(row["model"], row["step"], row["tokens"]): row["median_ms"] / 1e3 for row in run_.latency().to_pylist()}  # type: ignore[union-attr]
+    times = {(row["model"], row["step"], row["tokens"]): row["median_ms"] / 1e3 for row in run_.latency().to_pylist()}
     exactly = np.column_stack([rounds, depths["drafted"]]) - np.column_stack([depths["drafted"], 0 * rounds])
     verify = sum(times["target", "verify" if m else "decode", m + 1] * exactly[:, m] for m in range(GAMMA + 1))
     draft = times["small", "draft", 1] * depths["drafted"].sum(1)
@@ -161,6 +161,15 @@ def test_both_renderings_hold_the_comparison(tmp_path: Path) -> None:
     assert f"plain texts equal to the profiled ones: {found.documents} of {found.documents}" in text
     assert "-20%" in text
     assert "[smallest, largest of a single repeat]" in text
+
+
+def test_a_domain_with_two_kinds_of_text_says_which(tmp_path: Path) -> None:
+    found = compared(tmp_path)
+    sampled = dataclasses.replace(found.cells[0], continuation="sampled", sampling={"temperature": 0.7}, rule="one_hot")
+    text = render_validation(dataclasses.replace(found, cells=(*found.cells, sampled)), "terminal")
+    assert "(greedy)" in text
+    assert "(sampled at" in text
+    assert "(greedy)" not in render_validation(found, "terminal")
 
 
 def test_a_run_that_nobody_keeps_is_removed(tmp_path: Path) -> None:
@@ -277,6 +286,20 @@ def test_texts_of_one_token_are_left_out_and_given_ones_too(tmp_path: Path, tiny
     found = validated(tiny_profile(tmp_path, tiny, data=data), tmp_path / "run", 2)
     assert (found.documents, found.foreign) == (2, 2)
     assert {cell.domain for cell in found.cells} == {"short"}
+
+
+@pytest.mark.models
+def test_running_out_of_memory_while_decoding_is_said_so(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alphaprof.profiling.speculation import Speculation
+
+    def full(*arguments: Any, **keywords: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(Speculation, "decode", full)
+    with pytest.raises(OutOfMemory, match="do not fit into memory"):
+        validated(tiny_profile(tmp_path, tiny), tmp_path / "run", 1, [1])
 
 
 @pytest.mark.models

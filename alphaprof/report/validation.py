@@ -67,7 +67,7 @@ def _speedups(cells: tuple[Cell, ...]) -> Table:
     for cell in cells:
         table.add_row(
             plain(cell.draft),
-            plain(fmt.short(cell.domain)),
+            _domain(cell, cells),
             cell.rule,
             str(cell.gamma),
             _both(cell.tokens_per_round),
@@ -87,8 +87,15 @@ def _rounds(cells: tuple[Cell, ...]) -> Table:
     for cell in cells:
         sides = (cell.predicted_round_ms, cell.measured_round_ms)
         parts = [_both(Both(*(_part(side, name) for side in sides)), 2) for name in ("draft", "verify", "other", "total")]
-        table.add_row(plain(cell.draft), plain(fmt.short(cell.domain)), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
+        table.add_row(plain(cell.draft), _domain(cell, cells), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
     return table
+
+
+def _domain(cell: Cell, cells: tuple[Cell, ...]) -> Text:
+    """The domain, with the kind of its text where it has several."""
+    kinds = {fmt.text_kind(item.continuation, item.sampling) for item in cells if item.domain == cell.domain}
+    kind = f" ({fmt.text_kind(cell.continuation, cell.sampling)})" if len(kinds) > 1 else ""
+    return plain(fmt.short(cell.domain) + kind)
 
 
 def _part(time: RoundTime | None, name: str) -> float | None:
