@@ -31,6 +31,12 @@ def test_a_speedup_takes_the_median_of_each_document_and_divides_last() -> None:
     assert found == Spread(2.0, 13 / 7, 62 / 11)
 
 
+def test_a_spread_holds_its_value_where_every_repeat_was_slow_for_another_document() -> None:
+    plain = np.full((3, 3), 4.0)
+    drafted = 2.0 + 7.0 * np.eye(3)  # medians 2, sums of repeats 13
+    assert measured_speedup(plain, drafted, np.ones(3), np.ones(3)) == Spread(2.0, 12 / 13, 2.0)
+
+
 def test_texts_of_different_length_are_compared_by_the_token() -> None:
     found = measured_speedup(np.array([[6.0]]), np.array([[3.0]]), np.array([12]), np.array([4]))
     assert found is not None

@@ -54,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Spread:
-    """A ratio of times; `low` and `high`: the smallest and the largest that a single repeat gives."""
+    """A ratio of times; `low` and `high`: the smallest and the largest that a single repeat gives, widened to hold it."""
 
     value: float
     low: float
@@ -83,4 +83,4 @@ def measured_speedup(plain: Array, drafted: Array, plain_tokens: Array, drafted_
     per_token = drafted_tokens.sum() / plain_tokens.sum()
     value = np.median(plain, axis=0).sum() / np.median(drafted, axis=0).sum() * per_token
     each = plain.sum(1) / drafted.sum(1) * per_token
-    return Spread(float(value), float(each.min()), float(each.max()))
+    return Spread(float(value), float(min(value, each.min())), float(max(value, each.max())))
