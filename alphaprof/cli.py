@@ -162,6 +162,43 @@ def trees(
 
 
 @app.command()
+def validate(
+    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 4,
+    gamma: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, max=64, help="Drafted tokens per round (repeatable); default: 1, 2, 3, 5 as the profile has them."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often every text is decoded in every way.")] = 3,
+    tolerance: Annotated[float, typer.Option(min=0, help="Exit code 13 beyond this median error of the speedup.")] = 0.10,
+    out: Annotated[Path | None, typer.Option(help="Keep the run of the prediction in this new directory.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    ] = None,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+) -> None:
+    """Hold the prediction against a clock: real speculative decoding of a few documents. Exit code 13: too far off."""
+    from alphaprof.loader import load_profile
+    from alphaprof.log.store import run_directory
+    from alphaprof.profiling.hub import check_references
+    from alphaprof.progress import ConsoleProgress
+
+    options = load_profile(profile_file, overrides, documents)
+    _require_packages("torch", "transformers", "datasets")
+    check_references(options)
+    with run_directory(out) as folder, ConsoleProgress() as progress, _interruptible(None):
+        from alphaprof.profiling.validate import validate as run_validation
+        from alphaprof.report.render import render_validation
+        from alphaprof.report.validate import build_validation, require_within
+
+        found = build_validation(*run_validation(options, folder, gamma, repeats, progress), tolerance, kept=out is not None)
+    _print(render_validation(found, output.value), None)
+    require_within(found)
+
+
+@app.command()
 def predict(
     cost: Annotated[float, typer.Option(help="A draft step, in plain decode steps of the target (c).")],
     alpha: Annotated[float | None, typer.Option(help="Share of positions where the draft's proposal is kept.")] = None,
@@ -218,16 +255,15 @@ def rules() -> None:
 
 
 @contextlib.contextmanager
-def _interruptible(out: Path) -> Iterator[None]:
-    """Ctrl-C ends the command with a word about what is left, and the exit code that shells expect."""
+def _interruptible(out: Path | None) -> Iterator[None]:
+    """Ctrl-C ends the command with a word about what is left (None: nothing to go on with), and the shells' exit code."""
     try:
         yield
     except KeyboardInterrupt:
-        begun = (out / "manifest.json").exists()
-        hint = (
-            f"complete shards are in {out}: finish with the same line and --resume" if begun else "nothing was written yet"
-        )
-        print(f"interrupted\nhint: {_one_line(hint)}", file=sys.stderr)
+        begun = out is not None and (out / "manifest.json").exists()
+        hint = f"complete shards are in {out}: finish with the same line and --resume"
+        nothing = "nothing was written yet" if out is not None else "start again, with another --out if one was named"
+        print(f"interrupted\nhint: {_one_line(hint if begun else nothing)}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

@@ -112,3 +112,9 @@ class NotComparable(AlphaprofError):
     """Two runs have too little in common for a difference between them to mean anything."""
 
     exit_code = 12
+
+
+class OutsideTolerance(AlphaprofError):
+    """What was predicted is too far from what a clock says; the comparison has been printed."""
+
+    exit_code = 13

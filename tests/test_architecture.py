@@ -39,6 +39,7 @@ HOMES = {
         "report/comparison.py",
         "report/prediction.py",
         "report/trees_text.py",
+        "report/validation.py",
         "report/render.py",
         "progress.py",
     ),
@@ -96,7 +97,9 @@ def test_nothing_grows_beyond_what_can_be_read_at_once(path: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno + 1 <= limit, node.name
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["profile", "--help"], ["report", "--help"], ["schema"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["profile", "--help"], ["report", "--help"], ["validate", "--help"], ["schema"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from alphaprof.cli import app\n"

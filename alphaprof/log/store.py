@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def require_writable(folder: Path) -> None:
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = "is no directory" if not parent.is_dir() else "is not writable"
         raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or mend permissions")
+
+
+@contextlib.contextmanager
+def run_directory(out: Path | None) -> Iterator[Path]:
+    """A directory for a new run: `out`, or where there is none one that is removed in the end."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="alphaprof-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder) / "run"
 
 
 def write_table(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -40,12 +41,30 @@ def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts.
     """
-    try:
+    with in_memory():
         return _profile(options, out, progress, resume, reuse)
+
+
+def profile_with_models(options: ProfileOptions, out: Path, progress: Progress) -> Plan:
+    """Profile into the new directory `out`, likewise; the complete run with its models, which are still loaded."""
+    with in_memory():
+        _earlier(out, resume=False)
+        plan = _load(options, out, None, None, progress)
+        _fill(plan, progress)
+    return plan
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[None]:
+    """Raises `OutOfMemory` where what it encloses does not fit into memory."""
+    try:
+        yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    raise OutOfMemory("the models do not fit into memory", "use a smaller dtype, another device, or a device_map")
+        raise OutOfMemory(
+            "the models do not fit into memory", "use a smaller dtype, another device, or a device_map"
+        ) from None
 
 
 def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool, reuse: Path | None) -> Run:
@@ -59,6 +78,13 @@ def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: boo
     if earlier is not None and earlier.manifest.reused is not None:
         reuse = Path(earlier.manifest.reused)
     plan = _load(options, out, earlier, reuse, progress)
+    _fill(plan, progress)
+    return plan.run
+
+
+def _fill(plan: Plan, progress: Progress) -> None:
+    """Time the steps and write the shards that the run lacks."""
+    options = plan.options
     if plan.run.latency() is None and not any(found["code"] == "not_timed" for found in plan.run.manifest.warnings):
         _measure_latency(plan, progress)
     progress.start("profiling", hub.expected_documents(options), "documents")
@@ -72,9 +98,10 @@ def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: boo
             write_shard(plan, index, documents, progress)
         seen += 1
     if seen < done:
-        raise RunMismatch(f"the data end before shard {seen}, which {out} holds", "put the data back, or profile anew")
+        raise RunMismatch(
+            f"the data end before shard {seen}, which {plan.run.path} holds", "put the data back, or profile anew"
+        )
     _finish(plan)
-    return plan.run
 
 
 def _earlier(out: Path, resume: bool) -> Run | None:

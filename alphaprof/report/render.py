@@ -19,6 +19,8 @@ from alphaprof.report.prediction import prediction_json, prediction_terminal
 from alphaprof.report.terminal import render_terminal
 from alphaprof.report.tree_model import TreesReport
 from alphaprof.report.trees_text import trees_json, trees_terminal
+from alphaprof.report.validate import Validation
+from alphaprof.report.validation import validation_json, validation_terminal
 
 PLAIN_WIDTH = 150
 
@@ -49,6 +51,13 @@ def render_prediction(prediction: Prediction, output: str, to_file: bool = False
     if output == "json":
         return prediction_json(prediction) + "\n"
     return _drawn(partial(prediction_terminal, prediction), to_file)
+
+
+def render_validation(validation: Validation, output: str) -> str:
+    """A prediction beside what was measured as text, likewise."""
+    if output == "json":
+        return validation_json(validation) + "\n"
+    return _drawn(partial(validation_terminal, validation), to_file=False)
 
 
 def _drawn(draw: Callable[[Console], None], to_file: bool) -> str:

@@ -1,0 +1,154 @@
+"""Real speculative decoding of a run's documents against plain decoding, by the clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alphaprof.analysis.measured import Decodings, Measured, decoded_rule
+from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import GREEDY, SAMPLED
+from alphaprof.analysis.totals import write_totals
+from alphaprof.config import ProfileOptions
+from alphaprof.errors import DataEmpty, OptionInvalid, ProfileInvalid
+from alphaprof.log.store import Run
+from alphaprof.options import GreedyContinuation, SampledContinuation
+from alphaprof.profiling.choices import Choice
+from alphaprof.profiling.corpus import Document, Ids
+from alphaprof.profiling.drafts import Draft
+from alphaprof.profiling.pipeline import in_memory, profile_with_models
+from alphaprof.profiling.shards import Plan, Progress
+from alphaprof.profiling.speculation import Decoded, Plain, Speculation
+
+USUAL_GAMMAS = (1, 2, 3, 5)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to decode: with a draft at one gamma, or plainly (None, 0)."""
+
+    draft: Draft | None
+    gamma: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """A document with the continuation that the run holds, and the id of the rule that it is decoded by."""
+
+    document: Document
+    ids: Ids
+    rule: str
+
+
+def validate(
+    options: ProfileOptions, out: Path, gammas: Sequence[int] | None, repeats: int, progress: Progress
+) -> tuple[Run, Measured]:
+    """Profile into the new directory `out`, then decode the same documents for real, at batch 1.
+
+    `gammas`: default: those of `USUAL_GAMMAS` that the profile has. Raises the errors of `errors.py`.
+    """
+    require_own_text(options)
+    chosen = chosen_gammas(options.gammas, gammas)
+    options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen})})
+    plan = profile_with_models(options, out, progress)
+    write_totals(plan.run)
+    with in_memory():
+        return plan.run, _measure(plan, chosen, repeats, progress)
+
+
+def require_own_text(options: ProfileOptions) -> None:
+    """Raise `ProfileInvalid` where the target writes none of the text: no decoding would repeat it."""
+    kinds = [options.continuation_of(index) for index in range(len(options.data))]
+    if not any(isinstance(kind, (GreedyContinuation, SampledContinuation)) for kind in kinds):
+        raise ProfileInvalid(
+            "the target writes none of this text, so no decoding here would repeat it",
+            "validate on continuation kind greedy or sampled, for example --set continuation.kind=greedy",
+        )
+
+
+def chosen_gammas(known: Sequence[int], wanted: Sequence[int] | None) -> list[int]:
+    """The lengths to decode with, ascending. Raises `OptionInvalid` where the profile has none of the usual ones."""
+    if wanted:
+        return sorted(set(wanted))
+    if not (usual := [gamma for gamma in USUAL_GAMMAS if gamma in known]):
+        raise OptionInvalid(f"the profile has none of the gammas {USUAL_GAMMAS}", f"name one: --gamma {known[0]}")
+    return usual
+
+
+def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress) -> Measured:
+    """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
+    texts, short, foreign = _texts(plan)
+    ways = [Way(None, 0), *(Way(draft, gamma) for draft in plan.drafts for gamma in gammas)]
+    progress.start("decoding", (1 + repeats * len(texts)) * len(ways), "texts")
+    for way in ways:  # warm-up
+        _decode(plan, way, texts[0])
+        progress.advance(1)
+    found: dict[tuple[int, int, int], Decoded] = {}
+    for repeat, place in itertools.product(range(repeats), range(len(texts))):
+        for step in range(len(ways)):
+            index = (step + repeat + place) % len(ways)
+            found[index, repeat, place] = _decode(plan, ways[index], texts[place])
+            progress.advance(1, positions=len(found[index, repeat, place].ids))
+    decodings = []
+    for index, way in enumerate(ways):
+        table = [[found[index, repeat, place] for place in range(len(texts))] for repeat in range(repeats)]
+        decodings.append(_collected(way, table, texts))
+    numbers = np.array([text.document.document for text in texts])
+    return Measured(numbers, tuple(text.rule for text in texts), decodings[0], tuple(decodings[1:]), short, foreign)
+
+
+def _texts(plan: Plan) -> tuple[list[Text], int, int]:
+    """What is decoded; how many documents are too short, and how many have text that the target did not write here."""
+    stored: dict[int, Ids] = {}
+    for shard in plan.run.shards:
+        table = plan.run.continuations(shard.index, ["document", "continuation_ids"])
+        stored |= zip(table["document"].to_pylist(), map(np.array, table["continuation_ids"].to_pylist()), strict=True)
+    decision = plan.options.decision.rule
+    own = [document for document in plan.documents if document.given is None]
+    texts = [
+        Text(document, stored[document.document], decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
+        for document in own
+        if len(stored[document.document]) >= 2
+    ]
+    if not texts:
+        raise DataEmpty("no text has a second token, so there is nothing to time", "raise max_new_tokens, or --documents")
+    return texts, len(own) - len(texts), len(stored) - len(own)
+
+
+def _decode(plan: Plan, way: Way, text: Text) -> Decoded:
+    document = text.document
+    width = min(plan.scorer.width, plan.target.vocabulary)
+    choice = Choice(document.processing, document.seed or 0, plan.options.draft_processing, width)
+    engine: Plain | Speculation = Plain(plan.target, choice)
+    if way.draft is not None:
+        engine = Speculation(plan.target, way.draft, parse_rule(text.rule), way.gamma, choice)
+    return engine.decode(document.prompt, document.max_new_tokens or 0, document.source_row)
+
+
+def _collected(way: Way, table: list[list[Decoded]], texts: Sequence[Text]) -> Decodings:
+    """The decodings [repeats][documents] of one way."""
+
+    def seconds(name: str) -> np.ndarray[Any, Any]:
+        return np.array([[getattr(found, name) for found in row] for row in table])
+
+    first = table[0]
+    depth = np.arange(1, way.gamma + 1)
+    return Decodings(
+        draft=way.draft.name if way.draft is not None else None,
+        gamma=way.gamma,
+        wall_s=seconds("decode_s"),
+        cpu_s=seconds("decode_cpu_s"),
+        prefill_s=seconds("prefill_s"),
+        draft_s=seconds("draft_s"),
+        verify_s=seconds("verify_s"),
+        tokens=np.array([len(found.ids) - 1 for found in first]),
+        rounds=np.array([len(found.drafted) for found in first]),
+        drafted=np.array([(depth <= found.drafted[:, None]).sum(0) for found in first]),
+        accepted=np.array([(depth <= found.accepted[:, None]).sum(0) for found in first]),
+        same_text=np.array([np.array_equal(found.ids, text.ids) for found, text in zip(first, texts, strict=True)]),
+    )

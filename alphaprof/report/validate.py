@@ -1,0 +1,248 @@
+"""Prediction against the clock: a run's rounds and step times beside real decoding of the same documents.
+
+Filled here, shown by `validation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from alphaprof.analysis.measured import Decodings, Measured, Spread, measured_speedup
+from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, speedup
+from alphaprof.analysis.totals import Request, read_totals
+from alphaprof.errors import OutsideTolerance
+from alphaprof.log.store import Run
+from alphaprof.report.build import step_times
+from alphaprof.report.pool import Pool, groups, pools, units
+
+Array = np.ndarray[Any, Any]
+EXACT_DTYPE = "float32"
+
+
+@dataclass(frozen=True)
+class Both:
+    """A number as it was predicted and as it was measured."""
+
+    predicted: float | None
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Where the mean round goes, in ms. Predicted, `other` is 0: step times are all that a prediction knows of."""
+
+    draft: float
+    verify: float
+    other: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
+
+    `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
+    measured - 1. `decode_ms`: a plain decode step. `same_text`, `same_rounds`: documents whose text is the profiled one, and
+    whose rounds are those of the replay; None where both are a matter of chance. `prefill_ms`: mean over documents.
+    """
+
+    draft: str
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None
+    rule: str
+    gamma: int
+    documents: int
+    tokens_per_round: Both
+    predicted_speedup: float | None
+    timing_error: float | None
+    wall_speedup: Spread | None
+    cpu_speedup: Spread | None
+    error: float | None
+    cpu_error: float | None
+    same_text: int | None
+    same_rounds: int | None
+    decode_ms: Both
+    predicted_round_ms: RoundTime | None
+    measured_round_ms: RoundTime | None
+    prefill_ms: float
+    plain_prefill_ms: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The whole comparison. `plain_same_text`: of all `documents`, those whose plain decoding is the profiled text.
+
+    `exact`: all models run in float32, so every text and every round should be equal. `context`: tokens in the cache while
+    steps were timed; `mean_context`: of the documents. `median_error`, `worst_error`: absolute errors of the speedup over
+    cells; None, and never within the tolerance, where no speedup was predicted.
+    """
+
+    run: str | None
+    target: str
+    device: str
+    dtype: str
+    exact: bool
+    repeats: int
+    documents: int
+    short: int
+    foreign: int
+    plain_same_text: int
+    context: int | None
+    mean_context: float
+    tolerance: float
+    median_error: float | None
+    worst_error: float | None
+    median_cpu_error: float | None
+    cells: tuple[Cell, ...]
+
+    @property
+    def within(self) -> bool:
+        """Whether the median error is within the tolerance."""
+        return self.median_error is not None and self.median_error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Documents of one kind of text: their places among the measured ones, and what the log says of them."""
+
+    domain: str
+    rule: str
+    rows: Array
+    pool: Pool
+
+
+def build_validation(run: Run, measured: Measured, tolerance: float, kept: bool) -> Validation:
+    """Hold a run against decodings of its documents. `kept`: whether the run stays, and is worth naming."""
+    manifest = run.manifest
+    documents = run.documents()
+    numbers = pa.array(measured.documents, documents["document"].type)
+    documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
+    latency = run.latency()
+    steps = latency.to_pylist() if latency is not None else []
+    times = step_times(steps)
+    cells = []
+    for draft in manifest.drafts:
+        for group in _groups(run, draft, documents, measured):
+            found = [way for way in measured.drafted if way.draft == draft]
+            cells += [_cell(group, way, measured.plain, times.get(draft)) for way in found]
+    errors = [abs(cell.error) for cell in cells if cell.error is not None]
+    cpu_errors = [abs(cell.cpu_error) for cell in cells if cell.cpu_error is not None]
+    prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+    return Validation(
+        run=str(run.path) if kept else None,
+        target=manifest.target.reference,
+        device=manifest.target.device,
+        dtype=manifest.target.dtype,
+        exact={facts.dtype for facts in (manifest.target, *manifest.drafts.values())} == {EXACT_DTYPE},
+        repeats=len(measured.plain.wall_s),
+        documents=len(measured.documents),
+        short=measured.short,
+        foreign=measured.foreign,
+        plain_same_text=int(measured.plain.same_text.sum()),
+        context=steps[0]["context"] if steps else None,
+        mean_context=float(((prompt + length / 2) * length).sum() / length.sum()),
+        tolerance=tolerance,
+        median_error=float(np.median(errors)) if errors else None,
+        worst_error=max(errors, default=None),
+        median_cpu_error=float(np.median(cpu_errors)) if cpu_errors else None,
+        cells=tuple(cells),
+    )
+
+
+def require_within(validation: Validation) -> None:
+    """Raise `OutsideTolerance` where the median error is not within the tolerance."""
+    if validation.within:
+        return
+    if validation.median_error is None:
+        raise OutsideTolerance(
+            "no speedup was predicted: nothing was held against the clock", "see why steps were not timed"
+        )
+    off, most = (f"{100 * share:.1f}%" for share in (validation.median_error, validation.tolerance))
+    raise OutsideTolerance(
+        f"the predicted speedup is off by {off} in the median, more than {most}",
+        "repeat it on an idle machine, with more --repeats and costs.repeats; the round times show where the time goes",
+    )
+
+
+def _groups(run: Run, draft: str, documents: pa.Table, measured: Measured) -> Iterator[_Group]:
+    """The measured documents by kind of text, each under the rule that it was decoded by."""
+    rules = list(dict.fromkeys(measured.rules))
+    totals = read_totals(run, draft, Request(rules, run.gammas))
+    independent = units(documents)
+    for rule in rules:
+        found = pools(totals, documents, independent, rule, run.gammas)
+        for (_, rows), (domain, pool) in zip(groups(documents), found, strict=True):
+            if measured.rules[rows[0]] == rule:
+                yield _Group(domain, rule, rows, pool)
+
+
+def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | None) -> Cell:
+    pool, rows, counts = group.pool, group.rows, group.pool.counts(way.gamma)
+    free = speedup([counts], [1.0], free_draft(way.gamma))
+    faster = speedup([counts], [1.0], times) if times is not None else None
+    tokens, plain_tokens = way.tokens[rows], plain.tokens[rows]
+    wall = measured_speedup(plain.wall_s[:, rows], way.wall_s[:, rows], plain_tokens, tokens)
+    cpu = measured_speedup(plain.cpu_s[:, rows], way.cpu_s[:, rows], plain_tokens, tokens)
+    predicted = faster.value if faster else None
+    by_chance = bool(counts.control.any())
+    rounds = way.rounds[rows].sum()
+    steps = plain_tokens.sum()
+    return Cell(
+        draft=str(way.draft),
+        domain=group.domain,
+        continuation=pool.continuation,
+        sampling=pool.sampling,
+        rule=group.rule,
+        gamma=way.gamma,
+        documents=len(rows),
+        tokens_per_round=Both(free.value if free else None, float(tokens.sum() / rounds) if rounds else None),
+        predicted_speedup=predicted,
+        timing_error=faster.timing_error if faster else None,
+        wall_speedup=wall,
+        cpu_speedup=cpu,
+        error=_error(predicted, wall),
+        cpu_error=_error(predicted, cpu),
+        same_text=None if by_chance else int(way.same_text[rows].sum()),
+        same_rounds=None if by_chance else _same_rounds(way, rows, pool),
+        decode_ms=Both(times.decode.ms if times else None, _typical(plain.wall_s, rows) / float(steps) if steps else None),
+        predicted_round_ms=_predicted_round(counts, times) if times else None,
+        measured_round_ms=_measured_round(way, rows) if rounds else None,
+        prefill_ms=_typical(way.prefill_s, rows) / len(rows),
+        plain_prefill_ms=_typical(plain.prefill_s, rows) / len(rows),
+    )
+
+
+def _error(predicted: float | None, measured: Spread | None) -> float | None:
+    return predicted / measured.value - 1 if predicted is not None and measured is not None else None
+
+
+def _same_rounds(way: Decodings, rows: Array, pool: Pool) -> int:
+    """Documents whose rounds were as many as replayed, and drafted and accepted as many tokens at every depth."""
+    same = way.rounds[rows] == pool[f"rounds_{way.gamma}"]
+    for name, counts in (("drafted", way.drafted), ("accepted", way.accepted)):
+        same &= (counts[rows] == pool[f"{name}_depths_{way.gamma}"]).all(1)
+    return int(same.sum())
+
+
+def _typical(seconds: Array, rows: Array) -> float:
+    """Ms that some documents take: the median over repeats of each, summed."""
+    return 1e3 * float(np.median(seconds[:, rows], axis=0).sum())
+
+
+def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
+    exactly = counts.exactly().sum(0)
+    verify = sum(times.target[m + 1].ms * count for m, count in enumerate(exactly)) / exactly.sum()
+    drafted = float((exactly * np.arange(len(exactly))).sum() / exactly.sum())
+    return RoundTime(drafted * times.draft.ms + times.lookup.ms, float(verify), 0.0)
+
+
+def _measured_round(way: Decodings, rows: Array) -> RoundTime:
+    rounds = float(way.rounds[rows].sum())
+    parts = (way.draft_s, way.verify_s, way.wall_s - way.draft_s - way.verify_s)
+    return RoundTime(*(_typical(seconds, rows) / rounds for seconds in parts))

@@ -1,0 +1,144 @@
+"""A prediction beside what was measured as text: the terminal's tables (rich), or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from alphaprof.analysis.measured import Spread
+from alphaprof.report import format as fmt
+from alphaprof.report.json import plain_values
+from alphaprof.report.tables import named_table, plain, show
+from alphaprof.report.validate import Both, Cell, RoundTime, Validation
+
+FORMAT = "alphaprof-validate"
+VERSION = 1
+
+
+def validation_json(validation: Validation) -> str:
+    """The comparison as JSON. Unknown values are null."""
+    content = {"format": FORMAT, "version": VERSION, "within": validation.within}
+    return json.dumps(content | plain_values(dataclasses.asdict(validation)), indent=2, allow_nan=False)
+
+
+def validation_terminal(validation: Validation, console: Console) -> None:
+    """Print what was predicted beside what was measured, where the time of a round went, and how far off that is."""
+    console.print(plain(f"{validation.target} in {validation.dtype} on {validation.device}, batch 1"))
+    for line in _facts(validation):
+        console.print(line, highlight=False)
+    console.print()
+    show(_speedups(validation.cells), "predicted | measured", console)
+    show(_rounds(validation.cells), "where the time goes, in ms: predicted | measured", console)
+    for line in _checks(validation):
+        console.print(plain(line))
+    console.print(_summary(validation), highlight=False)
+    for line in (
+        "speedup: decode time without / with the draft, prefill excluded; measured [smallest, largest of a single repeat].",
+        "error: predicted / measured by the wall clock - 1. CPU: time of this process on all cores; says nothing of a GPU.",
+        "other: bookkeeping of this decoder between its steps, which the prediction leaves out.",
+    ):
+        console.print(line, style="dim", highlight=False, markup=False)
+
+
+def _facts(validation: Validation) -> Iterator[str]:
+    left = [
+        (validation.short, "with fewer than two tokens"),
+        (validation.foreign, "with text that the target did not write"),
+    ]
+    without = "".join(f"; left out: {fmt.count(count)} {why}" for count, why in left if count)
+    yield f"{fmt.count(validation.documents)} documents, {validation.repeats} repeats{without}"
+    if validation.context is not None:
+        timed = f"step times are those at {fmt.count(validation.context)} tokens of context"
+        yield f"{timed}; these documents have {validation.mean_context:.0f} on average"
+    if validation.run is not None:
+        yield f"the prediction is that of the run {validation.run}"
+
+
+def _speedups(cells: tuple[Cell, ...]) -> Table:
+    table = named_table("draft")
+    table.add_column("domain", overflow="fold", max_width=22)
+    for name in ("rule", "gamma", "tokens/round", "speedup", "wall", "CPU", "error"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    for cell in cells:
+        table.add_row(
+            plain(cell.draft),
+            _domain(cell, cells),
+            cell.rule,
+            str(cell.gamma),
+            _both(cell.tokens_per_round),
+            fmt.number(cell.predicted_speedup, unit="x"),
+            _spread(cell.wall_speedup),
+            _spread(cell.cpu_speedup),
+            fmt.NOTHING if cell.error is None else fmt.signed_percent(cell.error),
+        )
+    return table
+
+
+def _rounds(cells: tuple[Cell, ...]) -> Table:
+    table = named_table("draft")
+    table.add_column("domain", overflow="fold", max_width=22)
+    for name in ("gamma", "plain step", "drafting", "verification", "other", "round"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in cells:
+        sides = (cell.predicted_round_ms, cell.measured_round_ms)
+        parts = [_both(Both(*(_part(side, name) for side in sides)), 2) for name in ("draft", "verify", "other", "total")]
+        table.add_row(plain(cell.draft), _domain(cell, cells), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
+    return table
+
+
+def _domain(cell: Cell, cells: tuple[Cell, ...]) -> Text:
+    """The domain, with the kind of its text where it has several."""
+    kinds = {fmt.text_kind(item.continuation, item.sampling) for item in cells if item.domain == cell.domain}
+    kind = f" ({fmt.text_kind(cell.continuation, cell.sampling)})" if len(kinds) > 1 else ""
+    return plain(fmt.short(cell.domain) + kind)
+
+
+def _part(time: RoundTime | None, name: str) -> float | None:
+    if time is None:
+        return None
+    return time.draft + time.verify + time.other if name == "total" else float(getattr(time, name))
+
+
+def _both(both: Both, digits: int = 2) -> str:
+    return f"{fmt.number(both.predicted, digits)} | {fmt.number(both.measured, digits)}"
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return fmt.NOTHING
+    return f"{fmt.number(spread.value, unit='x')} [{fmt.number(spread.low)}, {fmt.number(spread.high)}]"
+
+
+def _checks(validation: Validation) -> Iterator[str]:
+    """What was equal, text by text: in float32 everything should be."""
+    known = [cell for cell in validation.cells if cell.same_text is not None]
+    texts = sum(cell.documents for cell in known)
+    same = sum(cell.same_text or 0 for cell in known)
+    rounds = sum(cell.same_rounds or 0 for cell in known)
+    yield (
+        f"plain texts equal to the profiled ones: {validation.plain_same_text} of {validation.documents}; "
+        f"with a draft: {same} of {texts}; rounds equal to the replay: {rounds} of {texts}"
+    )
+    if known and not validation.exact:
+        yield f"in {validation.dtype} near-ties fall either way; tokens per round are of the text that was decoded"
+    elif known and (same < texts or rounds < texts):
+        yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than foreseen"
+    if len(known) < len(validation.cells):
+        yield "lossless draws other texts than the run did: tokens per round differ by chance too, and are not held together"
+
+
+def _summary(validation: Validation) -> Text:
+    if validation.median_error is None or validation.worst_error is None:
+        return Text("no speedup was predicted: steps were not timed", "yellow")
+    median, worst, most = (
+        f"{100 * share:.1f}%" for share in (validation.median_error, validation.worst_error, validation.tolerance)
+    )
+    word, colour = ("within", "green") if validation.within else ("outside", "red")
+    by_cpu = "" if validation.median_cpu_error is None else f" (by CPU time {100 * validation.median_cpu_error:.1f}%)"
+    text = f"error of the speedup: median {median}{by_cpu}, worst {worst}: {word} the tolerance of {most}\n"
+    return Text(text, colour)
