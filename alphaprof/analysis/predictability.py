@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.bounds import strict_thresholds
+from alphaprof.analysis.bounds import certified_runs, strict_thresholds
 from alphaprof.analysis.certified import shards
-from alphaprof.analysis.replay import Rounds, Trace, replay, run_lengths
+from alphaprof.analysis.replay import Rounds, Trace, replay
 from alphaprof.analysis.totals import Shape
 from alphaprof.log.store import Run
 
@@ -76,7 +76,7 @@ def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) 
     stop = np.cumsum(lengths).astype(np.int64)
     shape = Shape(np.arange(len(stop)), stop - lengths, stop, lengths, np.array([]), np.array([]))
     certain = thresholds > epsilon
-    run = run_lengths(certain, shape.start, shape.stop)
+    run = certified_runs(thresholds, epsilon, shape.start, shape.stop)
     nowhere = np.zeros(len(run), dtype=bool)
     trace = Trace(run, np.full(len(run), gamma), shape.start, shape.stop, lengths, nowhere)
     return CertainRuns(epsilon, shape.sums(certain), shape.sums(run), replay(trace, gamma))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,53 +11,11 @@ import pyarrow as pa
 
 from alphaprof.analysis.bounds import budget, mean_beta_bound
 from alphaprof.analysis.certified import LosslessTally, Tally, decile_edges, inexact_share, lossless_tally, tallies
-from alphaprof.analysis.estimate import by_cluster, ratio, share_interval
 from alphaprof.log.store import Run
-from alphaprof.report.model import Certificate, Certificates, Decile, Interval, LosslessBounds
-from alphaprof.report.pool import groups, sampling_of
+from alphaprof.report.model import Certificate, Certificates, Decile, LosslessBounds
+from alphaprof.report.texts import Text, texts
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Text:
-    """Documents of one kind of text: `rows` of the documents table, and the independent unit of each [rows].
-
-    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not.
-    """
-
-    domain: str
-    continuation: str
-    policy: str
-    sampling: dict[str, float] | None
-    rows: Array
-    cluster: Array
-
-    @property
-    def on_policy(self) -> bool:
-        """Whether the target produced it."""
-        return bool(self.policy)
-
-    def share(self, totals: Array, counts: Array, confidence: float) -> Interval | None:
-        """Ratio of sums [documents of the table] over this text as a share; None where nothing was counted."""
-        totals, counts = totals[self.rows], counts[self.rows]
-        if counts.sum() <= 0:
-            return None
-        found = share_interval(ratio(*by_cluster(self.cluster, totals, counts)), confidence)
-        return Interval(found.value, found.low, found.high)
-
-    def documents(self, counts: Array) -> int:
-        """Independent units with counts."""
-        return len(np.unique(self.cluster[counts[self.rows] > 0]))
-
-
-def texts(documents: pa.Table, independent: Array) -> list[Text]:
-    """The kinds of text of a run by domain, in the order in which they occur; `independent` as `pool.units` gives it."""
-    _, codes = np.unique(independent, return_inverse=True)
-    return [
-        Text(domain, kind, policy, sampling_of(settings), rows, codes[rows])
-        for (domain, kind, policy, settings), rows in groups(documents)
-    ]
 
 
 def certificates(run: Run, documents: pa.Table, independent: Array, confidence: float) -> Certificates | None:

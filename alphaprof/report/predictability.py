@@ -24,9 +24,9 @@ from alphaprof.analysis.rules import GREEDY
 from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
-from alphaprof.report.certificates import Array, Text, texts
 from alphaprof.report.model import Budget, CertainRun, FreeDraft, Interval, Predictability, Result
 from alphaprof.report.result import tokens_interval
+from alphaprof.report.texts import Array, Text, texts
 
 QUANTILES = (0.1, 0.5, 0.9)
 STILL_CERTAIN = (0.5, 0.9, 0.99)

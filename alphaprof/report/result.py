@@ -38,7 +38,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
     rule, times = subject.rule, subject.times if subject.rule.rule.timed else None
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions
-    alpha = _share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence)
+    alpha = share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence)
     found: tuple[GammaResult, ...] = ()
     best, decision = None, no_decision(not_defined(rule.id, pool.policy))
     if pool.defined:
@@ -111,7 +111,7 @@ def _estimator(pool: Pool, gammas: Sequence[int]) -> str:
     return "expected" if any(pool[f"control_{gamma}"].any() for gamma in gammas) else "exact"
 
 
-def _share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
+def share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
     """A share with its interval over clusters; None where nothing was counted."""
     if counts.sum() <= 0:
         return None
@@ -138,7 +138,7 @@ def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
         accepted, proposals, positions = (
             np.abs(sign * pool[total] - pool[f"thinking_{total}"]) for total in ("accepted", "proposals", "positions")
         )
-        phases[name] = Phase(int(positions.sum()), _share(pool.cluster, accepted, proposals, confidence))
+        phases[name] = Phase(int(positions.sum()), share(pool.cluster, accepted, proposals, confidence))
     return phases
 
 

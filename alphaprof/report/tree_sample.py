@@ -13,20 +13,10 @@ from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.ranks import Mask, RankCounts, rank_counts
 from alphaprof.log.store import Run
 from alphaprof.report.build import observed_weights
-from alphaprof.report.pool import groups, sampling_of, units
+from alphaprof.report.pool import units
+from alphaprof.report.texts import Text, texts
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Text:
-    """One domain and kind of text; `rows`: its documents, in their order. `policy` and `sampling` as in `pool.Pool`."""
-
-    domain: str
-    continuation: str
-    policy: str
-    sampling: dict[str, float] | None
-    rows: Array
 
 
 @dataclass(frozen=True)
@@ -65,26 +55,23 @@ def sample_of(run: Run, draft: str, width: int, chooses: bool) -> Sample:
     """
     documents = run.documents()
     cluster = units(documents)
-    texts = tuple(
-        Text(domain, kind, policy, sampling_of(settings), rows)
-        for (domain, kind, policy, settings), rows in groups(documents)
-    )
+    found = tuple(texts(documents, cluster))
     own = np.zeros(len(documents), dtype=bool)
-    for text in texts:
+    for text in found:
         own[text.rows] = bool(text.policy)
-    tested = _tested(texts, cluster) if chooses else own
+    tested = _tested(found, cluster) if chooses else own
     observed = observed_weights(documents.filter(pa.array(own)))
-    weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in texts})
+    weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in found})
     return Sample(
-        texts, cluster, rank_counts(run, draft, width), own & ~tested, tested, weights or observed, weights is None
+        found, cluster, rank_counts(run, draft, width), own & ~tested, tested, weights or observed, weights is None
     )
 
 
-def _tested(texts: tuple[Text, ...], cluster: Array) -> Mask:
+def _tested(every: tuple[Text, ...], cluster: Array) -> Mask:
     """The held-out half [documents] of the text that the target chose; no cluster lies in both halves."""
     members = {
         f"{text.domain} {text.continuation} {text.sampling}": (text.rows, cluster[text.rows].tolist())
-        for text in texts
+        for text in every
         if text.policy
     }
     tested = np.zeros(len(cluster), dtype=bool)

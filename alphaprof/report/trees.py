@@ -20,8 +20,9 @@ from alphaprof.analysis.trees import Tree, expected_tokens, optimal_tree
 from alphaprof.report.compare import Side
 from alphaprof.report.model import Interval
 from alphaprof.report.result import tokens_interval
+from alphaprof.report.texts import Text
 from alphaprof.report.tree_model import OwnTree, StaticTree, TextTrees, TreesReport, TreeTokens
-from alphaprof.report.tree_sample import Sample, Text, sample_of
+from alphaprof.report.tree_sample import Sample, sample_of
 from alphaprof.report.verdict import Question
 
 Array = np.ndarray[Any, Any]

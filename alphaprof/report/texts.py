@@ -1,0 +1,52 @@
+"""The kinds of text of a run by domain: what certificates, predictability and trees are told of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.report.model import Interval
+from alphaprof.report.pool import groups, sampling_of
+from alphaprof.report.result import share
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents of one kind of text: `rows` of the documents table, and the independent unit of each [rows].
+
+    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not.
+    """
+
+    domain: str
+    continuation: str
+    policy: str
+    sampling: dict[str, float] | None
+    rows: Array
+    cluster: Array
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the target produced it."""
+        return bool(self.policy)
+
+    def share(self, totals: Array, counts: Array, confidence: float) -> Interval | None:
+        """Ratio of sums [documents of the table] over this text as a share; None where nothing was counted."""
+        return share(self.cluster, totals[self.rows], counts[self.rows], confidence)
+
+    def documents(self, counts: Array) -> int:
+        """Independent units with counts."""
+        return len(np.unique(self.cluster[counts[self.rows] > 0]))
+
+
+def texts(documents: pa.Table, independent: Array) -> list[Text]:
+    """The kinds of text of a run by domain, in the order in which they occur; `independent` as `pool.units` gives it."""
+    _, codes = np.unique(independent, return_inverse=True)
+    return [
+        Text(domain, kind, policy, sampling_of(settings), rows, codes[rows])
+        for (domain, kind, policy, settings), rows in groups(documents)
+    ]
