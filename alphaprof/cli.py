@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from alphaprof import __version__
-from alphaprof.errors import AlphaprofError, DiskFull, ExtraMissing
+from alphaprof.cli_models import profile, validate
+from alphaprof.cli_support import ReportFormat, one_line, print_text
+from alphaprof.errors import AlphaprofError
 
 app = typer.Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is that?",
@@ -21,13 +20,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-class ReportFormat(StrEnum):
-    """Renderings of a report."""
-
-    terminal = "terminal"
-    json = "json"
 
 
 class ReplayFlavour(StrEnum):
@@ -50,35 +42,7 @@ def _options(
     pass
 
 
-@app.command()
-def profile(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
-    out: Annotated[Path, typer.Option(help="Directory of the run; new, or with --resume the interrupted one.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
-    reuse: Annotated[
-        Path | None, typer.Option("--reuse-continuations", metavar="RUN", help="Measure on the text of a complete run.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
-    ] = None,
-) -> None:
-    """Stream the data through target and drafts once and write the position log."""
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling.hub import check_references
-    from alphaprof.progress import ConsoleProgress
-
-    options = load_profile(profile_file, overrides, limit)
-    _require_packages("torch", "transformers", "datasets")
-    check_references(options)
-    with ConsoleProgress() as progress, _interruptible(out):
-        from alphaprof.analysis.totals import write_totals
-        from alphaprof.profiling.pipeline import profile as run_profile
-
-        run = run_profile(options, out, progress, resume, reuse)
-        progress.say("adding up totals")
-        write_totals(run)
-    print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
+app.command()(profile)
 
 
 @app.command()
@@ -107,7 +71,7 @@ def report(
     opened = Run.open(run)
     question = Question.of(changed_decision(opened.manifest.config, overrides)) if overrides else None
     ids = known_rules(rules) if rules else None
-    _print(render(build_report(opened, replay.value, question, ids), output.value, to_file=out is not None), out)
+    print_text(render(build_report(opened, replay.value, question, ids), output.value, to_file=out is not None), out)
 
 
 @app.command()
@@ -128,7 +92,7 @@ def compare(
     from alphaprof.report.render import render_comparison
 
     found = compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma)
-    _print(render_comparison(found, output.value, to_file=out is not None), out)
+    print_text(render_comparison(found, output.value, to_file=out is not None), out)
 
 
 @app.command()
@@ -158,44 +122,10 @@ def trees(
     from alphaprof.report.trees import build_trees, request_of
 
     found = build_trees(side_of(run), request_of(nodes, depth, read_trees(files or [], top)))
-    _print(render_trees(found, output.value, to_file=out is not None), out)
+    print_text(render_trees(found, output.value, to_file=out is not None), out)
 
 
-@app.command()
-def validate(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
-    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 4,
-    gamma: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1, max=64, help="Drafted tokens per round (repeatable); default: 1, 2, 3, 5 as the profile has them."
-        ),
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often every text is decoded in every way.")] = 3,
-    tolerance: Annotated[float, typer.Option(min=0, help="Exit code 13 beyond this median error of the speedup.")] = 0.10,
-    out: Annotated[Path | None, typer.Option(help="Keep the run of the prediction in this new directory.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
-    ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
-) -> None:
-    """Hold the prediction against a clock: real speculative decoding of a few documents. Exit code 13: too far off."""
-    from alphaprof.loader import load_profile
-    from alphaprof.log.store import run_directory
-    from alphaprof.profiling.hub import check_references
-    from alphaprof.progress import ConsoleProgress
-
-    options = load_profile(profile_file, overrides, documents)
-    _require_packages("torch", "transformers", "datasets")
-    check_references(options)
-    with run_directory(out) as folder, ConsoleProgress() as progress, _interruptible(None):
-        from alphaprof.profiling.validate import validate as run_validation
-        from alphaprof.report.render import render_validation
-        from alphaprof.report.validate import build_validation, require_within
-
-        found = build_validation(*run_validation(options, folder, gamma, repeats, progress), tolerance, kept=out is not None)
-    _print(render_validation(found, output.value), None)
-    require_within(found)
+app.command()(validate)
 
 
 @app.command()
@@ -224,7 +154,7 @@ def predict(
     costs = RoundCost(cost, verify, verify_slope, overhead)
     gammas = GAMMAS if gamma is None else (gamma,)
     found = build_prediction(acceptance_of(alpha, rate, at_gamma), burstiness, costs, gammas)
-    _print(render_prediction(found, output.value, to_file=out is not None), out)
+    print_text(render_prediction(found, output.value, to_file=out is not None), out)
 
 
 @app.command()
@@ -254,44 +184,10 @@ def rules() -> None:
         print(f"{name:28} {about}")
 
 
-@contextlib.contextmanager
-def _interruptible(out: Path | None) -> Iterator[None]:
-    """Ctrl-C ends the command with a word about what is left (None: nothing to go on with), and the shells' exit code."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        begun = out is not None and (out / "manifest.json").exists()
-        hint = f"complete shards are in {out}: finish with the same line and --resume"
-        nothing = "nothing was written yet" if out is not None else "start again, with another --out if one was named"
-        print(f"interrupted\nhint: {_one_line(hint if begun else nothing)}", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-def _print(text: str, path: Path | None) -> None:
-    if path is None:
-        sys.stdout.write(text)
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DiskFull(f"cannot write {path}: {error.strerror}", "choose another --out, in an existing directory") from None
-
-
-def _require_packages(*names: str) -> None:
-    missing = [name for name in names if find_spec(name) is None]
-    if missing:
-        raise ExtraMissing(f"profiling needs {', '.join(missing)}", "pip install 'alphaprof[profile]'")
-
-
 def main() -> None:
     """The console script: the one place that prints the errors a user can cause, as two lines on stderr."""
     try:
         app()
     except AlphaprofError as error:
-        print(f"error: {_one_line(error.message)}\nhint: {_one_line(error.hint)}", file=sys.stderr)
+        print(f"error: {one_line(error.message)}\nhint: {one_line(error.hint)}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-def _one_line(text: str) -> str:
-    """Text that may quote data: without line breaks, control or direction characters."""
-    return "".join(char if char.isprintable() else " " for char in text)

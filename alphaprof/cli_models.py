@@ -1,0 +1,76 @@
+"""The commands that run models. Heavy imports stay inside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from alphaprof.cli_support import ReportFormat, interruptible, print_text, require_packages
+
+
+def profile(
+    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    out: Annotated[Path, typer.Option(help="Directory of the run; new, or with --resume the interrupted one.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
+    reuse: Annotated[
+        Path | None, typer.Option("--reuse-continuations", metavar="RUN", help="Measure on the text of a complete run.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    ] = None,
+) -> None:
+    """Stream the data through target and drafts once and write the position log."""
+    from alphaprof.loader import load_profile
+    from alphaprof.profiling.hub import check_references
+    from alphaprof.progress import ConsoleProgress
+
+    options = load_profile(profile_file, overrides, limit)
+    require_packages("torch", "transformers", "datasets")
+    check_references(options)
+    with ConsoleProgress() as progress, interruptible(out):
+        from alphaprof.analysis.totals import write_totals
+        from alphaprof.profiling.pipeline import profile as run_profile
+
+        run = run_profile(options, out, progress, resume, reuse)
+        progress.say("adding up totals")
+        write_totals(run)
+    print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
+
+
+def validate(
+    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 4,
+    gamma: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, max=64, help="Drafted tokens per round (repeatable); default: 1, 2, 3, 5 as the profile has them."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often every text is decoded in every way.")] = 3,
+    tolerance: Annotated[float, typer.Option(min=0, help="Exit code 13 beyond this median error of the speedup.")] = 0.10,
+    out: Annotated[Path | None, typer.Option(help="Keep the run of the prediction in this new directory.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    ] = None,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+) -> None:
+    """Hold the prediction against a clock: real speculative decoding of a few documents. Exit code 13: too far off."""
+    from alphaprof.loader import load_profile
+    from alphaprof.log.store import run_directory
+    from alphaprof.profiling.hub import check_references
+    from alphaprof.progress import ConsoleProgress
+
+    options = load_profile(profile_file, overrides, documents)
+    require_packages("torch", "transformers", "datasets")
+    check_references(options)
+    with run_directory(out) as folder, ConsoleProgress() as progress, interruptible(None):
+        from alphaprof.profiling.validate import validate as run_validation
+        from alphaprof.report.render import render_validation
+        from alphaprof.report.validate import build_validation, require_within
+
+        found = build_validation(*run_validation(options, folder, gamma, repeats, progress), tolerance, kept=out is not None)
+    print_text(render_validation(found, output.value), None)
+    require_within(found)

@@ -1,0 +1,57 @@
+"""What commands share: formats, output, what a missing package or Ctrl-C says."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+
+from alphaprof.errors import DiskFull, ExtraMissing
+
+
+class ReportFormat(StrEnum):
+    """Renderings of a report."""
+
+    terminal = "terminal"
+    json = "json"
+
+
+@contextlib.contextmanager
+def interruptible(out: Path | None) -> Iterator[None]:
+    """Ctrl-C ends the command with a word about what is left (None: nothing to go on with), and the shells' exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = out is not None and (out / "manifest.json").exists()
+        hint = f"complete shards are in {out}: finish with the same line and --resume"
+        nothing = "nothing was written yet" if out is not None else "start again, with another --out if one was named"
+        print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def print_text(text: str, path: Path | None) -> None:
+    """Print the answer, or write it to a file. Raises `DiskFull`."""
+    if path is None:
+        sys.stdout.write(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DiskFull(f"cannot write {path}: {error.strerror}", "choose another --out, in an existing directory") from None
+
+
+def require_packages(*names: str) -> None:
+    """Raise `ExtraMissing` where packages that run models are not installed."""
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise ExtraMissing(f"profiling needs {', '.join(missing)}", "pip install 'alphaprof[profile]'")
+
+
+def one_line(text: str) -> str:
+    """Text that may quote data: without line breaks, control or direction characters."""
+    return "".join(char if char.isprintable() else " " for char in text)
