@@ -190,7 +190,8 @@ def test_halves_are_the_same_in_every_process() -> None:
 def documents(rng: np.random.Generator, size: int, value: float, spread: float) -> RoundCounts:
     """Documents whose true speedup with a free draft is `value`: rounds of 100 tokens spread around 100 / value."""
     rounds = 100 / value * rng.gamma(1 / spread**2, spread**2, size)
-    return RoundCounts(np.full(size, 100.0), rounds, rounds[:, None], np.zeros(size), np.arange(size).astype(str))
+    nothing = np.zeros(size)
+    return RoundCounts(np.full(size, 100.0), rounds, rounds[:, None], nothing, nothing, np.arange(size).astype(str))
 
 
 def sampled(rng: np.random.Generator, size: int, value: float, spread: float, luck: float) -> RoundCounts:
@@ -206,6 +207,7 @@ def pool(counts: RoundCounts) -> Pool:
         "tokens": counts.tokens,
         "rounds_1": counts.rounds,
         "drafted_depths_1": counts.drafted,
+        "accepted_depths_1": counts.full[:, None],
         "control_1": counts.control,
     }
     return Pool(columns, counts.cluster, "greedy", "greedy", None)

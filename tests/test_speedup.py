@@ -18,6 +18,7 @@ from alphaprof.analysis.speedup import (
     Speedup,
     StepTime,
     StepTimes,
+    cost_bounds,
     free_draft,
     relative_time,
     round_costs,
@@ -43,7 +44,9 @@ def counts(
     """Documents that stand alone, unless clusters are given; without a control variate."""
     names = cluster or [f"document {index}" for index in range(len(tokens))]
     nothing = np.zeros(len(tokens))
-    return RoundCounts(np.array(tokens), np.array(rounds), np.array(drafted), nothing, np.array(names, dtype=object))
+    return RoundCounts(
+        np.array(tokens), np.array(rounds), np.array(drafted), nothing, nothing, np.array(names, dtype=object)
+    )
 
 
 # Rounds that drafted exactly 0, 1, 2 tokens: 1, 1, 3 and 0, 0, 4.
@@ -95,8 +98,31 @@ def test_cost_of_a_round_by_hand() -> None:
 def test_a_search_costs_every_round_the_same_with_and_without_a_proposal() -> None:
     """3 ms of 10 ms: also a round that finds nothing costs a decode step and the search."""
     assert round_costs(SEARCHING, 2) == pytest.approx([1.3, 1.7, 2.2])
-    assert SEARCHING.overhead() == pytest.approx(0.3)
-    assert TIMES.overhead() == 0
+
+
+def test_a_full_round_makes_the_next_first_step_dearer_and_bookkeeping_every_round_that_drafts() -> None:
+    """HAND with 2 and 1 full rounds of its 4 and 4 that draft: 1 ms more after each of the former (3 ms for two tokens, not
+    2), and 0.5 ms in each of the latter, of 10 ms a decode step.
+    """
+    times = dataclasses.replace(TIMES, draft_after_full=StepTime(3.0, 0.04), bookkeeping=StepTime(0.5, 0.1))
+    found = dataclasses.replace(HAND, full=np.array([2.0, 1.0]))
+    assert round_costs(times, 2) == pytest.approx([1.0, 1.45, 1.95])
+    assert found.spent(times) == pytest.approx([8.1 + 0.2 + 0.2, 7.6 + 0.1 + 0.2])
+    assert relative_time(found, times).value == pytest.approx(16.4 / 16)
+    # 15 draft steps, 3 of them over two tokens.
+    parts = np.array([10, 12, 105, 24, 9, 0, 4])
+    assert time_shares(found, times) == pytest.approx(parts / 164)
+    errors = [0.01 * (1 - 10 / 164), 0.02 * 12 / 164, 0.03 * 105 / 164, 0.05 * 24 / 164, 0.04 * 9 / 164, 0.1 * 4 / 164]
+    assert known(speedup([found], [1.0], times)).timing_error == pytest.approx(math.hypot(*errors))
+
+
+def test_bounds_of_what_a_token_costs() -> None:
+    """At best every round is full (1.9 for three tokens, and 0.1 more), at worst every round yields one token after such."""
+    assert cost_bounds(TIMES, 2) == pytest.approx((1.9 / 3, 1.9))
+    dearer = dataclasses.replace(TIMES, draft_after_full=StepTime(3.0, 0.0))
+    assert cost_bounds(dearer, 2) == pytest.approx((1.9 / 3, 2.0))
+    cheaper = dataclasses.replace(TIMES, draft_after_full=StepTime(1.0, 0.0))
+    assert cost_bounds(cheaper, 2) == pytest.approx((1.8 / 3, 1.9))
 
 
 def test_relative_time_by_hand() -> None:
@@ -242,8 +268,8 @@ def test_timing_error_is_the_spread_over_repeated_timings() -> None:
 
 def test_shares_of_time_by_hand() -> None:
     """1, 1 and 7 verifications of 10, 12 and 15 ms, and 15 draft steps of 2 ms: 157 ms; with 9 searches of 3 ms 184 ms."""
-    assert time_shares(HAND, TIMES) == pytest.approx(np.array([10, 12, 105, 30, 0]) / 157)
-    assert time_shares(HAND, SEARCHING) == pytest.approx(np.array([10, 12, 105, 30, 27]) / 184)
+    assert time_shares(HAND, TIMES) == pytest.approx(np.array([10, 12, 105, 30, 0, 0, 0]) / 157)
+    assert time_shares(HAND, SEARCHING) == pytest.approx(np.array([10, 12, 105, 30, 0, 27, 0]) / 184)
 
 
 @both_times
@@ -255,7 +281,7 @@ def test_shares_add_up_to_the_time_with_the_draft(times: StepTimes, rows: list[t
     assert shares.sum() == pytest.approx(1)
     spent, base = spent_and_base(found, times)
     none, one, two = found.exactly().sum(0)
-    steps = [10 * none, 12 * one, 15 * two, 2 * (one + 2 * two), times.lookup.ms * (none + one + two)]
+    steps = [10 * none, 12 * one, 15 * two, 2 * (one + 2 * two), 0, times.lookup.ms * (none + one + two), 0]
     assert shares * spent.sum() * 10 == pytest.approx(np.array(steps))
     assert base.sum() == found.tokens.sum()
 
@@ -404,7 +430,7 @@ def drawn_texts(request: pytest.FixtureRequest) -> Drawn:
     found = expected_replay(trace, kept, accept, DEPTH)
     names = np.arange(POOL).astype(str)
     needed = float(expected_rounds(law, LENGTH - 1, DEPTH).mean()) * float(round_costs(STEPS, DEPTH)[-1])
-    return Drawn(RoundCounts(found.tokens, found.rounds, found.drafted, found.control, names), (LENGTH - 1) / needed, spread)
+    return Drawn(RoundCounts.of(found, names), (LENGTH - 1) / needed, spread)
 
 
 def estimates(drawn: Drawn, documents: int) -> list[Speedup]:
@@ -453,7 +479,10 @@ def test_documents_of_one_cluster_are_one_for_a_control_variate(drawn_texts: Dra
     twenty = drawn_texts.samples(20, 1)[0]
     pairs = np.repeat(np.arange(10), 2).astype(str)
     whole = RoundCounts(
-        *(getattr(twenty, name).reshape(10, 2, -1).sum(1).squeeze() for name in ("tokens", "rounds", "drafted", "control")),
+        *(
+            getattr(twenty, name).reshape(10, 2, -1).sum(1).squeeze()
+            for name in ("tokens", "rounds", "drafted", "full", "control")
+        ),
         pairs[::2],
     )
     together = known(speedup([dataclasses.replace(twenty, cluster=pairs)], [1.0], STEPS))

@@ -1,8 +1,9 @@
 """From rounds and step times to speedup: decode time without the draft, divided by decode time with it.
 
-A round that drafts m tokens costs m draft steps and one verification of m + 1 tokens; a round without a proposal costs
-one decode step. Prompt lookup has no draft steps, but searches the text once a round. Prefill is the same on both sides and
-left out. Times are in ms; `cost` means units of a decode step.
+A round that drafts m tokens costs m draft steps, one verification of m + 1 tokens, and what it takes to put the caches in
+order again; a round without a proposal costs one decode step. After a round that was accepted in full a draft model has two
+tokens to read in its first step: its own last one and the target's. Prompt lookup has no draft steps, but searches the text
+once a round. Prefill is the same on both sides and left out. Times are in ms; `cost` means units of a decode step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from alphaprof.analysis.estimate import (
     influences,
     log_interval,
 )
+from alphaprof.analysis.replay import Rounds
 
 Array = np.ndarray[Any, Any]
 
@@ -40,12 +42,16 @@ NOTHING = StepTime(0.0, 0.0)
 @dataclass(frozen=True)
 class StepTimes:
     """Step times of target and one draft. `target[n]` verifies n tokens (n = 1: plain decoding); `lookup`: what a round
-    costs before its first draft step, whether it proposes anything or not (the search of prompt lookup).
+    costs before its first draft step, whether it proposes anything or not (the search of prompt lookup). `draft_after_full`:
+    the draft's first step after a round that was accepted in full, over two tokens (None: it takes no longer than another).
+    `bookkeeping`: once a round that drafts anything.
     """
 
     target: Mapping[int, StepTime]
     draft: StepTime
     lookup: StepTime = NOTHING
+    draft_after_full: StepTime | None = None
+    bookkeeping: StepTime = NOTHING
 
     @property
     def decode(self) -> StepTime:
@@ -60,9 +66,9 @@ class StepTimes:
         """Cost of verifying gamma drafts."""
         return self.target[gamma + 1].ms / self.decode.ms
 
-    def overhead(self) -> float:
-        """Cost of a round's search."""
-        return self.lookup.ms / self.decode.ms
+    def after_full(self) -> float:
+        """What the step over two tokens that follows a round accepted in full costs more than another draft step."""
+        return (self.draft_after_full.ms - self.draft.ms) / self.decode.ms if self.draft_after_full else 0.0
 
 
 def free_draft(gamma: int) -> StepTimes:
@@ -73,14 +79,21 @@ def free_draft(gamma: int) -> StepTimes:
 @dataclass(frozen=True)
 class RoundCounts:
     """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
-    drafted at least d tokens), `control` (control variate of expected rounds, else 0) and `cluster` [documents].
+    drafted at least d tokens), `full` [documents] (rounds whose gamma tokens were all accepted), `control` (control variate
+    of expected rounds, else 0) and `cluster` [documents].
     """
 
     tokens: Array
     rounds: Array
     drafted: Array
+    full: Array
     control: Array
     cluster: Array
+
+    @classmethod
+    def of(cls, found: Rounds, cluster: Array) -> RoundCounts:
+        """From replayed rounds of documents, and the cluster of each."""
+        return cls(found.tokens, found.rounds, found.drafted, found.accepted[:, -1], found.control, cluster)
 
     def exactly(self) -> Array:
         """Rounds that drafted exactly m = 0..gamma tokens, [documents, gamma + 1]."""
@@ -89,9 +102,14 @@ class RoundCounts:
 
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""
-        return RoundCounts(
-            self.tokens[chosen], self.rounds[chosen], self.drafted[chosen], self.control[chosen], self.cluster[chosen]
-        )
+        return RoundCounts(**{name: values[chosen] for name, values in vars(self).items()})
+
+    def spent(self, times: StepTimes) -> Array:
+        """Decode time with the draft in units of a decode step, [documents].
+
+        A text that ends with a full round has no step behind it: at most one step of a document is counted too many.
+        """
+        return np.asarray(self.exactly() @ round_costs(times, self.drafted.shape[1]) + self.full * times.after_full())
 
 
 @dataclass(frozen=True)
@@ -118,9 +136,21 @@ class Speedup:
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
-    """Cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), and the search."""
-    steps = [m * times.c() + times.target[m + 1].ms / times.decode.ms for m in range(gamma + 1)]
-    return np.array(steps) + times.overhead()
+    """Cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), the search, and bookkeeping where
+    it drafts at all.
+    """
+    steps = [m * times.draft.ms + times.target[m + 1].ms + (m > 0) * times.bookkeeping.ms for m in range(gamma + 1)]
+    return (np.array(steps) + times.lookup.ms) / times.decode.ms
+
+
+def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
+    """The least and the most that a token can cost with the draft: in the best round with every draft accepted, and in the
+    dearest round for every single token.
+    """
+    cost = round_costs(times, gamma)
+    extra = times.after_full()
+    best = float((cost / np.arange(1, gamma + 2)).min()) + min(0.0, extra) / (gamma + 1)
+    return best, float(cost.max()) + max(0.0, extra)
 
 
 def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:
@@ -128,28 +158,26 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
 
     Where rounds are expectations, a control variate has sharpened the time with the draft.
     """
-    cost = round_costs(times, counts.drafted.shape[1])
-    spent, base, control = by_cluster(counts.cluster, counts.exactly() @ cost, counts.tokens, counts.control)
+    spent, base, control = by_cluster(counts.cluster, counts.spent(times), counts.tokens, counts.control)
     adjusted = controlled(spent, base, control)
     return (spent if adjusted is None else adjusted), base
 
 
 def relative_time(counts: RoundCounts, times: StepTimes) -> Ratio:
-    """Decode time with the draft divided by decode time without, over documents or clusters.
-
-    It lies between that of the best round with every draft accepted and that of the dearest round for every single token.
-    """
-    cost = round_costs(times, counts.drafted.shape[1])
-    best = float((cost / np.arange(1, len(cost) + 1)).min())
-    return bounded_ratio(*spent_and_base(counts, times), best, float(cost.max()))
+    """Decode time with the draft divided by decode time without, over documents or clusters."""
+    return bounded_ratio(*spent_and_base(counts, times), *cost_bounds(times, counts.drafted.shape[1]))
 
 
 def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
-    """Shares of the decode time with the draft: verification of n = 1..gamma+1, draft steps, searches; [gamma + 3]."""
+    """Shares of the decode time with the draft: verification of n = 1..gamma+1, draft steps, those after full rounds,
+    searches, bookkeeping; [gamma + 5].
+    """
     exactly = counts.exactly().sum(0)
     verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly)]
-    draft = float((exactly * np.arange(len(exactly))).sum()) * times.draft.ms
-    parts = np.array([*verify, draft, float(exactly.sum()) * times.lookup.ms])
+    two = times.draft_after_full or times.draft
+    steps, full = float((exactly * np.arange(len(exactly))).sum()), float(counts.full.sum())
+    searches, settled = float(exactly.sum()) * times.lookup.ms, float(exactly[1:].sum()) * times.bookkeeping.ms
+    parts = np.array([*verify, (steps - full) * times.draft.ms, full * two.ms, searches, settled])
     return np.asarray(parts / parts.sum())
 
 
@@ -201,10 +229,13 @@ def _timing_error(shares: Array, times: StepTimes) -> float:
 
     The decode step stands in the numerator too, so its derivative is one minus its share of the time with the draft.
     """
-    *verify, draft, lookup = shares
+    *verify, draft, after_full, lookup, bookkeeping = shares
     errors = [(1 - verify[0]) * times.decode.relative_error]
     errors += [share * times.target[n].relative_error for n, share in enumerate(verify[1:], start=2)]
-    errors += [draft * times.draft.relative_error, lookup * times.lookup.relative_error]
+    parts = (times.draft, times.draft_after_full or times.draft, times.lookup, times.bookkeeping)
+    errors += [
+        share * part.relative_error for share, part in zip((draft, after_full, lookup, bookkeeping), parts, strict=True)
+    ]
     return math.sqrt(sum(error**2 for error in errors))
 
 

@@ -44,8 +44,9 @@ class Pool:
 
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
-        rounds, drafted = self[f"rounds_{gamma}"], self[f"drafted_depths_{gamma}"]
-        return RoundCounts(self["tokens"], rounds, drafted, self[f"control_{gamma}"], self.cluster)
+        rounds, drafted, control = (self[f"{name}_{gamma}"] for name in ("rounds", "drafted_depths", "control"))
+        full = self[f"accepted_depths_{gamma}"][:, -1]
+        return RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
 
 
 def pools(

@@ -87,7 +87,7 @@ def _run(text: Text, rule: str, log: TargetLog, found: CertainRuns, confidence: 
     tokens = None
     # A lossy rule may accept another token than the text's, and what follows then was not measured.
     if text.policy == GREEDY and not parse_rule(rule).rule.lossy:
-        counted = RoundCounts(rounds.tokens, rounds.rounds, rounds.drafted, rounds.control, text.cluster)
+        counted = RoundCounts.of(rounds, text.cluster)
         tokens = tokens_interval(speedup([counted], [1.0], free_draft(gamma)), gamma, confidence)
     return CertainRun(
         rule=rule,

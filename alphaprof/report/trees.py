@@ -65,8 +65,7 @@ class Replay:
 
     def counts(self, sample: Sample, rows: Array) -> RoundCounts:
         """Rounds of some of its documents."""
-        at, found = np.searchsorted(self.rows, rows), self.rounds
-        return RoundCounts(found.tokens[at], found.rounds[at], found.drafted[at], found.control[at], sample.cluster[rows])
+        return RoundCounts.of(self.rounds, sample.cluster[self.rows]).rows(np.searchsorted(self.rows, rows))
 
     def accepted(self, rows: Array) -> Array:
         """Their rounds that accepted at least d = 1, ..., depth drafts, [depth]."""
