@@ -62,14 +62,14 @@ def report(
     ] = ReplayFlavour.engine,
 ) -> None:
     """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
-    from alphaprof.loader import changed_decision, known_rules
+    from alphaprof.loader import changed_question, known_rules
     from alphaprof.log.store import Run
     from alphaprof.report.build import build_report
     from alphaprof.report.render import render
     from alphaprof.report.verdict import Question
 
     opened = Run.open(run)
-    question = Question.of(changed_decision(opened.manifest.config, overrides)) if overrides else None
+    question = Question.of(changed_question(opened.manifest.config, overrides)) if overrides else None
     ids = known_rules(rules) if rules else None
     print_text(render(build_report(opened, replay.value, question, ids), output.value, to_file=out is not None), out)
 

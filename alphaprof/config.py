@@ -18,11 +18,14 @@ from alphaprof.options import (
     DRAFT_NAME,
     GAMMA_LIMIT,
     ContinuationOptions,
+    CostOptions,
     DraftOptions,
     GreedyContinuation,
+    MeasuredCosts,
     ModelDraft,
     Options,
     Sampling,
+    TableCosts,
     TargetOptions,
     TextContinuation,
     Whole,
@@ -98,14 +101,6 @@ class SourceOptions(Options):
         return self
 
 
-class CostOptions(Options):
-    """Where step times come from."""
-
-    source: Literal["measured"] = "measured"
-    context: Whole = Field(256, ge=8, description="tokens in the KV cache while a step is timed")
-    repeats: Whole = Field(20, ge=3, description="timed repeats of every step; the median counts")
-
-
 class DecisionOptions(Options):
     """What the verdict is about."""
 
@@ -117,6 +112,7 @@ class DecisionOptions(Options):
     gamma: Whole | Literal["auto"] = Field("auto", description="drafted tokens per round; auto chooses likewise")
     min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="of intervals (two-sided) and verdicts (one-sided)")
+    concurrency: Whole = Field(1, ge=1, description="sequences that are decoded at a time where the verdict shall hold")
     weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: observed")
 
     @field_validator("weights")
@@ -150,7 +146,7 @@ class ProfileOptions(Options):
     gammas: list[Whole] = Field(
         [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="drafted tokens per round that are replayed"
     )
-    costs: CostOptions = CostOptions()
+    costs: CostOptions = MeasuredCosts()
     decision: DecisionOptions = DecisionOptions()
     thinking: Markers | None = Field(None, description="tell thinking from answer; default: no phases")
     batch_tokens: Whole = Field(8192, ge=1, description="padded tokens in one batch, at most (a document alone may exceed)")
@@ -183,6 +179,11 @@ class ProfileOptions(Options):
             raise ValueError(f"{', '.join(sorted(odd))} go with kind: sampled")
         return {"kind": "greedy"} | continuation if isinstance(continuation, dict) else continuation
 
+    @field_validator("costs", mode="before")
+    @classmethod
+    def _measured_by_default(cls, costs: Any) -> Any:
+        return {"source": "measured"} | costs if isinstance(costs, dict) else costs
+
     @field_validator("rules")
     @classmethod
     def _distinct_rules(cls, rules: list[str]) -> list[str]:
@@ -204,6 +205,13 @@ class ProfileOptions(Options):
             raise ValueError(f"decision.draft {decision.draft!r} is none of the drafts ({', '.join(self.drafts)})")
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
             raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {self.gammas}")
+        if not isinstance(self.costs, TableCosts):
+            known = self.costs.concurrency
+            if not known[0] <= decision.concurrency <= known[-1]:
+                raise ValueError(
+                    f"decision.concurrency {decision.concurrency} lies outside costs.concurrency {known}: nothing would say "
+                    "what steps take there"
+                )
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
                 raise ValueError(f"data.{index}: continuation kind text measures a plain corpus: use prompt without chat")
@@ -227,7 +235,10 @@ class ProfileOptions(Options):
         }
         data = [source.model_copy(update={"path": resolve(source.path, folder)}) for source in self.data]
         target = self.target.model_copy(update={"model": resolve(self.target.model, folder)})
-        return self.model_copy(update={"target": target, "drafts": drafts, "data": data})
+        costs = self.costs
+        if isinstance(costs, TableCosts):
+            costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})
+        return self.model_copy(update={"target": target, "drafts": drafts, "data": data, "costs": costs})
 
 
 LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}

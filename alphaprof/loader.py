@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import ProfileInvalid
+from alphaprof.options import MeasuredCosts
 
 WHOLE = "profile"  # where a problem lies that concerns several options
 UNKNOWN_KEY = "extra_forbidden"
@@ -53,16 +54,27 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
     return options
 
 
-def changed_decision(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """A run's profile, as its manifest holds it, with `decision.KEY=VALUE` overrides: what a report may still decide."""
+def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """A run's profile, as its manifest holds it, with what a report may still change: `decision.KEY=VALUE`, and another
+    source of step times, `costs.source=roofline` first. Relative paths start where the command runs.
+    """
     tree = copy.deepcopy(config)
     for override in overrides:
-        if not override.startswith("decision."):
+        if not override.startswith(("decision.", "costs.")):
             raise ProfileInvalid(
-                f"--set {override}: a report can change decision.* only", "the rest was measured; profile again to change it"
+                f"--set {override}: a report can change decision.* and costs.* only",
+                "the rest was measured; profile again to change it",
             )
+        if override.startswith("costs.source="):
+            tree["costs"] = {}  # options of another source mean nothing to this one
         apply_override(tree, override)
-    return validate(tree, "--set").model_dump(mode="json")
+    options = validate(tree, "--set")
+    if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
+        raise ProfileInvalid(
+            "--set costs: measured step times were measured with the run, and cannot be changed afterwards",
+            "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline",
+        )
+    return options.resolved(Path()).model_dump(mode="json")
 
 
 def known_rules(specifications: list[str]) -> list[str]:
@@ -216,6 +228,7 @@ def _choices(annotation: Any) -> list[Any]:
 
 
 def _tags(choice: Any) -> tuple[str, ...]:
-    """How pydantic may name one choice of a union: by its class, or by its kind."""
-    kind = getattr(choice, "model_fields", {}).get("kind")
+    """How pydantic may name one choice of a union: by its class, or by its kind or source."""
+    fields = getattr(choice, "model_fields", {})
+    kind = fields.get("kind") or fields.get("source")
     return (getattr(choice, "__name__", ""), *(get_args(kind.annotation) if kind else ()))

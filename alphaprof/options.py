@@ -1,11 +1,20 @@
-"""Options of models, drafts and continuations: the parts of a profile file that name what is run."""
+"""Options of models, drafts, continuations and costs: the parts of a profile file that name what is run, and what it takes."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -130,3 +139,90 @@ class TextContinuation(Options):
 ContinuationOptions = Annotated[
     GreedyContinuation | SampledContinuation | GivenContinuation | TextContinuation, Field(discriminator="kind")
 ]
+
+
+def _several(given: object) -> object:
+    return given if isinstance(given, list) else [given]
+
+
+def _ascending(values: list[int]) -> list[int]:
+    return sorted(set(values))
+
+
+# One whole number or a list of them.
+Wholes = Annotated[list[Whole], BeforeValidator(_several), AfterValidator(_ascending)]
+Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class MeasuredCosts(Options):
+    """Step times measured here, with Hugging Face."""
+
+    source: Literal["measured"] = "measured"
+    concurrency: Annotated[Wholes, Field(min_length=1)] = Field(
+        [1], description="sequences in a batch, one number or several: a report says up to which of them a draft pays"
+    )
+    context: Annotated[Wholes, Field(min_length=1)] = Field(
+        [256], description="tokens in the KV cache while a step is timed, one number or several to interpolate between"
+    )
+    repeats: Whole = Field(20, ge=3, description="timed repeats of every step; the median counts")
+    mode: Literal["auto", "eager"] = Field(
+        "auto", description="auto: a static cache and CUDA graphs where the device has them; eager: as validate decodes"
+    )
+
+    @field_validator("concurrency", "context")
+    @classmethod
+    def _in_range(cls, values: list[int], info: ValidationInfo) -> list[int]:
+        least = 1 if info.field_name == "concurrency" else 8
+        if min(values) < least:
+            raise ValueError(f"must be {least} or more")
+        return values
+
+
+class TableCosts(Options):
+    """Step times of your own engine."""
+
+    source: Literal["table"]
+    path: str = Field(min_length=1, description="CSV or JSON with step times (docs/costs.md); relative to the profile")
+    overhead_ms: Milliseconds | None = Field(
+        None, description="added to every target step: sampling, scheduling; needed where a table leaves them out (vLLM)"
+    )
+
+
+class RooflineCosts(Options):
+    """Step times worked out from bytes and FLOPs, for hardware that is not at hand."""
+
+    source: Literal["roofline"]
+    accelerator: str = Field(description="a device, like h100-sxm (docs/costs.md lists them)")
+    tp: Whole = Field(1, ge=1, description="devices that share the target (tensor parallelism)")
+    draft_tp: Whole = Field(1, ge=1, description="devices that share a draft model")
+    concurrency: Annotated[Wholes, Field(min_length=1)] = Field(
+        [1, 8, 32, 64, 128, 256], description="sequences in a batch: a report says up to which of them a draft pays"
+    )
+    memory_efficiency: Share = Field(0.8, description="share of the memory bandwidth that kernels reach")
+    compute_efficiency: Share = Field(0.66, description="share of the peak FLOPs that kernels reach")
+    all_reduce_ms: Milliseconds = Field(0.0, description="with tensor parallelism, exchange of one layer")
+    overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
+    draft_overhead_ms: Milliseconds = Field(0.0, description="added to every draft step: launches")
+    weight_bytes: float | None = Field(None, gt=0, description="of the target, a parameter; default: those of its dtype")
+    draft_weight_bytes: float | None = Field(None, gt=0, description="of draft models likewise")
+    kv_bytes: float = Field(2.0, gt=0, description="an element of the KV cache")
+
+    @field_validator("accelerator")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        from alphaprof.analysis.roofline import ACCELERATORS
+
+        if name not in ACCELERATORS:
+            raise ValueError(f"{name!r} is none of the known accelerators: {', '.join(sorted(ACCELERATORS))}")
+        return name
+
+    @field_validator("concurrency")
+    @classmethod
+    def _positive(cls, values: list[int]) -> list[int]:
+        if min(values) < 1:
+            raise ValueError("must be 1 or more")
+        return values
+
+
+CostOptions = Annotated[MeasuredCosts | TableCosts | RooflineCosts, Field(discriminator="source")]

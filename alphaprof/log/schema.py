@@ -150,17 +150,24 @@ LATENCY_COLUMNS = (
     Column(
         "step",
         CATEGORY,
-        "decode: one token; verify: several tokens at once; draft: one token of the draft; lookup: one search of the text, "
-        "once a round.",
+        "decode: one token; verify: several tokens at once; draft: a step of the draft, over two tokens where the round "
+        "before was accepted in full; prefill: a prompt into an empty cache; lookup: one search of each text, once a round; "
+        "bookkeeping: taking rejected tokens out of the model's cache, once a round.",
     ),
     Column("tokens", pa.int32(), "New tokens per sequence in the timed step.", "tokens", 1),
     Column("batch", pa.int32(), "Sequences in the batch.", "sequences", 1),
-    Column("context", pa.int32(), "Tokens in the KV cache before the step.", "tokens", 0),
+    Column("context", pa.int32(), "Tokens in the KV cache of each sequence before the step.", "tokens", 0),
     Column("median_ms", pa.float64(), "Median time of the step.", "ms", 0),
     Column("p10_ms", pa.float64(), "Tenth percentile.", "ms", 0),
     Column("p90_ms", pa.float64(), "Ninetieth percentile.", "ms", 0),
     Column("relative_error", pa.float64(), "Standard error of the median, as a share of it.", "ratio", 0),
     Column("repeats", pa.int32(), "Timed repeats.", low=1),
+    Column(
+        "mode",
+        CATEGORY,
+        "How the step was run: eager, or cuda_graph (static cache, the step recorded once); null: by an older version, eager.",
+        nullable=True,
+    ),
 )
 
 

@@ -13,6 +13,13 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models import Model
 
 
+def kept_logits(model: Model) -> dict[str, Any]:
+    """What to pass to a model for the last token's logits alone, where it can: the head over a whole prompt would cost more
+    memory than the prompt's keys and values.
+    """
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
+
+
 class Cached:
     """A model, and keys and values of the first `length` tokens of one text.
 
@@ -29,9 +36,7 @@ class Cached:
         self._largest = model.vocabulary - 1
         self._cache: Any = DynamicCache(config=model.network.config)
         self._rewinds = False
-        # The head over a whole prompt would cost more memory than the prompt's keys and values.
-        keeps = "logits_to_keep" in inspect.signature(model.network.forward).parameters
-        self._last: dict[str, Any] = {"logits_to_keep": 1} if keeps else {}
+        self._last = kept_logits(model)
 
     def prefill(self, ids: list[int], rewinds: bool) -> torch.Tensor:
         """Logits [1, width] behind the first tokens of the text.

@@ -1,10 +1,9 @@
-"""Time decode, verification and draft steps on this machine, at batch 1 with a KV cache."""
+"""Time the steps that rounds are made of on this machine, with a KV cache, over batch sizes and contexts."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,145 +12,153 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config import CostOptions
+from alphaprof.config import MeasuredCosts
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.options import GAMMA_LIMIT
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.corpus import Ids
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
+from alphaprof.profiling.steppers import NotTimed, Stepper, fitted, prefill, seconds, stepper
 
 WARM_UP = 3
-LONGEST_STEP = GAMMA_LIMIT + 1
-
-
-class NotTimed(Exception):
-    """Steps of a model cannot be timed; the message says why."""
-
-
-class Stepper:
-    """One model with a filled KV cache; `step` feeds some tokens and takes them out of the cache again."""
-
-    def __init__(self, model: Model, text: Ids) -> None:
-        from transformers import DynamicCache
-
-        self.model = model
-        ids = np.minimum(text.astype(np.int64), model.vocabulary - 1)
-        prefix = torch.from_numpy(ids)[None].to(model.device)
-        self.context = len(text)
-        self.next = torch.from_numpy(np.resize(ids, LONGEST_STEP))[None].to(model.device)
-        self.cache: Any = DynamicCache(config=model.network.config)
-        model.network(input_ids=prefix, past_key_values=self.cache, use_cache=True)
-        # Layers with a sliding window forget what falls out of it, unless they are told that it will be needed again.
-        self.cache.activate_past_recording()
-
-    def step(self, tokens: int) -> float:
-        """Seconds that the model takes for `tokens` new tokens, the choice of the next token included."""
-        ids = self.next[:, :tokens]
-        _synchronise(self.model.device)
-        start = time.perf_counter()
-        output = self.model.network(input_ids=ids, past_key_values=self.cache, use_cache=True)
-        output.logits[0].argmax(-1).tolist()  # reading the choice waits for the device
-        seconds = time.perf_counter() - start
-        self.cache.crop(-tokens)
-        return seconds
+SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
+PREFILL_EVERY = 4  # repeats between two prefills: they take as long as many steps, and matter less
 
 
 @dataclass(frozen=True)
 class Job:
-    """A kind of step to time: the model or draft it belongs to, its name and size, and what runs it once, in seconds."""
+    """A kind of step to time, what runs it once, in seconds, and how often it is run: in every `every`-th repeat."""
 
     model: str
     step: str
     tokens: int
+    batch: int
     context: int
+    mode: str
     run: Callable[[], float]
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The latency table, and what could not be timed, in words."""
+
+    table: pa.Table
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """What is timed: models, the real token ids that fill caches, and the longest round."""
+
+    target: Model
+    drafts: Sequence[Draft]
+    text: Ids
+    gamma: int
 
 
 @torch.inference_mode()
-def measure(
-    target: Model, drafts: Sequence[Draft], text: Ids, gammas: Sequence[int], costs: CostOptions, tick: Callable[[], None]
-) -> pa.Table:
-    """The latency table: target at n = 1..gamma_max+1 tokens, one step of every draft model, one search of every lookup.
+def measure(subjects: Subjects, costs: MeasuredCosts, tick: Callable[[], None]) -> Timed:
+    """Time target steps over 1..gamma+1 tokens, steps of every draft model over one and two tokens, searches, prefills and
+    bookkeeping, for every batch size and context.
 
-    Repeats are interleaved over all steps, so that a disturbance of the machine falls on all of them alike. `text` are
-    real token ids that fill the cache, repeated or cut to `costs.context` (and to what a model's context allows); `tick`
-    is called after every repeat of all steps. Raises `NotTimed` for a model without a cache that can be cut back.
+    Repeats are interleaved over all steps, so that a disturbance of the machine falls on all of them alike. The text is
+    repeated or cut to each context (and to what a model's own context allows); `tick` is called after every repeat of all
+    steps. What does not fit into memory beyond batch 1 is left out. Raises `NotTimed` for a model without a cache that can
+    be cut back.
     """
-    jobs = _jobs(target, drafts, text, max(gammas), costs.context)
+    jobs, left_out = _jobs(subjects, costs)
     times: list[list[float]] = [[] for _ in jobs]
     for repeat in range(-WARM_UP, costs.repeats):
-        for index, job in enumerate(jobs):
-            seconds = job.run()
-            if repeat >= 0:
-                times[index].append(1e3 * seconds)
+        for job, found in zip(jobs, times, strict=True):
+            if repeat < 0 and job.every > 1 and repeat > -WARM_UP:
+                continue
+            if repeat < 0:
+                job.run()
+            elif repeat % job.every == 0:
+                found.append(1e3 * job.run())
         tick()
     rows = [_row(job, np.array(ms)) for job, ms in zip(jobs, times, strict=True)]
-    return pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS))
+    return Timed(pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS)), tuple(left_out))
 
 
-def _jobs(target: Model, drafts: Sequence[Draft], text: Ids, gamma: int, context: int) -> list[Job]:
-    """Everything that is timed."""
-    stepper = _stepper(target, _fitted(text, target, context, gamma + 1))
-    steps = [(tokens, "decode" if tokens == 1 else "verify") for tokens in range(1, gamma + 2)]
-    jobs = [Job("target", step, tokens, stepper.context, partial(stepper.step, tokens)) for tokens, step in steps]
-    for draft in drafts:
-        if isinstance(draft, PromptLookup):
-            history = np.resize(text, stepper.context).tolist()
-            jobs.append(Job(draft.name, "lookup", 1, stepper.context, partial(draft.search, history)))
-        else:
-            stepping = _stepper(draft, _fitted(text, draft, context, gamma + 1))
-            jobs.append(Job(draft.name, "draft", 1, stepping.context, partial(stepping.step, 1)))
-    return jobs
-
-
-def _stepper(model: Model, text: Ids) -> Stepper:
-    """A stepper that has shown that it can take its step back."""
-    try:
-        stepper = Stepper(model, text)
-        stepper.step(1)
-        if stepper.cache.get_seq_length() == stepper.context:
-            return stepper
-        reason = "its cache does not shrink"
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason[:200]}")
-
-
-def timed_repeats(costs: CostOptions) -> int:
+def timed_repeats(costs: MeasuredCosts) -> int:
     """How often `measure` calls `tick`."""
     return WARM_UP + costs.repeats
 
 
-def _fitted(text: Ids, model: Model, context: int, longest_step: int) -> Ids:
-    room = context if model.context is None else min(context, model.context - longest_step)
-    if room < 1:
-        raise NotTimed(f"{model.name} has a context of {model.context} tokens, too short for steps of {longest_step}")
-    return np.resize(text, room)
+def _jobs(subjects: Subjects, costs: MeasuredCosts) -> tuple[list[Job], list[str]]:
+    """Everything that is timed, and what is not for want of memory."""
+    jobs: list[Job] = []
+    left_out = []
+    for batch in costs.concurrency:
+        for context in costs.context:
+            try:
+                jobs += _cell(subjects, batch, context, costs.mode)
+            except RuntimeError as error:
+                if batch == 1 or not is_out_of_memory(error):
+                    raise
+                left_out.append(f"{batch} sequences of {context} tokens do not fit into memory")
+    jobs += _prefills(subjects, costs.context)
+    # A model whose own context is short is timed at the same place for several contexts: once is enough.
+    return list({(job.model, job.step, job.tokens, job.batch, job.context): job for job in jobs}.values()), left_out
+
+
+def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[Job]:
+    """The steps at one batch size and context."""
+    target, longest = subjects.target, subjects.gamma + 1
+    found = stepper(target, fitted(subjects.text, target, context, longest), batch, longest, mode)
+    jobs = [_job("target", "decode" if tokens == 1 else "verify", tokens, found) for tokens in range(1, longest + 1)]
+    jobs.append(_settling("target", found))
+    for draft in subjects.drafts:
+        if isinstance(draft, PromptLookup):
+            history = np.resize(subjects.text, found.context).tolist()
+            jobs.append(Job(draft.name, "lookup", 1, batch, found.context, "eager", partial(_search, draft, history, batch)))
+        else:
+            drafting = stepper(draft, fitted(subjects.text, draft, context, longest), batch, 2, mode)
+            jobs += [_job(draft.name, "draft", tokens, drafting) for tokens in (1, 2)]
+            jobs.append(_settling(draft.name, drafting))
+    return jobs
+
+
+def _job(model: str, step: str, tokens: int, found: Stepper) -> Job:
+    return Job(model, step, tokens, found.batch, found.context, found.mode, partial(found.step, tokens))
+
+
+def _settling(model: str, found: Stepper) -> Job:
+    """What it took to cut the cache back after the model's last step: that of the job before."""
+    return Job(model, "bookkeeping", 1, found.batch, found.context, found.mode, lambda: found.settling_s)
+
+
+def _search(draft: PromptLookup, history: list[int], batch: int) -> float:
+    return sum(draft.search(history) for _ in range(batch))
+
+
+def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[Job]:
+    """Prompts of some lengths, alone: a server reads them as they come."""
+    for model in (subjects.target, *(draft for draft in subjects.drafts if not isinstance(draft, PromptLookup))):
+        for length in sorted({min(SHORT_PROMPT, *contexts), *contexts}):
+            text = fitted(subjects.text, model, length, 1)
+            name = "target" if model is subjects.target else model.name
+            yield Job(name, "prefill", len(text), 1, 0, "eager", partial(prefill, model, text), PREFILL_EVERY)
 
 
 def _row(job: Job, ms: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
     p10, p25, median, p75, p90 = np.percentile(ms, [10, 25, 50, 75, 90])
     # For normal errors the median's standard error is 1.2533 sigma / sqrt(n), and sigma is the quartile range / 1.349;
     # quartiles keep the few repeats that another process disturbed from counting as error of the median.
-    error = 1.2533 * (p75 - p25) / 1.349 / math.sqrt(len(ms)) / median
+    error = 1.2533 * (p75 - p25) / 1.349 / math.sqrt(len(ms)) / median if median > 0 else 0.0
     return {
         "model": job.model,
         "step": job.step,
         "tokens": job.tokens,
-        "batch": 1,
+        "batch": job.batch,
         "context": job.context,
         "median_ms": median,
         "p10_ms": p10,
         "p90_ms": p90,
         "relative_error": error,
         "repeats": len(ms),
+        "mode": job.mode,
     }
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
