@@ -40,12 +40,16 @@ NOTHING = StepTime(0.0, 0.0)
 @dataclass(frozen=True)
 class StepTimes:
     """Step times of target and one draft. `target[n]` verifies n tokens (n = 1: plain decoding); `lookup`: what a round
-    costs before its first draft step, whether it proposes anything or not (the search of prompt lookup).
+    costs before its first draft step, whether it proposes anything or not (the search of prompt lookup);
+    `draft_after_full`: the draft's step over 2 tokens, with which it catches up after a round whose drafts were all kept
+    (None: taken as its step over one); `bookkeeping`: what else a round costs.
     """
 
     target: Mapping[int, StepTime]
     draft: StepTime
     lookup: StepTime = NOTHING
+    draft_after_full: StepTime | None = None
+    bookkeeping: StepTime = NOTHING
 
     @property
     def decode(self) -> StepTime:
