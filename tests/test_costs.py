@@ -1,0 +1,233 @@
+"""Step times as rows: exact where they were measured, between their neighbours elsewhere, and none outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaprof.analysis.costs import StepRow, StepTable
+from alphaprof.analysis.speedup import NOTHING, StepTime
+
+
+def row(model: str, step: str, tokens: int, batch: int, context: int, ms: float, error: float = 0.0) -> StepRow:
+    return StepRow(model, step, tokens, batch, context, ms, error)
+
+
+# Verification of 3 tokens is missing; batch 1 and 5 (4 apart), contexts 100 and 300.
+ROWS = (
+    row("target", "decode", 1, 1, 100, 10.0, 0.1),
+    row("target", "decode", 1, 1, 300, 14.0, 0.2),
+    row("target", "decode", 1, 5, 100, 20.0),
+    row("target", "decode", 1, 5, 300, 28.0),
+    row("target", "verify", 2, 1, 100, 12.0, 0.1),
+    row("target", "verify", 4, 1, 100, 16.0, 0.2),
+    row("target", "verify", 2, 5, 100, 24.0),
+    row("target", "verify", 4, 5, 100, 32.0),
+    row("small", "draft", 1, 1, 100, 1.0),
+    row("small", "draft", 1, 5, 100, 2.0),
+    row("small", "draft", 2, 1, 100, 1.5),
+    row("small", "draft", 2, 5, 100, 3.5),
+    row("ngram", "lookup", 1, 1, 100, 0.25),
+)
+TABLE = StepTable(ROWS)
+
+
+def test_a_table_says_what_it_has() -> None:
+    assert TABLE.batches == (1, 5)
+    assert TABLE.contexts(1) == (100, 300)
+    assert TABLE.contexts(3) == ()
+    assert StepTable(reversed(ROWS)).batches == (1, 5)
+    assert StepTable([row("target", "verify", 2, 3, 0, 1.0), row("target", "prefill", 1, 4, 0, 1.0)]).batches == ()
+
+
+def test_what_was_measured_comes_back_exactly() -> None:
+    times = TABLE.times("small", 1, 1, 100)
+    assert times is not None
+    assert times.target == {1: StepTime(10.0, 0.1), 2: StepTime(12.0, 0.1)}
+    assert (times.draft, times.draft_after_full) == (StepTime(1.0, 0.0), StepTime(1.5, 0.0))
+    assert (times.lookup, times.bookkeeping) == (NOTHING, NOTHING)
+
+
+def test_times_between_context_tokens_and_batches_by_hand() -> None:
+    times = TABLE.times("small", 3, 2, 150)
+    assert times is not None
+    assert times.decode.ms == pytest.approx(0.75 * 11 + 0.25 * 22)  # a quarter of the way in context, then in batch
+    assert times.target[3].ms == pytest.approx(0.75 * 14 + 0.25 * 28)  # half of the way in tokens; its one context
+    assert times.draft.ms == pytest.approx(1.25)
+    assert times.draft_after_full is not None
+    assert times.draft_after_full.ms == pytest.approx(2.0)
+
+
+def test_errors_of_interpolated_times_add_up_as_independent_ones() -> None:
+    times = TABLE.times("small", 3, 1, 150)
+    assert times is not None
+    assert times.decode.relative_error == pytest.approx(math.hypot(0.75 * 10 * 0.1, 0.25 * 14 * 0.2) / 11)
+    assert times.target[3].relative_error == pytest.approx(math.hypot(0.5 * 12 * 0.1, 0.5 * 16 * 0.2) / 14)
+
+
+def test_a_prompt_lookup_draft_has_searches_and_no_draft_steps() -> None:
+    times = TABLE.times("ngram", 2, 1, 100)
+    assert times is not None
+    assert (times.draft, times.lookup, times.draft_after_full) == (NOTHING, StepTime(0.25, 0.0), None)
+
+
+def test_a_draft_without_a_step_over_two_tokens_says_so() -> None:
+    table = StepTable(each for each in ROWS if (each.model, each.tokens) != ("small", 2))
+    times = table.times("small", 1, 1, 100)
+    assert times is not None
+    assert times.draft_after_full is None
+
+
+def test_bookkeeping_is_that_of_the_target_and_of_the_draft() -> None:
+    target, draft = row("target", "bookkeeping", 1, 1, 0, 3.0, 0.1), row("small", "bookkeeping", 1, 1, 0, 4.0, 0.1)
+    for extra, expected in (
+        ([target], StepTime(3.0, 0.1)),
+        ([draft], StepTime(4.0, 0.1)),
+        ([target, draft], StepTime(7.0, 0.5 / 7)),
+        ([dataclasses.replace(target, ms=0.0)], NOTHING),
+    ):
+        times = StepTable([*ROWS, *extra]).times("small", 1, 1, 100)
+        assert times is not None
+        assert times.bookkeeping.ms == pytest.approx(expected.ms)
+        assert times.bookkeeping.relative_error == pytest.approx(expected.relative_error)
+
+
+@pytest.mark.parametrize(
+    ("draft", "gamma", "batch", "reason"),
+    [
+        ("other", 1, 1, "no step time for draft other"),
+        ("small", 4, 1, "no step time for target over 5 tokens: target was measured over 1 token to 4 tokens"),
+        ("small", 1, 6, "batch 6 lies outside those at which target over 1 token was measured (1, 5)"),
+        ("small", 1, 0, "batch 0 lies outside those at which target over 1 token was measured (1, 5)"),
+        ("ngram", 1, 2, "batch 2 lies outside those at which lookup of draft ngram over 1 token was measured (1)"),
+    ],
+)
+def test_what_was_not_measured_has_no_time_and_a_reason(draft: str, gamma: int, batch: int, reason: str) -> None:
+    assert TABLE.times(draft, gamma, batch, 100) is None
+    assert TABLE.why_not(draft, gamma, batch, 100) == reason
+
+
+def test_what_was_measured_has_no_reason() -> None:
+    assert TABLE.why_not("small", 3, 4, 1000) is None
+
+
+def test_other_gaps_are_named() -> None:
+    nothing = StepTable([row("small", "draft", 1, 1, 0, 1.0)])
+    assert nothing.why_not("small", 1, 1, 0) == "no step time for target over 1 token: none was measured"
+    two = StepTable([*(each for each in ROWS if each.model == "target"), row("small", "draft", 2, 1, 0, 1.0)])
+    assert two.why_not("small", 1, 1, 100) == (
+        "no step time for draft small over 1 token: draft small was measured over 2 tokens to 2 tokens"
+    )
+    lone = StepTable([*ROWS, row("target", "bookkeeping", 1, 1, 0, 1.0)])
+    assert lone.why_not("small", 1, 5, 100) == (
+        "batch 5 lies outside those at which bookkeeping of the target over 1 token was measured (1)"
+    )
+
+
+def test_batches_without_enough_tokens_are_passed_over() -> None:
+    table = StepTable([*ROWS, row("target", "decode", 1, 2, 100, 11.0)])  # no verification at batch 2
+    times = table.times("small", 1, 2, 100)
+    assert times is not None
+    assert (times.decode.ms, times.target[2].ms) == pytest.approx((11.0, 0.75 * 12 + 0.25 * 24))
+
+
+def test_a_context_outside_takes_the_nearest_and_says_so() -> None:
+    far, end = TABLE.times("small", 1, 1, 9000), TABLE.times("small", 1, 1, 300)
+    assert far == end
+    assert end is not None
+    assert end.decode.ms == 14.0
+    grid = StepTable(each for each in ROWS if each.step == "decode" or each.model != "target")
+    assert [grid.clamped(1, context) for context in (99, 100, 200, 300, 301)] == [True, False, False, False, True]
+    assert grid.clamped(3, 301)
+    assert grid.clamped(1, 200, "small")  # whose steps were measured at 100 only
+    assert TABLE.clamped(1, 200)  # verification was measured at 100 only
+    assert not TABLE.clamped(1, 100, "small")
+
+
+def test_two_times_for_one_step_are_refused() -> None:
+    assert StepTable([*ROWS, ROWS[0]]).rows == ROWS
+    with pytest.raises(ValueError, match="two times for decode of target"):
+        StepTable([*ROWS, dataclasses.replace(ROWS[0], ms=11.0)])
+
+
+def test_prefill_by_hand() -> None:
+    rows = [row("target", "prefill", tokens, 1, 0, ms) for tokens, ms in ((200, 30.0), (100, 10.0))]
+    others = [row("target", "prefill", 400, 2, 0, 1.0), row("target", "prefill", 400, 1, 64, 1.0)]
+    found = StepTable([*rows, *others]).prefill_ms("target", np.array([50, 100, 150, 200, 300]))
+    assert found is not None
+    assert found[0] == pytest.approx([10, 10, 20, 30, 50])
+    assert found[1] == pytest.approx(1 / 5)
+    falling = StepTable([*rows, row("target", "prefill", 300, 1, 0, 20.0)]).prefill_ms("target", np.array([300, 900]))
+    assert falling is not None
+    assert falling[0] == pytest.approx([20, 20])
+    one = StepTable(rows[:1]).prefill_ms("target", np.array([100, 200, 400]))
+    assert one is not None
+    assert (list(one[0]), one[1]) == ([30, 30, 60], pytest.approx(1 / 3))
+    assert TABLE.prefill_ms("target", np.array([100])) is None
+    assert StepTable(others).prefill_ms("target", np.array([100])) is None
+    assert StepTable(rows).prefill_ms("small", np.array([100])) is None
+    nobody = StepTable(rows).prefill_ms("target", np.array([]))
+    assert nobody is not None
+    assert nobody[1] == 0
+
+
+BATCHES, CONTEXTS, TOKENS = (1, 2, 8), (0, 64, 512), (1, 2, 5)
+grids = st.lists(st.floats(0.1, 100), min_size=27, max_size=27)
+
+
+def table(times: list[float]) -> StepTable:
+    places = itertools.product(BATCHES, CONTEXTS, TOKENS)
+    rows = [
+        row("target", "decode" if tokens == 1 else "verify", tokens, batch, context, ms)
+        for (batch, context, tokens), ms in zip(places, times, strict=True)
+    ]
+    return StepTable([*rows, *(row("small", "draft", 1, batch, 0, 1.0) for batch in BATCHES)])
+
+
+def verify(costs: StepTable, tokens: int, batch: int, context: float) -> float:
+    times = costs.times("small", tokens - 1, batch, context)
+    assert times is not None
+    return times.target[tokens].ms
+
+
+@given(grids)
+def test_interpolation_is_exact_at_every_row(times: list[float]) -> None:
+    costs = table(times)
+    for each in costs.rows:
+        if each.model == "target":
+            assert verify(costs, each.tokens, each.batch, each.context) == each.ms
+
+
+@given(grids, st.integers(1, 5), st.integers(1, 8), st.floats(0, 512))
+def test_what_lies_between_rows_lies_between_their_times(
+    times: list[float], tokens: int, batch: int, context: float
+) -> None:
+    def around(known: tuple[int, ...], value: float) -> set[int]:
+        return {max(n for n in known if n <= value), min(n for n in known if n >= value)}
+
+    costs = table(times)
+    near = [
+        each.ms
+        for each in costs.rows
+        if each.model == "target"
+        and each.tokens in around(TOKENS, tokens)
+        and each.batch in around(BATCHES, batch)
+        and each.context in around(CONTEXTS, context)
+    ]
+    assert min(near) * (1 - 1e-12) <= verify(costs, tokens, batch, context) <= max(near) * (1 + 1e-12)
+
+
+@given(grids, st.integers(1, 4), st.integers(1, 7), st.floats(0, 511))
+def test_times_rise_where_rows_rise(rises: list[float], tokens: int, batch: int, context: float) -> None:
+    cube = np.array(rises).reshape(3, 3, 3).cumsum(0).cumsum(1).cumsum(2)
+    costs = table([float(ms) for ms in cube.ravel()])
+    here = verify(costs, tokens, batch, context)
+    assert verify(costs, tokens + 1, batch, context) > here
+    assert verify(costs, tokens, batch + 1, context) > here
+    assert verify(costs, tokens, batch, context + 1) > here
