@@ -51,7 +51,12 @@ def report(
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Decide otherwise: decision.min_speedup=1.2.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Decide otherwise: decision.min_speedup=1.2; or by other step times: costs.source=table costs.path=FILE.",
+        ),
     ] = None,
     rules: Annotated[
         list[str] | None,
@@ -66,12 +71,11 @@ def report(
     from alphaprof.log.store import Run
     from alphaprof.report.build import build_report
     from alphaprof.report.render import render
-    from alphaprof.report.verdict import Question
 
     opened = Run.open(run)
-    question = Question.of(changed_question(opened.manifest.config, overrides)) if overrides else None
+    config = changed_question(opened.manifest.config, overrides) if overrides else None
     ids = known_rules(rules) if rules else None
-    print_text(render(build_report(opened, replay.value, question, ids), output.value, to_file=out is not None), out)
+    print_text(render(build_report(opened, replay.value, config, ids), output.value, to_file=out is not None), out)
 
 
 @app.command()

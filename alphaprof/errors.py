@@ -72,6 +72,12 @@ class VocabularyMismatch(AlphaprofError):
     exit_code = 4
 
 
+class StepsNotTimed(AlphaprofError):
+    """The steps of a model cannot be timed."""
+
+    exit_code = 4
+
+
 class LogitsNotFinite(AlphaprofError):
     """A model produced NaN or infinite logits."""
 

@@ -1,4 +1,4 @@
-"""Options of models, drafts, continuations and costs: the parts of a profile file that name what is run, and what it takes."""
+"""Options of models, drafts, continuations and costs: the parts of a profile file that say what is run, and its times."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class RooflineCosts(Options):
     source: Literal["roofline"]
     accelerator: str = Field(description="a device, like h100-sxm (docs/costs.md lists them)")
     tp: Whole = Field(1, ge=1, description="devices that share the target (tensor parallelism)")
-    draft_tp: Whole = Field(1, ge=1, description="devices that share a draft model")
+    draft_tp: Whole | None = Field(None, ge=1, description="devices that share a draft model; default: as the target")
     concurrency: Annotated[Wholes, Field(min_length=1)] = Field(
         [1, 8, 32, 64, 128, 256], description="sequences in a batch: a report says up to which of them a draft pays"
     )

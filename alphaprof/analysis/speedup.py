@@ -207,6 +207,29 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     )
 
 
+def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Array) -> Speedup | None:
+    """Speedup of whole requests: the target reads the prompt on both sides, and with the draft a draft model does as well.
+
+    `target`, `draft` [documents]: what that takes, in units of a decode step; its own error is not in the result's. None
+    where there are no tokens.
+    """
+    if counts.tokens.sum() == 0:
+        return None
+    prompts, more = by_cluster(counts.cluster, target, draft)
+    spent, base = spent_and_base(counts, times)
+    best, worst = cost_bounds(times, counts.drafted.shape[1])
+    slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
+    found = bounded_ratio(spent + prompts + more, base + prompts, min(best, 1.0), slowest)
+    decoding = spent.sum() / (spent + prompts + more).sum()
+    return Speedup(
+        value=1 / found.value,
+        sampling_error=found.stderr / found.value,
+        timing_error=_timing_error(decoding * time_shares(counts, times), times, base.sum() / (base + prompts).sum()),
+        freedom=found.freedom,
+        documents=found.documents,
+    )
+
+
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> float:
     """What clusters with documents in several domains add to the variance of the weighted time; 0 without such clusters.
 
@@ -224,13 +247,14 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], times:
     return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
-def _timing_error(shares: Array, times: StepTimes) -> float:
+def _timing_error(shares: Array, times: StepTimes, base: float = 1.0) -> float:
     """Relative error that step times give a speedup: the derivative of its logarithm by each of them.
 
-    The decode step stands in the numerator too, so its derivative is one minus its share of the time with the draft.
+    The decode step stands in the numerator too, so its derivative is its share there (`base`) minus that of the time with
+    the draft.
     """
     *verify, draft, after_full, lookup, bookkeeping = shares
-    errors = [(1 - verify[0]) * times.decode.relative_error]
+    errors = [(base - verify[0]) * times.decode.relative_error]
     errors += [share * times.target[n].relative_error for n, share in enumerate(verify[1:], start=2)]
     parts = (times.draft, times.draft_after_full or times.draft, times.lookup, times.bookkeeping)
     errors += [

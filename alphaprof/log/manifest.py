@@ -31,7 +31,8 @@ class ModelFacts:
     """What identifies a model and what analysis needs to know about it.
 
     `context` is in tokens (None: unlimited); `eos` lists the ids that end a text; `noise` is the difference of two
-    logits below which this dtype cannot be trusted to order them.
+    logits below which this dtype cannot be trusted to order them; `shape`: the fields of `analysis.shapes.ModelShape`, None
+    where the architecture is not one whose bytes and FLOPs are known, or where there is no model.
     """
 
     reference: str
@@ -45,12 +46,14 @@ class ModelFacts:
     vocabulary: int
     eos: tuple[int, ...]
     noise: float
+    shape: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json. `status` is running until every shard is written; `reused`: the run whose continuations
-    were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`.
+    were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`: how
+    `--until-decided` went, None where it was not asked for.
     """
 
     status: Literal["running", "complete"]

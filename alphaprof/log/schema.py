@@ -165,7 +165,7 @@ LATENCY_COLUMNS = (
     Column(
         "mode",
         CATEGORY,
-        "How the step was run: eager, or cuda_graph (static cache, the step recorded once); null: by an older version, eager.",
+        "How the step was run: eager, or cuda_graph (static cache, recorded once); null: by an older version, eager.",
         nullable=True,
     ),
 )

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config import MeasuredCosts
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
+from alphaprof.options import MeasuredCosts
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.corpus import Ids
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
-from alphaprof.profiling.steppers import NotTimed, Stepper, fitted, prefill, seconds, stepper
+from alphaprof.profiling.steppers import Stepper, fitted, prefill, stepper
 
 WARM_UP = 3
 SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from alphaprof.analysis.shapes import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.options import ModelOptions
@@ -87,6 +89,7 @@ class Model:
             vocabulary=self.vocabulary,
             eos=self.eos,
             noise=NOISE[self.dtype],
+            shape=shape_of(self.network),
         )
 
 
@@ -221,6 +224,15 @@ def choose_device(device: str) -> torch.device:
 def device_name(device: torch.device) -> str:
     """A device in words: the GPU's name, or cpu."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def shape_of(network: PreTrainedModel) -> dict[str, float] | None:
+    """What decides the bytes and FLOPs of a model's steps; None where that is not known of its architecture."""
+    try:
+        found = ModelShape.from_config(network.config.to_dict(), weight_bytes=float(network.dtype.itemsize))
+    except (ModelUnloadable, ValueError):
+        return None
+    return dataclasses.asdict(found)
 
 
 def fingerprint(network: PreTrainedModel) -> str:

@@ -17,9 +17,10 @@ import torch
 
 from alphaprof import __version__
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import OutOfMemory, RunExists, RunMismatch
+from alphaprof.errors import OutOfMemory, RunExists, RunMismatch, StepsNotTimed
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run, require_writable
+from alphaprof.options import MeasuredCosts
 from alphaprof.profiling import hub, latency
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checks import early_warnings, require_same_data, require_same_models, require_same_profile
@@ -30,6 +31,7 @@ from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokeni
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
 from alphaprof.profiling.shards import Plan, Progress, update, write_shard
+from alphaprof.profiling.steppers import NotTimed
 from alphaprof.profiling.vocabulary import token_count
 
 if TYPE_CHECKING:
@@ -52,6 +54,18 @@ def profile_with_models(options: ProfileOptions, out: Path, progress: Progress) 
         plan = _load(options, out, None, None, progress)
         _fill(plan, progress)
     return plan
+
+
+def time_steps(options: ProfileOptions, costs: MeasuredCosts, out: Path, progress: Progress) -> Run:
+    """A run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
+    `StepsNotTimed` where a model's steps cannot be timed.
+    """
+    with in_memory():
+        plan = _load(options, out, None, None, progress)
+        _measure_latency(plan, costs, progress)
+    if plan.run.latency() is None:
+        raise StepsNotTimed(plan.run.manifest.warnings[-1]["message"], "a model with attention layers only can be timed")
+    return plan.run
 
 
 @contextlib.contextmanager
@@ -85,8 +99,8 @@ def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: boo
 def _fill(plan: Plan, progress: Progress) -> None:
     """Time the steps and write the shards that the run lacks."""
     options = plan.options
-    if plan.run.latency() is None and not any(found["code"] == "not_timed" for found in plan.run.manifest.warnings):
-        _measure_latency(plan, progress)
+    if isinstance(options.costs, MeasuredCosts) and not _timed(plan.run):
+        _measure_latency(plan, options.costs, progress)
     progress.start("profiling", hub.expected_documents(options), "documents")
     done = len(plan.run.shards)
     seen = 0
@@ -186,20 +200,34 @@ def _environment() -> dict[str, object]:
     }
 
 
-def _measure_latency(plan: Plan, progress: Progress) -> None:
+def _timed(run: Run) -> bool:
+    """Whether steps were timed, or cannot be."""
+    return run.latency() is not None or any(found["code"] == "not_timed" for found in run.manifest.warnings)
+
+
+def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
-    costs = plan.options.costs
     progress.start("timing steps", latency.timed_repeats(costs), "repeats")
     prompts = [document.prompt for document in itertools.islice(plan.documents, 8)]
     text = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).numpy()
     try:
-        table = latency.measure(plan.target, plan.drafts, text, plan.options.gammas, costs, lambda: progress.advance(1))
-    except latency.NotTimed as error:
-        warning = {"code": "not_timed", "message": f"no step times: {error}", "remedy": "the report has no speedup then"}
-        progress.warn(**warning)
-        update(plan, warnings=(*plan.run.manifest.warnings, warning))
+        subjects = latency.Subjects(plan.target, plan.drafts, text, max(plan.options.gammas))
+        timed = latency.measure(subjects, costs, lambda: progress.advance(1))
+    except NotTimed as error:
+        _note(plan, progress, "not_timed", f"no step times: {error}", "the report has no speedup then")
         return
-    plan.run.write_latency(table)
+    plan.run.write_latency(timed.table)
+    for reason in timed.left_out:
+        _note(
+            plan, progress, "not_timed_there", f"no step times there: {reason}", "lower costs.concurrency or costs.context"
+        )
+
+
+def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) -> None:
+    """Tell whoever watches, and every report of the run."""
+    warning = {"code": code, "message": message, "remedy": remedy}
+    progress.warn(**warning)
+    update(plan, warnings=(*plan.run.manifest.warnings, warning))
 
 
 def _shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:

@@ -88,8 +88,8 @@ class Stepper:
 
 
 class GraphStepper(Stepper):
-    """The same as an engine runs it on a GPU: keys and values at fixed addresses, each step recorded once as a CUDA graph and
-    replayed, so that the host's launches cost nothing. Raises `NotTimed` for models whose caches are not of one kind.
+    """The same as an engine runs it on a GPU: keys and values at fixed addresses, each step recorded once as a CUDA graph
+    and replayed, so that the host's launches cost nothing. Raises `NotTimed` for models whose caches are not of one kind.
     """
 
     mode = "cuda_graph"
@@ -119,7 +119,7 @@ class GraphStepper(Stepper):
 
     def _recorded(self, tokens: int) -> torch.cuda.CUDAGraph:
         """A step as a graph; it is run some times before, as recording asks for, and stands at the end of one step."""
-        stream = torch.cuda.Stream(self.model.device)
+        stream = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(stream):
             for _ in range(3):

@@ -17,7 +17,7 @@ from alphaprof.analysis.totals import write_totals
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import DataEmpty, OptionInvalid, ProfileInvalid
 from alphaprof.log.store import Run
-from alphaprof.options import GreedyContinuation, SampledContinuation
+from alphaprof.options import GreedyContinuation, MeasuredCosts, SampledContinuation
 from alphaprof.profiling.choices import Choice
 from alphaprof.profiling.corpus import Document, Ids
 from alphaprof.profiling.drafts import Draft
@@ -54,11 +54,17 @@ def validate(
     """
     require_own_text(options)
     chosen = chosen_gammas(options.gammas, gammas)
-    options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen})})
+    options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": as_decoded(options)})
     plan = profile_with_models(options, out, progress)
     write_totals(plan.run)
     with in_memory():
         return plan.run, _measure(plan, chosen, repeats, progress)
+
+
+def as_decoded(options: ProfileOptions) -> MeasuredCosts:
+    """How steps are timed that shall predict this decoder's: here, one text at a time, without graphs."""
+    given = options.costs if isinstance(options.costs, MeasuredCosts) else MeasuredCosts()
+    return given.model_copy(update={"concurrency": [1], "mode": "eager"})
 
 
 def require_own_text(options: ProfileOptions) -> None:

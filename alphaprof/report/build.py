@@ -10,15 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof import __version__
+from alphaprof.analysis.costs import TARGET
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.speedup import NOTHING, StepTime, StepTimes
 from alphaprof.analysis.totals import Request, policies, read_totals
-from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.certificates import certificates
+from alphaprof.report.costs import CostBook, cost_of, open_costs
 from alphaprof.report.format import text_kind
-from alphaprof.report.model import Cost, Report, Result, RunFacts
+from alphaprof.report.model import Report, Result, RunFacts
 from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, units
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
@@ -28,19 +28,18 @@ from alphaprof.report.warnings import report_warnings
 
 
 def build_report(
-    run: Run, flavour: Flavour = "engine", question: Question | None = None, rules: Sequence[str] | None = None
+    run: Run, flavour: Flavour = "engine", config: Mapping[str, Any] | None = None, rules: Sequence[str] | None = None
 ) -> Report:
-    """The report of a run, complete or not. Raises `RunUnreadable`.
+    """The report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for step times from elsewhere.
 
-    `question`: what the verdict is about, where it is not what the profile asked; `rules`: ids of the rules to report on
+    `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
     beside those of the verdict, where they are not the profile's. What the log was not written with is evaluated on it.
     """
     manifest = run.manifest
-    question = question or Question.of(manifest.config)
+    config = config or manifest.config
+    question = Question.of(config)
     documents = run.documents()
-    latency = run.latency()
-    steps = latency.to_pylist() if latency is not None else []
-    times = step_times(steps)
+    book = open_costs(run, config["costs"], mean_context(documents))
     independent = units(documents)
     policy = np.unique(policies(documents)).tolist()
     shown = list(dict.fromkeys([*(question.rule_for(name) for name in policy), *(rules or run.rules)]))
@@ -52,7 +51,7 @@ def build_report(
         decisive: list[tuple[str, Pool]] = []
         for rule in rules_of(shown):
             for domain, pool in pools(totals, documents, independent, rule.id, run.gammas):
-                results.append(build_result(Subject(domain, draft, rule, times.get(draft)), pool, question, run.gammas))
+                results.append(build_result(Subject(domain, draft, rule, book), pool, question, run.gammas))
                 if question.rule_for(pool.policy) == rule.id:
                     doubt = contradiction(pool) if pool.defined else not_defined(rule.id, pool.policy)
                     decisive += [] if doubt else [(domain, pool)]
@@ -65,8 +64,8 @@ def build_report(
         confidence=question.confidence,
         replay=flavour,
         run=_facts(run, documents),
-        cost=_cost(steps, manifest) if steps else None,
-        traffic=judge_traffic(evidence, times, question, run.gammas),
+        cost=cost_of(book, question.concurrency, _beyond_prefill(book, documents)) if book else None,
+        traffic=judge_traffic(evidence, book, question, run.gammas),
         results=tuple(results),
         certificates=certificates(run, documents, independent, question.confidence),
         predictability=predictability(run, documents, independent, results, question.confidence),
@@ -88,7 +87,7 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
         texts=_texts(documents),
         created=manifest.created,
         cut=_cut(documents),
-        mean_context=_mean_context(documents),
+        mean_context=mean_context(documents),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
     )
@@ -129,35 +128,13 @@ def observed_weights(documents: pa.Table) -> dict[str, float]:
     return {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
 
 
-def _mean_context(documents: pa.Table) -> float | None:
+def _beyond_prefill(book: CostBook, documents: pa.Table) -> float | None:
+    """The share of prompts that are longer than any whose prefill was timed; None where none was."""
+    found = book.table.prefill_ms(TARGET, documents["prompt_tokens"].to_numpy())
+    return found[1] if found is not None else None
+
+
+def mean_context(documents: pa.Table) -> float | None:
     """Tokens before a position, on average over positions: the prompt and half of the continuation."""
     prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
     return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None
-
-
-def step_times(rows: Sequence[Mapping[str, Any]]) -> dict[str, StepTimes]:
-    """Step times by draft, from rows of the latency table; empty where none were measured."""
-    timed = {(row["model"], row["step"], row["tokens"]): StepTime(row["median_ms"], row["relative_error"]) for row in rows}
-    target = {tokens: time for (model, _, tokens), time in timed.items() if model == "target"}
-    drafts = dict.fromkeys(model for model, _, _ in timed if model != "target")
-    return {
-        draft: StepTimes(target, timed.get((draft, "draft", 1), NOTHING), timed.get((draft, "lookup", 1), NOTHING))
-        for draft in drafts
-    }
-
-
-def _cost(rows: Sequence[Mapping[str, Any]], manifest: Manifest) -> Cost:
-    environment = manifest.environment
-    return Cost(
-        source=manifest.config["costs"]["source"],
-        engine=f"transformers {environment['packages']['transformers']}",
-        device=manifest.target.device,
-        dtype=manifest.target.dtype,
-        concurrency=1,
-        context=rows[0]["context"],
-        threads=environment["torch_threads"] if manifest.target.device == "cpu" else None,
-        overhead_ms=None,
-        target_ms={row["tokens"]: row["median_ms"] for row in rows if row["model"] == "target"},
-        draft_ms={row["model"]: row["median_ms"] for row in rows if row["step"] == "draft"},
-        lookup_ms={row["model"]: row["median_ms"] for row in rows if row["step"] == "lookup"},
-    )

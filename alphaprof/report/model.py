@@ -18,6 +18,27 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class DocumentSpeedups:
+    """Speedups of single documents: tenth percentile, median, ninetieth percentile, and the share that gets slower."""
+
+    p10: float
+    p50: float
+    p90: float
+    slower: float
+
+
+@dataclass(frozen=True)
+class AtConcurrency:
+    """Speedups with so many sequences decoded at a time, by gamma; `best_gamma` has the largest."""
+
+    concurrency: int
+    gammas: tuple[int, ...]
+    speedups: tuple[Interval | None, ...]
+    request_speedups: tuple[Interval | None, ...]  # empty for the whole traffic
+    best_gamma: int | None
+
+
+@dataclass(frozen=True)
 class GammaResult:
     """One speculation length: rounds, and what they say about tokens and time.
 
@@ -39,6 +60,10 @@ class GammaResult:
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
     speedup: Interval | None
+    request_speedup: Interval | None  # of whole requests: with the prefill of target and draft
+    iid_speedup: float | None  # what the textbook formula would have said: iid_tokens_per_round / full_round_cost
+    iid_speedup_error: float | None  # by what share that is too high
+    of_documents: DocumentSpeedups | None
     marginal: tuple[float | None, ...]
     conditional: tuple[float | None, ...]
 
@@ -80,6 +105,8 @@ class Result:
     phases: dict[str, Phase]  # empty where no markers are configured
     gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None
+    concurrencies: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
+    pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
     verdict: str | None  # None: the verdict concerns another rule
     reason: str
     documents_needed: int | None
@@ -221,23 +248,44 @@ class Traffic:
     min_speedup: float
     weights: dict[str, float]
     weights_observed: bool
+    concurrencies: tuple[AtConcurrency, ...]  # of the chosen draft
+    pays_up_to: int | None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a draft takes of the memory that the target leaves for its KV cache."""
+
+    draft: str
+    weight_bytes: float  # 0 for layers of the target
+    kv_bytes_per_token: float
+    kv_share: float  # of the bytes that a token of context takes in both caches
+    pool_share: float | None  # of the target's pool that the draft's weights take; None: the memory is not known
+    lost_share: float | None  # of the tokens of context that the pool holds, with the draft's weights and cache beside
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Where step times come from, and what they were."""
+    """Where step times come from, and what they are at `concurrency` and `context`; `concurrencies`: all that there are."""
 
     source: str
     engine: str
     device: str
     dtype: str
     concurrency: int
-    context: int
+    concurrencies: tuple[int, ...]
+    context: float  # the documents' mean, or the nearest that there is a time for
+    contexts: tuple[int, ...]  # those that times were taken at
+    mode: str | None  # eager, cuda_graph; None: not known
     threads: int | None
-    overhead_ms: float | None  # per round, beyond the model's steps; None: not measured, and taken as none
+    overhead_ms: float | None  # added to every target step of a table or roofline
     target_ms: dict[int, float]  # by number of tokens
     draft_ms: dict[str, float]  # by draft with a model
+    draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full
     lookup_ms: dict[str, float]  # by prompt lookup draft, once a round
+    bookkeeping_ms: dict[str, float]  # once a round that drafts
+    memory: tuple[Memory, ...]
+    beyond_prefill: float | None  # share of prompts longer than any whose prefill was timed; None: no prefill was
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def pools(
         if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
             raise ValueError("totals lack documents")  # a bug: both are written by shard
         part = chosen.take(places)
-        yield domain, Pool(_arrays(part, gammas), independent[rows], kind, policy, sampling_of(settings))
+        arrays = _arrays(part, gammas) | {"prompt_tokens": documents["prompt_tokens"].to_numpy()[rows]}
+        yield domain, Pool(arrays, independent[rows], kind, policy, sampling_of(settings))
 
 
 def units(documents: pa.Table) -> Array:

@@ -25,7 +25,7 @@ from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.model import Budget, CertainRun, FreeDraft, Interval, Predictability, Result
-from alphaprof.report.result import tokens_interval
+from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.texts import Array, Text, texts
 
 QUANTILES = (0.1, 0.5, 0.9)

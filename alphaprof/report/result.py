@@ -13,9 +13,19 @@ from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.estimate import by_cluster, quantile, ratio, share_interval
 from alphaprof.analysis.rules import SAMPLED, BoundRule
 from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, round_costs, speedup
-from alphaprof.report.model import GammaResult, Interval, Phase, Result
+from alphaprof.report.costs import CostBook
+from alphaprof.report.model import AtConcurrency, GammaResult, Interval, Phase, Result
 from alphaprof.report.pool import Pool
-from alphaprof.report.verdict import Question, choose_and_decide, no_decision, not_defined, without_times
+from alphaprof.report.speeds import (
+    Scope,
+    by_concurrency,
+    of_documents,
+    pays_up_to,
+    request_speedup,
+    speedup_interval,
+    tokens_interval,
+)
+from alphaprof.report.verdict import UNTIMED, Question, choose_and_decide, no_decision, not_defined, without_times
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
@@ -25,32 +35,37 @@ UNBELIEVABLE = 0.1  # share of tokens that contradict a text's policy beyond wha
 
 @dataclass(frozen=True)
 class Subject:
-    """What a result is about. `times`: step times of the draft, None where there are none."""
+    """What a result is about. `book`: all step times, None where there are none."""
 
     domain: str
     draft: str
     rule: BoundRule
-    times: StepTimes | None
+    book: CostBook | None
 
 
 def build_result(subject: Subject, pool: Pool, question: Question, gammas: Sequence[int]) -> Result:
     """Everything about one domain, draft and rule."""
-    rule, times = subject.rule, subject.times if subject.rule.rule.timed else None
+    rule, book = subject.rule, subject.book if subject.rule.rule.timed else None
+    timing = book.timing(question.concurrency).only(subject.draft) if book else UNTIMED
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions
     alpha = share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence)
     found: tuple[GammaResult, ...] = ()
+    several: tuple[AtConcurrency, ...] = ()
     best, decision = None, no_decision(not_defined(rule.id, pool.policy))
     if pool.defined:
         expected = alpha.value if alpha and coverage == 1 else None
-        found = tuple(_gamma(pool, gamma, times, expected, question.confidence) for gamma in gammas)
+        clock = Clock(book, timing.times.get(subject.draft), subject.draft, question.concurrency)
+        found = tuple(_gamma(pool, gamma, clock, expected, question.confidence) for gamma in gammas)
         if not rule.rule.timed:  # a tree drafts more tokens than its depth
             found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
-        known = {subject.draft: times} if times else {}
         best, decision = choose_and_decide(
-            {subject.draft: {subject.domain: pool}}, known, {subject.domain: 1.0}, question, gammas
+            {subject.draft: {subject.domain: pool}}, timing, {subject.domain: 1.0}, question, gammas
         )
-        decision = decision if known else no_decision(without_times([rule.id]))
+        decision = decision if timing.times else no_decision(without_times([rule.id], timing.missing))
+        several = by_concurrency(
+            {subject.domain: pool}, book, subject.draft, {subject.domain: 1.0}, Scope(gammas, question.confidence)
+        )
         if doubt := contradiction(pool):
             decision = no_decision(doubt)
     greedy, sampled = pool.policy == "greedy", pool.policy == SAMPLED
@@ -77,6 +92,8 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         phases=_phases(pool, question.confidence),
         gammas=found,
         best_gamma=best[1] if best else None,
+        concurrencies=several,
+        pays_up_to=pays_up_to(several),
         verdict=decision.verdict if decides else None,
         reason=_reason(decision, decides, pool, rule, question),
         documents_needed=decision.documents_needed if decides else None,
@@ -142,12 +159,25 @@ def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
     return phases
 
 
-def _gamma(pool: Pool, gamma: int, times: StepTimes | None, alpha: float | None, confidence: float) -> GammaResult:
-    counts = pool.counts(gamma)
+@dataclass(frozen=True)
+class Clock:
+    """All step times, and those of one draft at one concurrency; None where there are none."""
+
+    book: CostBook | None
+    times: StepTimes | None
+    draft: str
+    concurrency: int
+
+
+def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence: float) -> GammaResult:
+    counts, times = pool.counts(gamma), clock.times
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = _counted(pool, gamma, free)
     faster = speedup([counts], [1.0], times) if times is not None else None
+    request = request_speedup(pool, gamma, clock.book, clock.draft, clock.concurrency) if clock.book and faster else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
+    full_cost = float(round_costs(times, gamma)[gamma]) if times else None
+    iid_speedup = iid / full_cost if iid is not None and full_cost else None
     return GammaResult(
         gamma=gamma,
         rounds=rounds,
@@ -157,10 +187,14 @@ def _gamma(pool: Pool, gamma: int, times: StepTimes | None, alpha: float | None,
         iid_tokens_per_round=iid,
         iid_error=iid / free.value - 1 if iid is not None and free else None,
         break_even_length=free.value / faster.value if free and faster else None,
-        full_round_cost=float(round_costs(times, gamma)[gamma]) if times else None,
+        full_round_cost=full_cost,
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
         speedup=speedup_interval(faster, confidence),
+        request_speedup=speedup_interval(request, confidence),
+        iid_speedup=iid_speedup,
+        iid_speedup_error=iid_speedup / faster.value - 1 if iid_speedup and faster else None,
+        of_documents=of_documents(counts, times) if times else None,
         marginal=tuple(float(count / drafted[0]) if drafted[0] else None for count in accepted),
         conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
     )
@@ -182,14 +216,3 @@ def _counted(pool: Pool, gamma: int, free: Speedup | None) -> tuple[float, Array
     drafted, tested, accepted = depths[0] * factor, depths[1] * kept, np.minimum(depths[2] * kept, depths[0] * factor)
     tested[0] = depths[1][0] * factor  # all others were reached by an accepted draft
     return factor * rounds, drafted, tested, np.minimum(accepted, tested)
-
-
-def tokens_interval(found: Speedup | None, gamma: int, confidence: float) -> Interval | None:
-    """Tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
-    whole = speedup_interval(found, confidence)
-    return None if whole is None else Interval(whole.value, max(1.0, whole.low), min(gamma + 1.0, whole.high))
-
-
-def speedup_interval(found: Speedup | None, confidence: float) -> Interval | None:
-    """A speedup with its two-sided interval."""
-    return None if found is None else Interval(found.value, *found.bounds((1 - confidence) / 2))

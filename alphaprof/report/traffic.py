@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.speedup import StepTimes, free_draft
+from alphaprof.analysis.speedup import free_draft
+from alphaprof.report.costs import CostBook
 from alphaprof.report.format import short
 from alphaprof.report.model import Interval, Traffic
 from alphaprof.report.pool import Pool
-from alphaprof.report.result import speedup_interval, tokens_interval
-from alphaprof.report.verdict import Pair, Pools, Question, choose_and_decide, no_decision, pooled_speedup, without_times
+from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tokens_interval
+from alphaprof.report.verdict import (
+    UNTIMED,
+    Pair,
+    Pools,
+    Question,
+    choose_and_decide,
+    no_decision,
+    pooled_speedup,
+    without_times,
+)
 
 
 @dataclass(frozen=True)
@@ -28,24 +38,27 @@ class Evidence:
     observed: Mapping[str, float]
 
 
-def judge_traffic(evidence: Evidence, times: Mapping[str, StepTimes], question: Question, gammas: Sequence[int]) -> Traffic:
+def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question, gammas: Sequence[int]) -> Traffic:
     """One draft, one gamma, one verdict for the whole traffic."""
+    timing = book.timing(question.concurrency) if book else UNTIMED
     candidates = evidence.candidates
     if question.draft != "auto":
         candidates = {question.draft: candidates[question.draft]}
     weights = question.weights or dict(evidence.observed)
     counted = {domain: weight for domain, weight in weights.items() if weight > 0}
     if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
-        times = {}
+        book, timing = None, UNTIMED
+    times = timing.times
     best: Pair | None = None
     if obstacle := _obstacle(weights, evidence, next(iter(candidates.values()))):
         decision = no_decision(obstacle)
     else:
-        best, decision = choose_and_decide(candidates, times, counted, question, gammas)
-        decision = decision if times else no_decision(without_times(evidence.rules))
+        best, decision = choose_and_decide(candidates, timing, counted, question, gammas)
+        decision = decision if times else no_decision(without_times(evidence.rules, timing.missing))
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, counted) if best and timed else None
     free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, counted) if best else None
+    several = by_concurrency(candidates[best[0]], book, best[0], counted, Scope(gammas, question.confidence)) if best else ()
     return Traffic(
         verdict=decision.verdict,
         reason=decision.reason,
@@ -61,6 +74,8 @@ def judge_traffic(evidence: Evidence, times: Mapping[str, StepTimes], question: 
         min_speedup=question.min_speedup,
         weights=dict(weights),
         weights_observed=question.weights is None,
+        concurrencies=several,
+        pays_up_to=pays_up_to(several),
     )
 
 

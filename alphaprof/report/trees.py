@@ -19,7 +19,7 @@ from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup, spent_a
 from alphaprof.analysis.trees import Tree, expected_tokens, optimal_tree
 from alphaprof.report.compare import Side
 from alphaprof.report.model import Interval
-from alphaprof.report.result import tokens_interval
+from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.texts import Text
 from alphaprof.report.tree_model import OwnTree, StaticTree, TextTrees, TreesReport, TreeTokens
 from alphaprof.report.tree_sample import Sample, sample_of

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.analysis.measured import Decodings, Measured, Spread, measured_speedup
-from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, speedup
+from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, speedup, time_shares
 from alphaprof.analysis.totals import Request, read_totals
 from alphaprof.errors import OutsideTolerance
 from alphaprof.log.store import Run
-from alphaprof.report.build import step_times
+from alphaprof.report.build import mean_context
+from alphaprof.report.costs import open_costs
 from alphaprof.report.pool import Pool, groups, pools, units
 
 Array = np.ndarray[Any, Any]
@@ -35,7 +36,7 @@ class Both:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Where the mean round goes, in ms. Predicted, `other` is 0: step times are all that a prediction knows of."""
+    """Where the mean round goes, in ms. Predicted, `other` is what taking tokens out of the caches was timed to take."""
 
     draft: float
     verify: float
@@ -78,8 +79,8 @@ class Cell:
 class Validation:
     """The whole comparison. `plain_same_text`: of all `documents`, those whose plain decoding is the profiled text.
 
-    `exact`: all models run in float32, so every text and every round should be equal. `context`: tokens in the cache while
-    steps were timed; `mean_context`: of the documents. `median_error`, `worst_error`: absolute errors of the speedup over
+    `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in
+    the cache while steps were timed, between which times are interpolated; `mean_context`: of the documents. `median_error`, `worst_error`: absolute errors of the speedup over
     cells; None, and never within the tolerance, where no speedup was predicted.
     """
 
@@ -93,7 +94,7 @@ class Validation:
     short: int
     foreign: int
     plain_same_text: int
-    context: int | None
+    contexts: tuple[int, ...]
     mean_context: float
     tolerance: float
     median_error: float | None
@@ -123,9 +124,9 @@ def build_validation(run: Run, measured: Measured, tolerance: float, kept: bool)
     documents = run.documents()
     numbers = pa.array(measured.documents, documents["document"].type)
     documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
-    latency = run.latency()
-    steps = latency.to_pylist() if latency is not None else []
-    times = step_times(steps)
+    context = mean_context(documents) or 0.0
+    book = open_costs(run, manifest.config["costs"], context)
+    times = book.times(1) if book else {}
     cells = []
     for draft in manifest.drafts:
         for group in _groups(run, draft, documents, measured):
@@ -133,7 +134,6 @@ def build_validation(run: Run, measured: Measured, tolerance: float, kept: bool)
             cells += [_cell(group, way, measured.plain, times.get(draft)) for way in found]
     errors = [abs(cell.error) for cell in cells if cell.error is not None]
     cpu_errors = [abs(cell.cpu_error) for cell in cells if cell.cpu_error is not None]
-    prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
     return Validation(
         run=str(run.path) if kept else None,
         target=manifest.target.reference,
@@ -145,8 +145,8 @@ def build_validation(run: Run, measured: Measured, tolerance: float, kept: bool)
         short=measured.short,
         foreign=measured.foreign,
         plain_same_text=int(measured.plain.same_text.sum()),
-        context=steps[0]["context"] if steps else None,
-        mean_context=float(((prompt + length / 2) * length).sum() / length.sum()),
+        contexts=book.table.contexts(1) if book else (),
+        mean_context=context,
         tolerance=tolerance,
         median_error=float(np.median(errors)) if errors else None,
         worst_error=max(errors, default=None),
@@ -236,10 +236,10 @@ def _typical(seconds: Array, rows: Array) -> float:
 
 
 def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
-    exactly = counts.exactly().sum(0)
-    verify = sum(times.target[m + 1].ms * count for m, count in enumerate(exactly)) / exactly.sum()
-    drafted = float((exactly * np.arange(len(exactly))).sum() / exactly.sum())
-    return RoundTime(drafted * times.draft.ms + times.lookup.ms, float(verify), 0.0)
+    rounds = float(counts.rounds.sum())
+    *verify, draft, after_full, lookup, bookkeeping = counts.spent(times).sum() * time_shares(counts, times)
+    unit = times.decode.ms / rounds
+    return RoundTime(float(draft + after_full + lookup) * unit, float(sum(verify)) * unit, float(bookkeeping) * unit)
 
 
 def _measured_round(way: Decodings, rows: Array) -> RoundTime:

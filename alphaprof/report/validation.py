@@ -40,7 +40,7 @@ def validation_terminal(validation: Validation, console: Console) -> None:
     for line in (
         "speedup: decode time without / with the draft, prefill excluded; measured [smallest, largest of a single repeat].",
         "error: predicted / measured by the wall clock - 1. CPU: time of this process on all cores; says nothing of a GPU.",
-        "other: bookkeeping of this decoder between its steps, which the prediction leaves out.",
+        "other: predicted, taking rejected tokens out of the caches; measured, all that this decoder does between steps.",
     ):
         console.print(line, style="dim", highlight=False, markup=False)
 
@@ -52,8 +52,8 @@ def _facts(validation: Validation) -> Iterator[str]:
     ]
     without = "".join(f"; left out: {fmt.count(count)} {why}" for count, why in left if count)
     yield f"{fmt.count(validation.documents)} documents, {validation.repeats} repeats{without}"
-    if validation.context is not None:
-        timed = f"step times are those at {fmt.count(validation.context)} tokens of context"
+    if validation.contexts:
+        timed = f"steps were timed at {' and '.join(map(fmt.count, validation.contexts))} tokens of context"
         yield f"{timed}; these documents have {validation.mean_context:.0f} on average"
     if validation.run is not None:
         yield f"the prediction is that of the run {validation.run}"

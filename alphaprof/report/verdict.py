@@ -33,12 +33,13 @@ class Question:
     min_speedup: float
     confidence: float
     weights: dict[str, float] | None
+    concurrency: int = 1
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> Question:
+    def of(cls, config: Mapping[str, Any]) -> Question:
         """From the manifest's copy of the profile."""
         names = {field.name for field in dataclasses.fields(cls)}
-        if set(config["decision"]) != names:
+        if {"concurrency", *config["decision"]} != names:
             raise RunUnreadable("the run was made by another version of alphaprof", "report with the version that wrote it")
         return cls(**config["decision"])
 
@@ -51,9 +52,26 @@ class Question:
         return list(known) if self.gamma == "auto" else [int(self.gamma)]
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Step times by draft, and `basis`: what they are, in words that begin a reason. `missing`: why some draft has none."""
+
+    times: Mapping[str, StepTimes]
+    basis: str
+    missing: str | None = None
+
+    def only(self, draft: str) -> Timing:
+        """Those of one draft."""
+        found = {draft: self.times[draft]} if draft in self.times else {}
+        return Timing(found, self.basis, self.missing)
+
+
+UNTIMED = Timing({}, "")
+
+
 def choose_and_decide(
     candidates: Pools,
-    times: Mapping[str, StepTimes],
+    timing: Timing,
     weights: Mapping[str, float],
     question: Question,
     gammas: Sequence[int],
@@ -63,31 +81,34 @@ def choose_and_decide(
     """
     options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
     only = options[0] if len(options) == 1 else None
-    if not times:
-        return only, no_decision(without_times([]))
+    times = timing.times
+    if any(draft not in times for draft in candidates):
+        return only, no_decision(without_times([], timing.missing))
     if only is not None:
         found = pooled_speedup(candidates, only, times, weights)
-        return only, _explained(decide(found, question.min_speedup, question.confidence, held_out=False), _v(times, only))
+        decision = decide(found, question.min_speedup, question.confidence, held_out=False)
+        return only, _explained(decision, timing.basis, _v(times, only))
     testing = held_out({domain: next(iter(candidates.values()))[domain].cluster.tolist() for domain in weights})
     choosing = {domain: ~mask for domain, mask in testing.items()}
     chosen = {option: pooled_speedup(candidates, option, times, weights, choosing) for option in options}
     known = {option: found.value for option, found in chosen.items() if found is not None}
     if not known:
-        return None, _explained(decide(None, question.min_speedup, question.confidence, held_out=True))
+        return None, _explained(decide(None, question.min_speedup, question.confidence, held_out=True), timing.basis)
     best = max(known, key=lambda option: known[option])
     found = pooled_speedup(candidates, best, times, weights, testing)
-    return best, _explained(decide(found, question.min_speedup, question.confidence, held_out=True), _v(times, best))
+    decision = decide(found, question.min_speedup, question.confidence, held_out=True)
+    return best, _explained(decision, timing.basis, _v(times, best))
 
 
 def _v(times: Mapping[str, StepTimes], pair: Pair) -> float:
     return times[pair[0]].v(pair[1])
 
 
-def without_times(rules: Sequence[str]) -> str:
-    """Why tokens per round of rules cannot be turned into speedup."""
+def without_times(rules: Sequence[str], missing: str | None = None) -> str:
+    """Why tokens per round of rules cannot be turned into speedup; `missing`: what step times lack."""
     if untimed := [rule for rule in rules if not parse_rule(rule).rule.timed]:
         return f"verification under {', '.join(untimed)} was not timed, so tokens per round cannot be turned into speedup"
-    return "no step times were measured, so acceptance cannot be turned into speedup"
+    return f"{missing or 'no step times were measured'}, so acceptance cannot be turned into speedup"
 
 
 def not_defined(rule: str, policy: str) -> str:
@@ -104,12 +125,12 @@ def no_decision(reason: str) -> Decision:
     return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
 
 
-def _explained(decision: Decision, v: float = 1.0) -> Decision:
-    """A verdict on step times that were measured with another engine than the one that will serve says so first.
+def _explained(decision: Decision, basis: str, v: float = 1.0) -> Decision:
+    """A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
 
     And a GO that rests on verification being cheaper than decoding (`v` < 1) says so last.
     """
-    reason = f"by step times measured here with Hugging Face, {decision.reason}"
+    reason = f"{basis}, {decision.reason}"
     if decision.verdict == "GO" and v < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which flatters every draft"
     return dataclasses.replace(decision, reason=reason)

@@ -1,0 +1,172 @@
+"""Step times for a report: measured with the run, from a table of the user's engine, or worked out by a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alphaprof.analysis.costs import TARGET, StepRow, StepTable
+from alphaprof.analysis.engine_table import read_engine_table
+from alphaprof.analysis.roofline import ACCELERATORS, draft_memory
+from alphaprof.analysis.roofline_costs import RooflineSetting, roofline_rows
+from alphaprof.analysis.shapes import ModelShape
+from alphaprof.analysis.speedup import StepTimes
+from alphaprof.errors import CostsUnreadable
+from alphaprof.log.manifest import Manifest, ModelFacts
+from alphaprof.log.store import Run
+from alphaprof.report.model import Cost, Memory
+from alphaprof.report.verdict import Timing
+
+MEASURED, TABLE, ROOFLINE = "measured", "table", "roofline"
+LOOKUP = "prompt_lookup"
+PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
+
+
+@dataclass(frozen=True)
+class CostBook:
+    """All step times that a report may use, for rounds of up to `gamma` drafts at the documents' mean `context`."""
+
+    table: StepTable
+    options: Mapping[str, Any]
+    manifest: Manifest
+    mode: str | None
+    gamma: int
+    context: float
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """Batch sizes that there are times for."""
+        return self.table.batches
+
+    def times(self, concurrency: int) -> dict[str, StepTimes]:
+        """Step times by draft, of drafts that have any at a concurrency."""
+        found = {draft: self.table.times(draft, self.gamma, concurrency, self.context) for draft in self.manifest.drafts}
+        return {draft: times for draft, times in found.items() if times is not None}
+
+    def timing(self, concurrency: int) -> Timing:
+        """The same for a verdict. Where a draft has no times, the reason is that of the first such draft."""
+        reasons = (self.table.why_not(draft, self.gamma, concurrency, self.context) for draft in self.manifest.drafts)
+        return Timing(self.times(concurrency), self.basis, next((reason for reason in reasons if reason), None))
+
+    @property
+    def basis(self) -> str:
+        """How a verdict that rests on these times begins."""
+        options = self.options
+        if options["source"] == MEASURED:
+            return "by step times measured here with Hugging Face"
+        if options["source"] == TABLE:
+            return f"by the step times in {Path(options['path']).name}"
+        return f"by step times worked out for {_devices(options)}, not measured"
+
+
+def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostBook | None:
+    """The step times that `costs` options name; None where they were to be measured and were not.
+
+    `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`.
+    """
+    manifest = run.manifest
+    gamma, mode = max(run.gammas), None
+    if options["source"] == MEASURED:
+        latency = run.latency()
+        measured = latency.to_pylist() if latency is not None else []
+        if not measured:
+            return None
+        rows: Sequence[StepRow] = measured_rows(measured)
+        mode = measured[0].get("mode") or "eager"
+    elif options["source"] == TABLE:
+        lookups = [name for name, facts in manifest.drafts.items() if facts.kind == LOOKUP]
+        models = [name for name in manifest.drafts if name not in lookups]
+        rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"])
+    else:
+        rows = _roofline(manifest, options, gamma, context)
+    return CostBook(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
+
+
+def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
+    """Rows of the latency table as step times."""
+    names = ("model", "step", "tokens", "batch", "context")
+    return [StepRow(*(row[name] for name in names), row["median_ms"], row["relative_error"]) for row in latency]
+
+
+def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, context: float | None) -> tuple[StepRow, ...]:
+    keys = ("accelerator", "tp", "draft_tp", "memory_efficiency", "compute_efficiency", "all_reduce_ms")
+    setting = RooflineSetting(**{key: options[key] for key in (*keys, "overhead_ms", "draft_overhead_ms")})
+    target, drafts = _shapes(manifest, options)
+    # Times are linear in the context: two places give all between.
+    contexts = sorted({0, round(2 * (context or 0)) + 1})
+    return roofline_rows(target, drafts, setting, gamma, options["concurrency"], contexts, PROMPTS)
+
+
+def _shapes(manifest: Manifest, options: Mapping[str, Any]) -> tuple[ModelShape, dict[str, ModelShape | None]]:
+    drafts = {
+        name: None if facts.kind == LOOKUP else _shape(name, facts, options, options["draft_weight_bytes"])
+        for name, facts in manifest.drafts.items()
+    }
+    return _shape(TARGET, manifest.target, options, options["weight_bytes"]), drafts
+
+
+def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
+    if facts.shape is None:
+        raise CostsUnreadable(
+            f"a roofline needs the shape of {name}, and that of {facts.architecture} is not known",
+            "give step times instead: costs: {source: table, path: FILE} (docs/costs.md)",
+        )
+    fields = facts.shape | {"kv_bytes": options.get("kv_bytes", 2.0)}
+    # Layers of the target have the target's weights, quantised or not.
+    bytes_given = options["weight_bytes"] if facts.kind == "layer_skip" and "weight_bytes" in options else weight_bytes
+    return ModelShape(**(fields | ({"weight_bytes": bytes_given} if bytes_given else {})))  # type: ignore[arg-type]
+
+
+def _devices(options: Mapping[str, Any]) -> str:
+    return f"{options['tp']} x {options['accelerator']}" if options["tp"] > 1 else str(options["accelerator"])
+
+
+def cost_of(book: CostBook, concurrency: int, beyond_prefill: float | None) -> Cost:
+    """What a report says of its step times."""
+    manifest, options, times = book.manifest, book.options, book.times(concurrency)
+    measured = options["source"] == MEASURED
+    environment, target = manifest.environment, manifest.target
+    contexts = book.table.contexts(concurrency) or book.table.contexts(book.concurrencies[0])
+    engine = {MEASURED: f"transformers {environment['packages']['transformers']}", ROOFLINE: "roofline"}
+    device = {MEASURED: target.device, TABLE: Path(str(options.get("path"))).name}
+    first = next(iter(times.values()), None)
+    return Cost(
+        source=options["source"],
+        engine=engine.get(options["source"], "yours"),
+        device=device.get(options["source"]) or _devices(options),
+        dtype=target.dtype,
+        concurrency=concurrency,
+        concurrencies=book.concurrencies,
+        context=min(max(book.context, contexts[0]), contexts[-1]),
+        contexts=contexts if options["source"] != ROOFLINE else (),
+        mode=book.mode,
+        threads=environment["torch_threads"] if measured and target.device == "cpu" else None,
+        overhead_ms=None if measured else options["overhead_ms"],
+        target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
+        draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
+        draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},
+        lookup_ms={draft: time.lookup.ms for draft, time in times.items() if manifest.drafts[draft].kind == LOOKUP},
+        bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
+        memory=tuple(memory(manifest, options)),
+        beyond_prefill=beyond_prefill,
+    )
+
+
+def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[Memory]:
+    """What each draft model takes, where its shape and the target's are known."""
+    found = []
+    for name, facts in manifest.drafts.items():
+        if facts.shape is None or manifest.target.shape is None:
+            continue
+        target = _shape(TARGET, manifest.target, options, options.get("weight_bytes"))
+        draft = _shape(name, facts, options, options.get("draft_weight_bytes"))
+        shared = facts.kind == "layer_skip"
+        pool = lost = None
+        if options["source"] == ROOFLINE:
+            held = draft_memory(target, draft, ACCELERATORS[options["accelerator"]], options["tp"], shared)
+            pool, lost = held.weight_share, held.lost_share
+        each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token
+        found.append(Memory(name, 0.0 if shared else draft.total_weight_bytes, own, own / (each + own), pool, lost))
+    return found

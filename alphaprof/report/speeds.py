@@ -1,0 +1,111 @@
+"""Speedups of one draft at every gamma and concurrency, of whole requests, and of single documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alphaprof.analysis.costs import TARGET
+from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTimes, speedup, with_prefill
+from alphaprof.report.costs import CostBook
+from alphaprof.report.model import AtConcurrency, DocumentSpeedups, Interval
+from alphaprof.report.pool import Pool
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is asked of every pool: speculation lengths and the confidence of intervals."""
+
+    gammas: Sequence[int]
+    confidence: float
+
+
+def tokens_interval(found: Speedup | None, gamma: int, confidence: float) -> Interval | None:
+    """Tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
+    whole = speedup_interval(found, confidence)
+    return None if whole is None else Interval(whole.value, max(1.0, whole.low), min(gamma + 1.0, whole.high))
+
+
+def speedup_interval(found: Speedup | None, confidence: float) -> Interval | None:
+    """A speedup with its two-sided interval."""
+    return None if found is None else Interval(found.value, *found.bounds((1 - confidence) / 2))
+
+
+def by_concurrency(
+    pools: Mapping[str, Pool], book: CostBook | None, draft: str, weights: Mapping[str, float], scope: Scope
+) -> tuple[AtConcurrency, ...]:
+    """Speedups of one draft on weighted domains at every concurrency; nothing where there are times of one alone."""
+    if book is None or len(book.concurrencies) < 2:
+        return ()
+    found = []
+    for concurrency in book.concurrencies:
+        times = book.times(concurrency).get(draft)
+        if times is None:
+            continue
+        single = next(iter(pools.values())) if len(pools) == 1 else None
+        speedups = [
+            speedup([pools[domain].counts(gamma) for domain in weights], list(weights.values()), times)
+            for gamma in scope.gammas
+        ]
+        requests = [
+            request_speedup(single, gamma, book, draft, concurrency) if single is not None else None
+            for gamma in scope.gammas
+        ]
+        values = [item.value if item else 0.0 for item in speedups]
+        found.append(
+            AtConcurrency(
+                concurrency=concurrency,
+                gammas=tuple(scope.gammas),
+                speedups=tuple(speedup_interval(item, scope.confidence) for item in speedups),
+                request_speedups=tuple(speedup_interval(item, scope.confidence) for item in requests),
+                best_gamma=scope.gammas[int(np.argmax(values))] if max(values) > 0 else None,
+            )
+        )
+    return tuple(found)
+
+
+def pays_up_to(found: Sequence[AtConcurrency]) -> int | None:
+    """The last concurrency before the first one at which the best gamma makes decoding slower; None: not even the first."""
+    last = None
+    for item in found:
+        values = [interval.value for interval in item.speedups if interval is not None]
+        if not values or max(values) < 1:
+            return last
+        last = item.concurrency
+    return last
+
+
+def request_speedup(pool: Pool, gamma: int, book: CostBook, draft: str, concurrency: int) -> Speedup | None:
+    """Time of whole requests without the draft / with it: prompts are read one by one, by the target and by a draft model,
+    and each request takes its share of the batch's decode steps. None where no prefill was timed.
+    """
+    times, reading = book.times(concurrency).get(draft), _prefill_ms(pool, book, draft)
+    if times is None or reading is None:
+        return None
+    each = times.decode.ms / concurrency  # of a sequence's decode step
+    target, own = (ms / each for ms in reading)
+    return with_prefill(pool.counts(gamma), times, target, own)
+
+
+def _prefill_ms(pool: Pool, book: CostBook, draft: str) -> tuple[Array, Array] | None:
+    """Prefill of each document's prompt by target and draft, [documents] each; prompt lookup reads nothing."""
+    target = book.table.prefill_ms(TARGET, pool["prompt_tokens"])
+    own = book.table.prefill_ms(draft, pool["prompt_tokens"])
+    if target is None or (own is None and book.times(book.concurrencies[0])[draft].draft.ms > 0):
+        return None
+    return target[0], own[0] if own is not None else np.zeros(len(pool.cluster))
+
+
+def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:
+    """Speedups of single documents; of expected rounds where rounds are expectations. None without a token."""
+    counts = counts.rows(counts.tokens > 0)
+    if not len(counts.tokens):
+        return None
+    speeds = counts.tokens / counts.spent(times)
+    p10, p50, p90 = np.percentile(speeds, [10, 50, 90])
+    return DocumentSpeedups(float(p10), float(p50), float(p90), float((speeds < 1).mean()))
