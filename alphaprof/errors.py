@@ -30,6 +30,18 @@ class OptionInvalid(AlphaprofError):
     exit_code = 2
 
 
+class CostsUnreadable(AlphaprofError):
+    """The file of step times that a profile names cannot be used as it is written."""
+
+    exit_code = 2
+
+
+class AcceleratorUnknown(AlphaprofError):
+    """Step times are asked for an accelerator that nobody has declared."""
+
+    exit_code = 2
+
+
 class RuleNotDecodable(AlphaprofError, ValueError):
     """There is no speculative decoding here by this rule, or not of text that is chosen like this."""
 

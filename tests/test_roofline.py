@@ -299,5 +299,9 @@ def test_what_a_draft_takes_of_the_targets_memory_by_hand() -> None:
     assert found.lost_share == 0.5
     assert draft_memory(target, TOY, device, tp=2).pool_bytes == 10000
     assert draft_memory(target, dataclasses.replace(TOY, parameters=5000), device).context_tokens_left == 0
+    part = draft_memory(target, TOY, device, shares_weights=True)
+    assert (part.weight_bytes, part.weight_share, part.context_tokens_left) == (0, 0, 4000 / 48)
+    copies = draft_memory(target, TOY, device, tp=2)  # one KV head: both devices hold it
+    assert (copies.kv_bytes_per_token, copies.context_tokens, copies.context_tokens_left) == (32, 10000 / 64, 8000 / 96)
     with pytest.raises(ValueError, match="do not fit on 1 small"):
         draft_memory(dataclasses.replace(TOY, parameters=3000), TOY, device)

@@ -189,16 +189,20 @@ class DraftMemory:
         return 1 - self.context_tokens_left / self.context_tokens
 
 
-def draft_memory(target: ModelShape, draft: ModelShape, accelerator: Accelerator, tp: int = 1) -> DraftMemory:
+def draft_memory(
+    target: ModelShape, draft: ModelShape, accelerator: Accelerator, tp: int = 1, shares_weights: bool = False
+) -> DraftMemory:
     """What the draft takes on `tp` devices that hold the target. Raises `ValueError` where the target alone does not fit.
 
-    Every byte is counted as usable; engines keep some back for activations (vLLM by default a tenth).
+    `shares_weights`: the draft is a part of the target and brings a cache only. Every byte is counted as usable; engines
+    keep some back for activations (vLLM by default a tenth). Devices beyond the number of KV heads hold copies of them.
     """
     pool = tp * accelerator.memory - target.total_weight_bytes
     if pool <= 0:
         raise ValueError(
             f"the target's weights ({target.total_weight_bytes:.3g} bytes) do not fit on {tp} {accelerator.name}"
         )
-    weights, each = draft.total_weight_bytes, draft.kv_bytes_per_token
-    left = max(0.0, pool - weights) / (target.kv_bytes_per_token + each)
-    return DraftMemory(pool, weights, each, weights / pool, pool / target.kv_bytes_per_token, left)
+    weights = 0.0 if shares_weights else draft.total_weight_bytes
+    own, each = (shape.kv_bytes_per_token * tp / min(tp, shape.kv_heads) for shape in (target, draft))
+    left = max(0.0, pool - weights) / (own + each)
+    return DraftMemory(pool, weights, each, weights / pool, pool / own, left)
