@@ -23,7 +23,7 @@ from scipy import stats
 from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.totals import write_totals
 from alphaprof.errors import ProfileInvalid
-from alphaprof.loader import changed_decision
+from alphaprof.loader import changed_question
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
@@ -639,9 +639,9 @@ def test_step_times_at_another_context_are_pointed_out(tmp_path: Path) -> None:
 def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     whole = run.manifest.config
-    config = changed_decision(whole, ["decision.min_speedup=50", "decision.confidence=0.9"])
+    config = changed_question(whole, ["decision.min_speedup=50", "decision.confidence=0.9"])
     report = build_report(run, question=Question.of(config))
     assert (report.traffic.min_speedup, report.confidence) == (50, 0.9)
     assert {result.verdict for result in report.results if result.on_policy} == {"NO-GO"}
     with pytest.raises(ProfileInvalid, match=r"decision\.\* only"):
-        changed_decision(whole, ["target.dtype=float32"])
+        changed_question(whole, ["target.dtype=float32"])

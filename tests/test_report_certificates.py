@@ -34,7 +34,6 @@ from alphaprof.report.model import (
     Report,
 )
 from alphaprof.report.predictability import EPSILONS
-from alphaprof.report.verdict import Question
 from tests import reference
 from tests.reporting import HOSTILE, as_json, as_terminal, codes, engine, only, reported, runs_of
 from tests.synthetic import Domain, Recipe, contents, interrupted, rewritten, write_run
@@ -603,8 +602,7 @@ def test_one_document_tells_points_and_nothing_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decision", [{}, {"rule": "strict"}, {"rule": "additive_0p1"}])
 def test_the_free_draft_is_prompt_lookup_under_the_rule_of_the_verdict(run: Run, decision: dict[str, Any]) -> None:
-    question = Question.of({"decision": run.manifest.config["decision"] | decision})
-    found = build_report(run, question=question)
+    found = build_report(run, config=run.manifest.config | {"decision": run.manifest.config["decision"] | decision})
     for text in found.predictability:
         rule = decision.get("rule") or ("one_hot" if text.continuation == "sampled" else "strict")
         (free,) = text.free

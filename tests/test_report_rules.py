@@ -17,7 +17,6 @@ from alphaprof.analysis.totals import Request, read_totals
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report
-from alphaprof.report.verdict import Question
 from tests.reporting import as_json, as_terminal, expected_rounds_of, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, contents, write_run
 
@@ -88,7 +87,7 @@ def positions(run: Run) -> pd.DataFrame:
 
 def asked(run: Run, **decision: Any) -> Report:
     """The report of a run under another decision."""
-    return build_report(run, question=Question.of({"decision": run.manifest.config["decision"] | decision}))
+    return build_report(run, config=run.manifest.config | {"decision": run.manifest.config["decision"] | decision})
 
 
 def test_every_domain_draft_and_rule_has_one_result(report: Report) -> None:

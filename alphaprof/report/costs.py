@@ -86,8 +86,8 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
 
 def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
     """Rows of the latency table as step times."""
-    names = ("model", "step", "tokens", "batch", "context")
-    return [StepRow(*(row[name] for name in names), row["median_ms"], row["relative_error"]) for row in latency]
+    names = ("model", "step", "tokens", "batch", "context", "relative_error")
+    return [StepRow(**{name: row[name] for name in names}, ms=row["median_ms"]) for row in latency]
 
 
 def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, context: float | None) -> tuple[StepRow, ...]:
@@ -116,7 +116,12 @@ def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_byte
     fields = facts.shape | {"kv_bytes": options.get("kv_bytes", 2.0)}
     # Layers of the target have the target's weights, quantised or not.
     bytes_given = options["weight_bytes"] if facts.kind == "layer_skip" and "weight_bytes" in options else weight_bytes
-    return ModelShape(**(fields | ({"weight_bytes": bytes_given} if bytes_given else {})))  # type: ignore[arg-type]
+    return ModelShape(**(fields | ({"weight_bytes": bytes_given} if bytes_given else {})))
+
+
+def _room(options: Mapping[str, Any]) -> float:
+    """Bytes of memory of the devices that hold the target."""
+    return float(options["tp"] * ACCELERATORS[options["accelerator"]].memory)
 
 
 def _devices(options: Mapping[str, Any]) -> str:
@@ -164,7 +169,7 @@ def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[Memory]:
         draft = _shape(name, facts, options, options.get("draft_weight_bytes"))
         shared = facts.kind == "layer_skip"
         pool = lost = None
-        if options["source"] == ROOFLINE:
+        if options["source"] == ROOFLINE and target.total_weight_bytes < _room(options):
             held = draft_memory(target, draft, ACCELERATORS[options["accelerator"]], options["tp"], shared)
             pool, lost = held.weight_share, held.lost_share
         each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token

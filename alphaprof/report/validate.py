@@ -79,9 +79,10 @@ class Cell:
 class Validation:
     """The whole comparison. `plain_same_text`: of all `documents`, those whose plain decoding is the profiled text.
 
-    `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in
-    the cache while steps were timed, between which times are interpolated; `mean_context`: of the documents. `median_error`, `worst_error`: absolute errors of the speedup over
-    cells; None, and never within the tolerance, where no speedup was predicted.
+    `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in the cache while
+    steps were timed, between which times are interpolated; `mean_context`: of the documents. `median_error`,
+    `worst_error`: absolute errors of the speedup over cells; None, and never within the tolerance, where none was
+    predicted.
     """
 
     run: str | None
