@@ -199,6 +199,7 @@ FILES = {
     "empty": ("", None, "no decode step of the target"),
     "wrong column": (CSV.replace("ms", "milliseconds"), None, "line 2: unknown column milliseconds"),
     "a column twice": (CSV.replace("context", "batch"), None, "line 1: column batch stands there twice"),
+    "not CSV": ("x" * 200_000, None, "is not CSV"),
     "not JSON": ("{", "costs.json", "is not JSON"),
     "numbers": ([1, 2], None, "row 1: not an object"),
     "an empty object": ({}, None, "row 1: not an object"),

@@ -190,13 +190,19 @@ def _records(path: Path) -> Iterator[_Record]:
 
 def _from_csv(path: Path, text: str) -> Iterator[_Record]:
     reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, restkey="beyond the header")
-    names = [name.strip() for name in reader.fieldnames or ()]
+    try:
+        names = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        lines = [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise CostsUnreadable(
+            f"{path} is not CSV: {error}", "give a CSV file, or a JSON file whose name ends in .json"
+        ) from error
     if twice := [name for name in names if names.count(name) > 1]:
         raise CostsUnreadable(f"{path}, line 1: column {twice[0]} stands there twice", "leave one of them")
-    reader.fieldnames = names
-    for cells in reader:
+    for line, cells in lines:
         stripped = {key: cell.strip() if isinstance(cell, str) else cell for key, cell in cells.items()}
-        yield _Record(f"{path}, line {reader.line_num}", stripped)
+        yield _Record(f"{path}, line {line}", stripped)
 
 
 def _from_json(path: Path, text: str) -> Iterator[_Record]:
