@@ -39,7 +39,9 @@ GROUPS = (
     (options.SampledContinuation, "`continuation` with `kind: sampled`"),
     (options.GivenContinuation, "`continuation` with `kind: given`"),
     (options.TextContinuation, "`continuation` with `kind: text`"),
-    (config.CostOptions, "`costs`"),
+    (options.MeasuredCosts, "`costs` with `source: measured`, the default"),
+    (options.TableCosts, "`costs` with `source: table`"),
+    (options.RooflineCosts, "`costs` with `source: roofline`"),
     (config.DecisionOptions, "`decision`"),
     (config.Markers, "`thinking`"),
 )

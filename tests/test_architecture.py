@@ -20,7 +20,7 @@ HOMES = {
         "profiling/models.py",
         "profiling/drafts.py",
         "profiling/head.py",
-        "profiling/latency.py",
+        "profiling/steppers.py",
         "profiling/caches.py",
         "profiling/vocabulary.py",  # for the type of a tokenizer, like the next one
         "profiling/corpus.py",
@@ -36,6 +36,7 @@ HOMES = {
         "report/tables.py",
         "report/terminal.py",
         "report/terminal_theory.py",
+        "report/terminal_costs.py",
         "report/comparison.py",
         "report/prediction.py",
         "report/trees_text.py",

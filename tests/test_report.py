@@ -31,7 +31,6 @@ from alphaprof.report.json import render_json
 from alphaprof.report.model import Interval, Report
 from alphaprof.report.pool import units
 from alphaprof.report.render import render
-from alphaprof.report.verdict import Question
 from tests import reference
 from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run
@@ -640,8 +639,8 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     whole = run.manifest.config
     config = changed_question(whole, ["decision.min_speedup=50", "decision.confidence=0.9"])
-    report = build_report(run, question=Question.of(config))
+    report = build_report(run, config=config)
     assert (report.traffic.min_speedup, report.confidence) == (50, 0.9)
     assert {result.verdict for result in report.results if result.on_policy} == {"NO-GO"}
-    with pytest.raises(ProfileInvalid, match=r"decision\.\* only"):
+    with pytest.raises(ProfileInvalid, match=r"decision\.\* and costs\.\* only"):
         changed_question(whole, ["target.dtype=float32"])

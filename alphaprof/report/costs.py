@@ -16,7 +16,7 @@ from alphaprof.analysis.speedup import StepTimes
 from alphaprof.errors import CostsUnreadable
 from alphaprof.log.manifest import Manifest, ModelFacts
 from alphaprof.log.store import Run
-from alphaprof.report.model import Cost, Memory
+from alphaprof.report.model_costs import Cost, Memory
 from alphaprof.report.verdict import Timing
 
 MEASURED, TABLE, ROOFLINE = "measured", "table", "roofline"

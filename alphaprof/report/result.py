@@ -14,7 +14,8 @@ from alphaprof.analysis.estimate import by_cluster, quantile, ratio, share_inter
 from alphaprof.analysis.rules import SAMPLED, BoundRule
 from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report.costs import CostBook
-from alphaprof.report.model import AtConcurrency, GammaResult, Interval, Phase, Result
+from alphaprof.report.model import GammaResult, Interval, Phase, Result
+from alphaprof.report.model_costs import AtConcurrency
 from alphaprof.report.pool import Pool
 from alphaprof.report.speeds import (
     Scope,
@@ -45,29 +46,13 @@ class Subject:
 
 def build_result(subject: Subject, pool: Pool, question: Question, gammas: Sequence[int]) -> Result:
     """Everything about one domain, draft and rule."""
-    rule, book = subject.rule, subject.book if subject.rule.rule.timed else None
-    timing = book.timing(question.concurrency).only(subject.draft) if book else UNTIMED
+    rule = subject.rule
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions
     alpha = share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence)
-    found: tuple[GammaResult, ...] = ()
-    several: tuple[AtConcurrency, ...] = ()
-    best, decision = None, no_decision(not_defined(rule.id, pool.policy))
+    rounds = Rounds((), (), None, no_decision(not_defined(rule.id, pool.policy)))
     if pool.defined:
-        expected = alpha.value if alpha and coverage == 1 else None
-        clock = Clock(book, timing.times.get(subject.draft), subject.draft, question.concurrency)
-        found = tuple(_gamma(pool, gamma, clock, expected, question.confidence) for gamma in gammas)
-        if not rule.rule.timed:  # a tree drafts more tokens than its depth
-            found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
-        best, decision = choose_and_decide(
-            {subject.draft: {subject.domain: pool}}, timing, {subject.domain: 1.0}, question, gammas
-        )
-        decision = decision if timing.times else no_decision(without_times([rule.id], timing.missing))
-        several = by_concurrency(
-            {subject.domain: pool}, book, subject.draft, {subject.domain: 1.0}, Scope(gammas, question.confidence)
-        )
-        if doubt := contradiction(pool):
-            decision = no_decision(doubt)
+        rounds = _rounds(subject, pool, alpha.value if alpha and coverage == 1 else None, question, gammas)
     greedy, sampled = pool.policy == "greedy", pool.policy == SAMPLED
     decides = question.rule_for(pool.policy) == rule.id
     return Result(
@@ -90,14 +75,42 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
         self_check=_self_check(pool) if sampled and pool.defined else None,
         phases=_phases(pool, question.confidence),
-        gammas=found,
-        best_gamma=best[1] if best else None,
-        concurrencies=several,
-        pays_up_to=pays_up_to(several),
-        verdict=decision.verdict if decides else None,
-        reason=_reason(decision, decides, pool, rule, question),
-        documents_needed=decision.documents_needed if decides else None,
+        gammas=rounds.gammas,
+        best_gamma=rounds.best,
+        concurrencies=rounds.concurrencies,
+        pays_up_to=pays_up_to(rounds.concurrencies),
+        verdict=rounds.decision.verdict if decides else None,
+        reason=_reason(rounds.decision, decides, pool, rule, question),
+        documents_needed=rounds.decision.documents_needed if decides else None,
     )
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What rounds say: by gamma, by concurrency, the gamma that was chosen, and the decision on it."""
+
+    gammas: tuple[GammaResult, ...]
+    concurrencies: tuple[AtConcurrency, ...]
+    best: int | None
+    decision: Decision
+
+
+def _rounds(subject: Subject, pool: Pool, alpha: float | None, question: Question, gammas: Sequence[int]) -> Rounds:
+    """The rounds of a pool that has any. `alpha`: where the textbook formula applies."""
+    rule, draft, weights = subject.rule, subject.draft, {subject.domain: 1.0}
+    book = subject.book if rule.rule.timed else None
+    timing = book.timing(question.concurrency).only(draft) if book else UNTIMED
+    clock = Clock(book, timing.times.get(draft), draft, question.concurrency)
+    found = tuple(_gamma(pool, gamma, clock, alpha, question.confidence) for gamma in gammas)
+    if not rule.rule.timed:  # a tree drafts more tokens than its depth
+        found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
+    best, decision = choose_and_decide({draft: {subject.domain: pool}}, timing, weights, question, gammas)
+    if not timing.times:
+        decision = no_decision(without_times([rule.id], timing.missing))
+    if doubt := contradiction(pool):
+        decision = no_decision(doubt)
+    several = by_concurrency({subject.domain: pool}, book, draft, weights, Scope(gammas, question.confidence))
+    return Rounds(found, several, best[1] if best else None, decision)
 
 
 def _reason(decision: Decision, decides: bool, pool: Pool, rule: BoundRule, question: Question) -> str:

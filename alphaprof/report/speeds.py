@@ -11,7 +11,8 @@ import numpy as np
 from alphaprof.analysis.costs import TARGET
 from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTimes, speedup, with_prefill
 from alphaprof.report.costs import CostBook
-from alphaprof.report.model import AtConcurrency, DocumentSpeedups, Interval
+from alphaprof.report.model import Interval
+from alphaprof.report.model_costs import AtConcurrency, DocumentSpeedups
 from alphaprof.report.pool import Pool
 
 Array = np.ndarray[Any, Any]

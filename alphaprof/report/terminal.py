@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.padding import Padding
@@ -11,8 +12,9 @@ from rich.text import Text
 
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
-from alphaprof.report.model import Cost, GammaResult, Report, Result, Traffic
+from alphaprof.report.model import GammaResult, Report, Result, Traffic
 from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
+from alphaprof.report.terminal_costs import best_at, concurrency_section, pays, requests_section, times_section
 from alphaprof.report.terminal_theory import certificates_section, predictability_section
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
@@ -29,6 +31,9 @@ def render_terminal(report: Report, console: Console) -> None:
             results = [result for result in mine if result.rule == rule and result.verdict is not None]
             _domains(f"draft {draft}, rule {rule}", results, mine, console)
             _lengths(f"draft {draft}, rule {rule}", results, console)
+            naming = partial(_name, results=results)
+            requests_section(f"draft {draft}, rule {rule}", results, naming, console)
+            concurrency_section(f"draft {draft}, rule {rule}", results, naming, console)
         others = [result for result in mine if result.verdict is None]
         _others(f"draft {draft}: alpha under other rules", others, console)
         told = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
@@ -40,7 +45,7 @@ def render_terminal(report: Report, console: Console) -> None:
     if report.predictability:
         predictability_section(report.predictability, console)
     if report.cost is not None:
-        _times(report.cost, console)
+        times_section(report.cost, report.run.mean_context, console)
     _definitions(report, console)
     _warnings(report, console)
 
@@ -63,7 +68,7 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
         console.print("and pays where it costs less than that many plain decode steps.", highlight=False)
         if traffic.break_even_length is not None:
             here = fmt.number(traffic.break_even_length)
-            console.print(f"With the step times measured here it costs {here}.", highlight=False)
+            console.print(f"With the step times below it costs {here}.", highlight=False)
         console.print()
     lines = Text()
     lines.append(traffic.verdict, COLOURS[traffic.verdict])
@@ -75,6 +80,12 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
     if traffic.speedup is not None:
         level = fmt.level(report.confidence)
         lines.append(f"\nover all documents: speedup {fmt.interval(traffic.speedup, 'x')} ({level} interval)")
+    if traffic.concurrencies:
+        each = ", ".join(f"{item.concurrency}: {best_at(item)}" for item in traffic.concurrencies)
+        known = [item.concurrency for item in traffic.concurrencies]
+        lines.append(
+            f"\nby sequences decoded at a time (best gamma): {each}; it pays up to {pays(traffic.pays_up_to, known)}"
+        )
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
 
 
@@ -213,23 +224,6 @@ def _length(item: GammaResult) -> str:
     return tokens if item.speedup is None else f"{tokens} / {fmt.number(item.speedup.value)}"
 
 
-def _times(cost: Cost, console: Console) -> None:
-    threads = f", {cost.threads} threads" if cost.threads else ""
-    title = (
-        f"step times: {cost.source} with {cost.engine} on {cost.device}{threads}, {cost.dtype}, batch {cost.concurrency}, "
-    )
-    title += f"context {cost.context}"
-    decode = cost.target_ms[1]
-    verify = "  ".join(f"T({tokens}) {fmt.number(ms, 1)}" for tokens, ms in cost.target_ms.items())
-    console.print(plain(title))
-    console.print(f"  target, ms: {verify}", highlight=False)
-    for draft, ms in cost.draft_ms.items():
-        console.print(f"  {draft}, ms a step: {fmt.number(ms, 1)}  (c = {fmt.number(ms / decode)})", highlight=False)
-    for draft, ms in cost.lookup_ms.items():
-        console.print(f"  {draft}, ms a search, once a round: {fmt.number(ms, 3)}", highlight=False)
-    console.print()
-
-
 def _definitions(report: Report, console: Console) -> None:
     level = fmt.level(report.confidence)
     lines = [
@@ -238,7 +232,8 @@ def _definitions(report: Report, console: Console) -> None:
         "iid formula: tokens/round if acceptance were independent from position to position; by how much that is too high.",
         "break-even: tokens/round at which the draft starts to pay, the mean cost of a round in decode steps. "
         "A full round costs gamma c + v; c = T_draft/T(1), v = T(gamma+1)/T(1).",
-        "speedup: decode time without the draft / with it, prefill excluded.",
+        "speedup: decode time without the draft / with it, prefill excluded; whole requests: prefill of target and draft "
+        "included. Slower: share of documents that a draft slows down.",
         "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. "
         "An interval over all documents at what was chosen contains the half that chose it, and is a little too hopeful.",
     ]
