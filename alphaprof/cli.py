@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
-from alphaprof.cli_models import profile, validate
+from alphaprof.cli_models import latency, profile, validate
 from alphaprof.cli_support import ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
 
@@ -129,6 +129,7 @@ def trees(
     print_text(render_trees(found, output.value, to_file=out is not None), out)
 
 
+app.command()(latency)
 app.command()(validate)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from alphaprof.cli_support import ReportFormat, interruptible, print_text, require_packages
+from alphaprof.cli_support import ReportFormat, TableFormat, interruptible, print_text, require_packages
 
 
 def profile(
@@ -38,6 +38,33 @@ def profile(
         progress.say("adding up totals")
         write_totals(run)
     print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
+
+
+def latency(
+    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    output: Annotated[
+        TableFormat, typer.Option("--format", help="terminal, json, or the csv that costs.path reads.")
+    ] = TableFormat.terminal,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
+    ] = None,
+) -> None:
+    """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
+    from alphaprof.loader import load_profile
+    from alphaprof.log.store import run_directory
+    from alphaprof.profiling.hub import check_references
+    from alphaprof.progress import ConsoleProgress
+
+    options = load_profile(profile_file, overrides)
+    require_packages("torch", "transformers", "datasets")
+    check_references(options)
+    with run_directory(None) as folder, ConsoleProgress() as progress, interruptible(None):
+        from alphaprof.profiling.pipeline import time_steps
+        from alphaprof.report.render import render_latency
+
+        text = render_latency(time_steps(options, folder, progress), output.value, to_file=out is not None)
+    print_text(text, out)
 
 
 def validate(

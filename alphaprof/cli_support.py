@@ -21,6 +21,14 @@ class ReportFormat(StrEnum):
     json = "json"
 
 
+class TableFormat(StrEnum):
+    """Renderings of a table."""
+
+    terminal = "terminal"
+    json = "json"
+    csv = "csv"
+
+
 @contextlib.contextmanager
 def interruptible(out: Path | None) -> Iterator[None]:
     """Ctrl-C ends the command with a word about what is left (None: nothing to go on with), and the shells' exit code."""

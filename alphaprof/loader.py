@@ -65,8 +65,6 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
                 f"--set {override}: a report can change decision.* and costs.* only",
                 "the rest was measured; profile again to change it",
             )
-        if override.startswith("costs.source="):
-            tree["costs"] = {}  # options of another source mean nothing to this one
         apply_override(tree, override)
     options = validate(tree, "--set")
     if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
@@ -114,6 +112,8 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         value = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML:
         raise ProfileInvalid(f"--set {path}: {text!r} is not a YAML value", "quote it for YAML and for the shell") from None
+    if keys == ["costs", "source"] and isinstance(costs := tree.get("costs"), dict) and costs.get("source") != value:
+        tree["costs"] = {}  # options of another source mean nothing to this one
     node: Any = tree
     for depth, key in enumerate(keys):
         place = ".".join(keys[: depth + 1])

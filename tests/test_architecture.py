@@ -37,6 +37,7 @@ HOMES = {
         "report/terminal.py",
         "report/terminal_theory.py",
         "report/terminal_costs.py",
+        "report/latency.py",
         "report/comparison.py",
         "report/prediction.py",
         "report/trees_text.py",

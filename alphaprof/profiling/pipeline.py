@@ -17,7 +17,7 @@ import torch
 
 from alphaprof import __version__
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import OutOfMemory, RunExists, RunMismatch, StepsNotTimed
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunExists, RunMismatch, StepsNotTimed
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run, require_writable
 from alphaprof.options import MeasuredCosts
@@ -56,10 +56,13 @@ def profile_with_models(options: ProfileOptions, out: Path, progress: Progress) 
     return plan
 
 
-def time_steps(options: ProfileOptions, costs: MeasuredCosts, out: Path, progress: Progress) -> Run:
+def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     """A run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
     `StepsNotTimed` where a model's steps cannot be timed.
     """
+    costs = options.costs
+    if not isinstance(costs, MeasuredCosts):
+        raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
     with in_memory():
         plan = _load(options, out, None, None, progress)
         _measure_latency(plan, costs, progress)

@@ -10,9 +10,11 @@ from functools import partial
 
 from rich.console import Console
 
+from alphaprof.log.store import Run
 from alphaprof.report.compare import Comparison
 from alphaprof.report.comparison import comparison_json, comparison_terminal
 from alphaprof.report.json import render_json
+from alphaprof.report.latency import latency_csv, latency_json, latency_terminal
 from alphaprof.report.model import Report
 from alphaprof.report.predict import Prediction
 from alphaprof.report.prediction import prediction_json, prediction_terminal
@@ -58,6 +60,17 @@ def render_validation(validation: Validation, output: str) -> str:
     if output == "json":
         return validation_json(validation) + "\n"
     return _drawn(partial(validation_terminal, validation), to_file=False)
+
+
+def render_latency(run: Run, output: str, to_file: bool = False) -> str:
+    """The latency table of a run that has one as text, likewise; or `csv`."""
+    latency = run.latency()
+    rows = latency.to_pylist() if latency is not None else []
+    if output == "csv":
+        return latency_csv(rows)
+    if output == "json":
+        return latency_json(run.manifest, rows) + "\n"
+    return _drawn(partial(latency_terminal, run.manifest, rows), to_file)
 
 
 def _drawn(draw: Callable[[Console], None], to_file: bool) -> str:
