@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from alphaprof.analysis.decision import documents_needed
+from alphaprof.analysis.estimate import ratio
 from alphaprof.analysis.sequential import (
     POINTS,
     Bounds,
@@ -22,6 +24,7 @@ from alphaprof.analysis.sequential import (
     rejections,
     thresholds_between,
 )
+from alphaprof.analysis.speedup import Speedup
 from tests.synthetic import drawn_alphas, simulated_rounds
 
 Array = np.ndarray[Any, Any]
@@ -226,6 +229,24 @@ def test_thresholds_of_a_sequence_lie_between_what_bounds_allow() -> None:
     assert thresholds_between(Bounds(0.5, 0.5, 1.0), 3.0).tolist() == [3.0]
 
 
+@pytest.mark.parametrize(("side", "odds"), [("above", 0.1), ("below", 0.9)])
+def test_a_bound_passes_no_threshold_that_was_not_rejected(side: Literal["above", "below"], odds: float) -> None:
+    """At 10 % confidence luck rejects a threshold ahead of an easier one: that is no verdict while that one is open."""
+    rng, grid, jumps = np.random.default_rng(1), thresholds_between(BOUNDS, 1.1), 0
+    for _ in range(1000):
+        base = 100.0 * rng.choice([1.0, 0.2], 30)
+        spent = base * np.where(rng.random(30) < odds, 1.5, 0.25)
+        stops = rejections(base, spent, BOUNDS, grid, 0.9, side)
+        for place in np.flatnonzero(np.diff(stops) * (1 if side == "below" else -1) > 0):
+            jumps += 1
+            asked, easier = (place, place + 1) if side == "below" else (place + 1, place)
+            rows = slice(0, stops[asked])
+            found = decide_sequentially(base[rows], spent[rows], 1.0, BOUNDS, float(grid[asked]), 0.1)
+            assert found.verdict != ("NO-GO" if side == "below" else "GO")
+            assert found.high > grid[easier] if side == "below" else found.low < grid[easier]
+    assert jumps > 0, "nothing was tried"
+
+
 RUNS, MOST = 400, 250
 
 
@@ -257,24 +278,53 @@ def test_the_sequence_holds_the_truth(watched: tuple[float, list[Sequential]]) -
     assert all(one.low < one.high for one in watched[1])
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """Documents of 32 to 512 tokens with alpha ~ N(0.65, 0.15^2) and rounds of 5 drafts, all of one cost, which makes the
+    speedup 1.83.
+    """
+
+    base: Array
+    rounds: Array
+
+    @property
+    def cost(self) -> float:
+        return float(self.base.sum() / self.rounds.sum() / 1.83)
+
+    def verdicts(self, rng: np.random.Generator, threshold: float) -> list[Sequential]:
+        """Of 41 samples of up to 600 documents."""
+        bounds, found = Bounds(self.cost / 6, self.cost, 511.0), []
+        for _ in range(41):
+            rows = rng.integers(0, len(self.base), 600)
+            spent = self.cost * self.rounds[rows]
+            found.append(decide_sequentially(self.base[rows], spent, 1.0, bounds, threshold, CONFIDENCE))
+        return found
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    rng, lengths = np.random.default_rng(10), np.arange(32, 513, 32) - 1
+    rounds = [simulated_rounds(rng, drawn_alphas(rng, (500,)), int(tokens), 5) for tokens in lengths]
+    return Corpus(np.repeat(lengths, 500).astype(float), np.concatenate(rounds))
+
+
 @pytest.mark.parametrize(
-    ("ratio", "verdict", "least", "most"),
+    ("margin", "verdict", "least", "most"),
     [(1.10, "GO", 120, 300), (1.30, "GO", 35, 90), (0.91, "NO-GO", 60, 160), (0.77, "NO-GO", 18, 50)],
 )
-def test_power_is_about_what_theory_promises(ratio: float, verdict: str, least: int, most: int) -> None:
-    """Rounds of 5 drafts at one cost, speedup 1.83, documents of 32 to 512 tokens with alpha ~ N(0.65, 0.15^2): medians near
-    234, 65, 116, 35 documents, which were found with lengths of another law.
-    """
-    rng = np.random.default_rng(10)
-    lengths = np.arange(32, 513, 32) - 1
-    rounds = np.array([simulated_rounds(rng, drawn_alphas(rng, (500,)), int(tokens), 5) for tokens in lengths])
-    base = np.repeat(lengths, 500).astype(float)
-    cost = base.sum() / rounds.sum() / 1.83
-    spent = cost * rounds.ravel()
-    bounds = Bounds(cost / 6, cost, 511.0)
-    found = []
-    for _ in range(41):
-        rows = rng.integers(0, len(base), 600)
-        found.append(decide_sequentially(base[rows], spent[rows], 1.0, bounds, 1.83 / ratio, CONFIDENCE))
+def test_power_is_about_what_theory_promises(corpus: Corpus, margin: float, verdict: str, least: int, most: int) -> None:
+    """Medians near 234, 65, 116 and 35 documents, which were found with lengths of an unknown law."""
+    found = corpus.verdicts(np.random.default_rng(11), 1.83 / margin)
     assert [one.verdict for one in found].count(verdict) >= 40
     assert least <= np.median([one.documents for one in found]) <= most
+
+
+def test_stopping_at_will_takes_several_times_the_documents_of_one_look(corpus: Corpus) -> None:
+    """Beside the fixed number at which half of the intervals are clear of the threshold."""
+    error = ratio(corpus.rounds, corpus.base)
+    spread = error.stderr / error.value * math.sqrt(len(corpus.base))  # of one document
+    for margin in (1.10, 1.30):
+        fixed = documents_needed(Speedup(1.83, spread / math.sqrt(2), 0.0, 1, 2), 1.83 / margin, CONFIDENCE)
+        assert fixed is not None
+        found = corpus.verdicts(np.random.default_rng(12), 1.83 / margin)
+        assert 2 < np.median([one.documents for one in found]) / fixed < 10
