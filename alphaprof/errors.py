@@ -36,12 +36,6 @@ class CostsUnreadable(AlphaprofError):
     exit_code = 2
 
 
-class AcceleratorUnknown(AlphaprofError):
-    """Step times are asked for an accelerator that nobody has declared."""
-
-    exit_code = 2
-
-
 class RuleNotDecodable(AlphaprofError, ValueError):
     """There is no speculative decoding here by this rule, or not of text that is chosen like this."""
 

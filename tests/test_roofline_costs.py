@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from alphaprof.analysis.costs import StepRow, StepTable
 from alphaprof.analysis.roofline import ACCELERATORS, Efficiency, draft_memory, step_ms
-from alphaprof.analysis.roofline_costs import RooflineSetting, draft_memory_of, roofline_rows, without_layers
+from alphaprof.analysis.roofline_costs import RooflineSetting, roofline_rows, shape_of
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.analysis.speedup import NOTHING
-from alphaprof.errors import AcceleratorUnknown
-from tests.test_roofline import LLAMA, MIXTRAL, QWEN3
+from alphaprof.errors import CostsUnreadable
+from tests.test_roofline import LLAMA, QWEN3
 
 TARGET, SMALL = ModelShape.from_config(LLAMA), ModelShape.from_config(QWEN3)
 DRAFTS = {"small": SMALL, "ngram": None}
@@ -110,34 +110,20 @@ def test_interpolation_meets_the_roofline_of_a_dense_model(batch: int, context: 
         assert found.ms == pytest.approx(PLAIN.ms(TARGET, True, tokens, batch, context), rel=1e-9)
 
 
-def test_an_unknown_accelerator_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(AcceleratorUnknown, match="'h100'") as caught:
-        roofline_rows(TARGET, DRAFTS, RooflineSetting("h100"), 2, (1,), (0,), ())
-    assert all(name in caught.value.hint for name in ACCELERATORS)
-    with pytest.raises(AcceleratorUnknown):
-        draft_memory_of(TARGET, SMALL, RooflineSetting("h100"))
-
-
-def test_a_draft_without_some_layers() -> None:
-    half = without_layers(TARGET, 16)
-    expected = ModelShape.from_config(LLAMA | {"num_hidden_layers": 16})
-    assert dataclasses.asdict(half) == pytest.approx(dataclasses.asdict(expected))
-    tied = ModelShape.from_config(QWEN3 | {"num_hidden_layers": 7})
-    assert dataclasses.asdict(without_layers(SMALL, 21)) == pytest.approx(dataclasses.asdict(tied))
-    mixture, part = (ModelShape.from_config(MIXTRAL | {"num_hidden_layers": layers}) for layers in (32, 8))
-    assert dataclasses.asdict(without_layers(mixture, 24)) == pytest.approx(dataclasses.asdict(part))
-    assert without_layers(TARGET, 0) == TARGET
-    for dropped in (-1, 32):
-        with pytest.raises(ValueError, match="cannot be dropped"):
-            without_layers(TARGET, dropped)
+def test_a_model_of_an_unknown_shape_is_refused_with_what_to_do() -> None:
+    known = dataclasses.replace(facts("small"), shape=dataclasses.asdict(SMALL))
+    assert shape_of("small", known) == SMALL
+    with pytest.raises(CostsUnreadable, match="the shape of target, and that of Synthetic is not known") as caught:
+        shape_of("target", facts("target"))
+    assert "source: table" in caught.value.hint
 
 
 def test_what_drafts_take_of_the_memory() -> None:
-    setting = RooflineSetting("h100-sxm", tp=2)
-    found = draft_memory_of(TARGET, SMALL, setting)
-    assert found == draft_memory(TARGET, SMALL, ACCELERATORS["h100-sxm"], 2)
+    device = ACCELERATORS["h100-sxm"]
+    found = draft_memory(TARGET, SMALL, device, 2)
     assert found.pool_bytes == 160e9 - TARGET.total_weight_bytes
     assert found.weight_share == pytest.approx(1.19e9 / found.pool_bytes, rel=0.01)
-    skip = draft_memory_of(TARGET, without_layers(TARGET, 16), setting, shares_weights=True)
+    half = ModelShape.from_config(LLAMA | {"num_hidden_layers": 16})
+    skip = draft_memory(TARGET, half, device, 2, shares_weights=True)
     assert (skip.weight_bytes, skip.kv_bytes_per_token) == (0, TARGET.kv_bytes_per_token / 2)
     assert skip.lost_share == pytest.approx(1 / 3)

@@ -8,13 +8,16 @@ for each of them, where engines compute it for the last one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from alphaprof.analysis.costs import TARGET, StepRow
-from alphaprof.analysis.roofline import ACCELERATORS, Accelerator, DraftMemory, Efficiency, draft_memory, step_ms
+from alphaprof.analysis.roofline import ACCELERATORS, Efficiency, step_ms
 from alphaprof.analysis.shapes import ModelShape
-from alphaprof.errors import AcceleratorUnknown
+from alphaprof.errors import CostsUnreadable
+from alphaprof.log.manifest import ModelFacts
+
+LOOKUP = "prompt_lookup"  # the kind of draft that has no steps
 
 
 @dataclass(frozen=True)
@@ -34,21 +37,11 @@ class RooflineSetting:
     overhead_ms: float = 0.0
     draft_overhead_ms: float = 0.0
 
-    @property
-    def device(self) -> Accelerator:
-        """The accelerator. Raises `AcceleratorUnknown`."""
-        if self.accelerator not in ACCELERATORS:
-            raise AcceleratorUnknown(
-                f"no accelerator is called {self.accelerator!r}",
-                f"set costs.accelerator to one of {', '.join(ACCELERATORS)}",
-            )
-        return ACCELERATORS[self.accelerator]
-
     def ms(self, shape: ModelShape, is_target: bool, tokens: int, batch: int, context: int) -> float:
         """A step's time without overhead."""
         efficiency = Efficiency(self.memory_efficiency, self.compute_efficiency, self.all_reduce_ms)
         tp = self.tp if is_target or self.draft_tp is None else self.draft_tp
-        return step_ms(shape, self.device, efficiency, tokens, batch, context, tp)
+        return step_ms(shape, ACCELERATORS[self.accelerator], efficiency, tokens, batch, context, tp)
 
 
 def roofline_rows(
@@ -62,7 +55,7 @@ def roofline_rows(
 ) -> tuple[StepRow, ...]:
     """Decode and verify steps up to gamma_max + 1 tokens, drafts' steps over 1 and 2 tokens, and prefill at batch 1.
 
-    A draft without a shape is prompt lookup: a search that costs nothing. Raises `AcceleratorUnknown`.
+    A draft without a shape is prompt lookup: a search that costs nothing.
     """
     rows: list[StepRow] = []
     for batch, context in product(batches, contexts):
@@ -89,26 +82,11 @@ def _draft_rows(
         yield StepRow(name, "draft", tokens, batch, context, ms)
 
 
-def without_layers(shape: ModelShape, dropped: int) -> ModelShape:
-    """The shape of a draft that skips some layers of a model, all of which are taken to be equally large."""
-    if not 0 <= dropped < shape.layers:
-        raise ValueError(f"{dropped} of {shape.layers} layers cannot be dropped")
-    kept = 1 - dropped / shape.layers
-    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    return replace(
-        shape,
-        layers=shape.layers - dropped,
-        parameters=embeddings + kept * (shape.parameters - embeddings),
-        expert_parameters=kept * shape.expert_parameters,
-    )
-
-
-def draft_memory_of(
-    target: ModelShape, draft: ModelShape, setting: RooflineSetting, shares_weights: bool = False
-) -> DraftMemory:
-    """What a draft takes of the memory that the target leaves for its cache; one that skips layers shares the weights.
-
-    The draft is taken to be spread evenly over the target's devices. Raises `AcceleratorUnknown`, and `ValueError` where the
-    target alone does not fit.
-    """
-    return draft_memory(target, draft, setting.device, setting.tp, shares_weights)
+def shape_of(name: str, facts: ModelFacts) -> ModelShape:
+    """The shape of a model of a run. Raises `CostsUnreadable` where it is not known."""
+    if facts.shape is None:
+        raise CostsUnreadable(
+            f"a roofline needs the shape of {name}, and that of {facts.architecture} is not known",
+            "give step times instead: costs: {source: table, path: FILE} (docs/costs.md)",
+        )
+    return ModelShape(**facts.shape)  # type: ignore[arg-type]

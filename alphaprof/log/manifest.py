@@ -52,8 +52,8 @@ class ModelFacts:
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json. `status` is running until every shard is written; `reused`: the run whose continuations
-    were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`: how
-    `--until-decided` went, None where it was not asked for.
+    were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`:
+    what `profiling.random_order` says of documents that came in random order, until the verdict was sure; else None.
     """
 
     status: Literal["running", "complete"]
@@ -71,6 +71,7 @@ class Manifest:
     reused: str | None = None
     emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
+    sequential: dict[str, Any] | None = None
 
     @property
     def documents(self) -> int:

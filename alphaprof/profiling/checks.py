@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from alphaprof.analysis.costs import TARGET
+from alphaprof.analysis.engine_table import read_engine_table
+from alphaprof.analysis.roofline_costs import LOOKUP, shape_of
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunMismatch
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run
-from alphaprof.options import SampledContinuation, TextContinuation
+from alphaprof.options import PromptLookupDraft, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.profiling import hub
 from alphaprof.profiling.continuations import digest
 from alphaprof.profiling.corpus import Document, policy
@@ -76,6 +79,20 @@ def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
             "message": f"decision.rule {options.decision.rule} has no timed rounds on this text: no verdict will come",
             "remedy": "leave decision.rule out, or measure text of its kind (alphaprof rules)",
         }
+
+
+def require_costs(options: ProfileOptions, manifest: Manifest) -> None:
+    """Raise `CostsUnreadable` where step times from elsewhere cannot be had: known before any work."""
+    costs = options.costs
+    if isinstance(costs, TableCosts):
+        lookups = [name for name, draft in options.drafts.items() if isinstance(draft, PromptLookupDraft)]
+        read_engine_table(
+            Path(costs.path), [name for name in options.drafts if name not in lookups], lookups, costs.overhead_ms
+        )
+    elif isinstance(costs, RooflineCosts):
+        for name, facts in {TARGET: manifest.target, **manifest.drafts}.items():
+            if facts.kind != LOOKUP:
+                shape_of(name, facts)
 
 
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:

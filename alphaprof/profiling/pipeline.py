@@ -8,7 +8,8 @@ import datetime
 import itertools
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +24,18 @@ from alphaprof.log.store import Run, require_writable
 from alphaprof.options import MeasuredCosts
 from alphaprof.profiling import hub, latency
 from alphaprof.profiling.batching import is_out_of_memory
-from alphaprof.profiling.checks import early_warnings, require_same_data, require_same_models, require_same_profile
+from alphaprof.profiling.checks import (
+    early_warnings,
+    require_costs,
+    require_same_data,
+    require_same_models,
+    require_same_profile,
+)
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import load_drafts
 from alphaprof.profiling.extras import Extras
 from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
 from alphaprof.profiling.shards import Plan, Progress, update, write_shard
@@ -38,20 +46,42 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# What a run so far says: why no more documents are needed, or None.
+Settled = Callable[[Run], str | None]
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a run goes: `resume` an interrupted one, on the text of which run, and until when (None: its last document)."""
+
+    resume: bool = False
+    reuse: Path | None = None
+    settled: Settled | None = None
+
+
 def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool = False, reuse: Path | None = None) -> Run:
     """Profile into the directory `out`, or finish the interrupted run there. Raises the errors of `errors.py`.
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts.
     """
     with in_memory():
-        return _profile(options, out, progress, resume, reuse)
+        return _profile(options, out, progress, Course(resume, reuse))
+
+
+def profile_until(options: ProfileOptions, out: Path, progress: Progress, settled: Settled, resume: bool = False) -> Run:
+    """Profile documents in random order into `out`, until `settled` says of the run so far that no more are needed.
+
+    Such a run is complete then. Finished with `profile` it goes on to its last document. Raises likewise.
+    """
+    with in_memory():
+        return _profile(options, out, progress, Course(resume, None, settled))
 
 
 def profile_with_models(options: ProfileOptions, out: Path, progress: Progress) -> Plan:
     """Profile into the new directory `out`, likewise; the complete run with its models, which are still loaded."""
     with in_memory():
         _earlier(out, resume=False)
-        plan = _load(options, out, None, None, progress)
+        plan = _load(options, out, None, Course(), progress)
         _fill(plan, progress)
     return plan
 
@@ -64,7 +94,7 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     if not isinstance(costs, MeasuredCosts):
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
     with in_memory():
-        plan = _load(options, out, None, None, progress)
+        plan = _load(options, out, None, Course(), progress)
         _measure_latency(plan, costs, progress)
     if plan.run.latency() is None:
         raise StepsNotTimed(plan.run.manifest.warnings[-1]["message"], "a model with attention layers only can be timed")
@@ -84,8 +114,8 @@ def in_memory() -> Iterator[None]:
         ) from None
 
 
-def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool, reuse: Path | None) -> Run:
-    earlier = _earlier(out, resume)
+def _profile(options: ProfileOptions, out: Path, progress: Progress, course: Course) -> Run:
+    earlier = _earlier(out, course.resume)
     if earlier is not None:
         require_same_profile(earlier, options)
         _adopt_decision(earlier, options, progress)
@@ -93,27 +123,35 @@ def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: boo
         progress.say(f"{out} is complete already")
         return earlier
     if earlier is not None and earlier.manifest.reused is not None:
-        reuse = Path(earlier.manifest.reused)
-    plan = _load(options, out, earlier, reuse, progress)
-    _fill(plan, progress)
+        course = dataclasses.replace(course, reuse=Path(earlier.manifest.reused))
+    if earlier is not None and course.settled is not None and earlier.manifest.sequential is None:
+        raise RunMismatch(
+            f"{out} was begun without --until-decided, in the order of the data",
+            "finish it without, or choose another --out",
+        )
+    plan = _load(options, out, earlier, course, progress)
+    _fill(plan, progress, course.settled)
     return plan.run
 
 
-def _fill(plan: Plan, progress: Progress) -> None:
-    """Time the steps and write the shards that the run lacks."""
-    options = plan.options
+def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> None:
+    """Time the steps and write the shards that the run lacks, as long as it is not settled."""
+    options, order = plan.options, plan.run.manifest.sequential or {}
     if isinstance(options.costs, MeasuredCosts) and not _timed(plan.run):
         _measure_latency(plan, options.costs, progress)
-    progress.start("profiling", hub.expected_documents(options), "documents")
+    progress.start("profiling", order.get("available") or hub.expected_documents(options), "documents")
     done = len(plan.run.shards)
     seen = 0
-    for index, documents in enumerate(_shards(plan.documents, options.shard_documents)):
+    for index, documents in enumerate(_shards(plan.documents, order.get("shard_documents", options.shard_documents))):
         if index < done:
             require_same_data(plan.run.shards[index], documents)
             progress.advance(len(documents))
         else:
             write_shard(plan, index, documents, progress)
         seen += 1
+        if settled is not None and seen >= done and (reason := settled(plan.run)):
+            progress.say(reason)
+            break
     if seen < done:
         raise RunMismatch(
             f"the data end before shard {seen}, which {plan.run.path} holds", "put the data back, or profile anew"
@@ -144,13 +182,14 @@ def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -
         progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
 
 
-def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path | None, progress: Progress) -> Plan:
+def _load(options: ProfileOptions, out: Path, earlier: Run | None, course: Course, progress: Progress) -> Plan:
     """Load models and open the run directory; everything that can fail early fails here."""
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=_eos(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
-    documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
+    reuse = course.reuse
+    documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target, course, earlier)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)
@@ -168,7 +207,9 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
         reused=str(reuse.resolve()) if reuse else None,
         emitted=held.emitted,
         certified=held.certified,
+        sequential=documents.facts(options) if isinstance(documents, InRandomOrder) else None,
     )
+    require_costs(options, manifest)
     if isinstance(documents, Reused):
         documents.require_same_target(manifest)
     run = Run(out, manifest)
@@ -184,8 +225,12 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
     return Plan(options, tokenizer, target, drafts, documents, scorer, run)
 
 
-def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model) -> Corpus:
-    return Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+def _corpus(
+    options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, course: Course, earlier: Run | None
+) -> Corpus | InRandomOrder:
+    corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    random = earlier.manifest.sequential is not None if earlier else course.settled is not None
+    return InRandomOrder.of(corpus, options) if random else corpus
 
 
 def _eos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

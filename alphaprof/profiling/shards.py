@@ -24,6 +24,7 @@ from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.phases import Flags, thinking
+from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Arrays, Scorer
@@ -56,7 +57,7 @@ class Plan:
     tokenizer: PreTrainedTokenizerBase
     target: Model
     drafts: Sequence[Draft]
-    documents: Corpus | Reused
+    documents: Corpus | InRandomOrder | Reused
     scorer: Scorer
     run: Run
 

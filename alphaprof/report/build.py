@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, un
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
 from alphaprof.report.traffic import Evidence, judge_traffic
-from alphaprof.report.verdict import Question, not_defined
+from alphaprof.report.verdict import Question, not_defined, order_of
 from alphaprof.report.warnings import report_warnings
 
 
@@ -37,7 +38,7 @@ def build_report(
     """
     manifest = run.manifest
     config = config or manifest.config
-    question = Question.of(config)
+    question = dataclasses.replace(Question.of(config), order=order_of(manifest))
     documents = run.documents()
     book = open_costs(run, config["costs"], mean_context(documents))
     independent = units(documents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +11,15 @@ from typing import Any
 from alphaprof.analysis.costs import TARGET, StepRow, StepTable
 from alphaprof.analysis.engine_table import read_engine_table
 from alphaprof.analysis.roofline import ACCELERATORS, draft_memory
-from alphaprof.analysis.roofline_costs import RooflineSetting, roofline_rows
+from alphaprof.analysis.roofline_costs import LOOKUP, RooflineSetting, roofline_rows, shape_of
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.analysis.speedup import StepTimes
-from alphaprof.errors import CostsUnreadable
 from alphaprof.log.manifest import Manifest, ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.report.model_costs import Cost, Memory
 from alphaprof.report.verdict import Timing
 
 MEASURED, TABLE, ROOFLINE = "measured", "table", "roofline"
-LOOKUP = "prompt_lookup"
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
 
 
@@ -108,15 +107,10 @@ def _shapes(manifest: Manifest, options: Mapping[str, Any]) -> tuple[ModelShape,
 
 
 def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
-    if facts.shape is None:
-        raise CostsUnreadable(
-            f"a roofline needs the shape of {name}, and that of {facts.architecture} is not known",
-            "give step times instead: costs: {source: table, path: FILE} (docs/costs.md)",
-        )
-    fields = facts.shape | {"kv_bytes": options.get("kv_bytes", 2.0)}
+    shape = dataclasses.replace(shape_of(name, facts), kv_bytes=options.get("kv_bytes", 2.0))
     # Layers of the target have the target's weights, quantised or not.
-    bytes_given = options["weight_bytes"] if facts.kind == "layer_skip" and "weight_bytes" in options else weight_bytes
-    return ModelShape(**(fields | ({"weight_bytes": bytes_given} if bytes_given else {})))
+    given = options.get("weight_bytes") if facts.kind == "layer_skip" else weight_bytes
+    return dataclasses.replace(shape, weight_bytes=given) if given else shape
 
 
 def _room(options: Mapping[str, Any]) -> float:

@@ -59,7 +59,7 @@ def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
         _cell(prefills, "prefill of one prompt into an empty cache", console)
     for line in (
         "cost: in plain decode steps of the target at the same batch and context. p10, p90 over repeats; the median counts.",
-        "draft, 2 tokens: its first step after a round accepted in full. bookkeeping: taking rejected tokens out of a cache.",
+        "draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens out of a cache.",
     ):
         console.print(line, style="dim", highlight=False)
 

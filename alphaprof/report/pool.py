@@ -64,7 +64,7 @@ def pools(
         if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
             raise ValueError("totals lack documents")  # a bug: both are written by shard
         part = chosen.take(places)
-        arrays = _arrays(part, gammas) | {"prompt_tokens": documents["prompt_tokens"].to_numpy()[rows]}
+        arrays = _arrays(part, gammas) | {"document": numbers, "prompt_tokens": documents["prompt_tokens"].to_numpy()[rows]}
         yield domain, Pool(arrays, independent[rows], kind, policy, sampling_of(settings))
 
 

@@ -17,6 +17,7 @@ from alphaprof.report.costs import CostBook
 from alphaprof.report.model import GammaResult, Interval, Phase, Result
 from alphaprof.report.model_costs import AtConcurrency
 from alphaprof.report.pool import Pool
+from alphaprof.report.sequential import judge
 from alphaprof.report.speeds import (
     Scope,
     by_concurrency,
@@ -26,7 +27,7 @@ from alphaprof.report.speeds import (
     speedup_interval,
     tokens_interval,
 )
-from alphaprof.report.verdict import UNTIMED, Question, choose_and_decide, no_decision, not_defined, without_times
+from alphaprof.report.verdict import UNTIMED, Question, no_decision, not_defined, without_times
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
@@ -104,7 +105,7 @@ def _rounds(subject: Subject, pool: Pool, alpha: float | None, question: Questio
     found = tuple(_gamma(pool, gamma, clock, alpha, question.confidence) for gamma in gammas)
     if not rule.rule.timed:  # a tree drafts more tokens than its depth
         found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
-    best, decision = choose_and_decide({draft: {subject.domain: pool}}, timing, weights, question, gammas)
+    best, decision = judge({draft: {subject.domain: pool}}, timing, weights, question, gammas)
     if not timing.times:
         decision = no_decision(without_times([rule.id], timing.missing))
     if doubt := contradiction(pool):

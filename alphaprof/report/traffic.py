@@ -11,13 +11,13 @@ from alphaprof.report.costs import CostBook
 from alphaprof.report.format import short
 from alphaprof.report.model import Interval, Traffic
 from alphaprof.report.pool import Pool
+from alphaprof.report.sequential import judge
 from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.report.verdict import (
     UNTIMED,
     Pair,
     Pools,
     Question,
-    choose_and_decide,
     no_decision,
     pooled_speedup,
     without_times,
@@ -53,7 +53,7 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
     if obstacle := _obstacle(weights, evidence, next(iter(candidates.values()))):
         decision = no_decision(obstacle)
     else:
-        best, decision = choose_and_decide(candidates, timing, counted, question, gammas)
+        best, decision = judge(candidates, timing, counted, question, gammas)
         decision = decision if times else no_decision(without_times(evidence.rules, timing.missing))
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, counted) if best and timed else None

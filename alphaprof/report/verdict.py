@@ -13,11 +13,31 @@ from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import default_rule
 from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
 from alphaprof.errors import RunUnreadable
+from alphaprof.log.manifest import Manifest
 from alphaprof.report.pool import Pool
 
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
 Pair = tuple[str, int]  # a draft and a gamma
 Pools = Mapping[str, Mapping[str, Pool]]  # by draft, then domain
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run that came in random order, to stop as soon as it is decided. The first `choosing` documents choose what is auto,
+    and the others are tested; `available`: documents there were; by domain, how many of them and `reach`, the most tokens
+    that rounds can emit in one of them.
+    """
+
+    choosing: int
+    available: int
+    documents: Mapping[str, int]
+    reach: Mapping[str, int]
+
+
+def order_of(manifest: Manifest) -> Order | None:
+    """The order of a run's documents, where they came in a random one."""
+    found = manifest.sequential
+    return Order(**{field.name: found[field.name] for field in dataclasses.fields(Order)}) if found else None
 
 
 @dataclass(frozen=True)
@@ -34,11 +54,12 @@ class Question:
     confidence: float
     weights: dict[str, float] | None
     concurrency: int = 1
+    order: Order | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Question:
         """From the manifest's copy of the profile."""
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)} - {"order"}
         if {"concurrency", *config["decision"]} != names:
             raise RunUnreadable("the run was made by another version of alphaprof", "report with the version that wrote it")
         return cls(**config["decision"])
@@ -87,20 +108,21 @@ def choose_and_decide(
     if only is not None:
         found = pooled_speedup(candidates, only, times, weights)
         decision = decide(found, question.min_speedup, question.confidence, held_out=False)
-        return only, _explained(decision, timing.basis, _v(times, only))
+        return only, explained(decision, timing.basis, cheapness(times, only))
     testing = held_out({domain: next(iter(candidates.values()))[domain].cluster.tolist() for domain in weights})
     choosing = {domain: ~mask for domain, mask in testing.items()}
     chosen = {option: pooled_speedup(candidates, option, times, weights, choosing) for option in options}
     known = {option: found.value for option, found in chosen.items() if found is not None}
     if not known:
-        return None, _explained(decide(None, question.min_speedup, question.confidence, held_out=True), timing.basis)
+        return None, explained(decide(None, question.min_speedup, question.confidence, held_out=True), timing.basis)
     best = max(known, key=lambda option: known[option])
     found = pooled_speedup(candidates, best, times, weights, testing)
     decision = decide(found, question.min_speedup, question.confidence, held_out=True)
-    return best, _explained(decision, timing.basis, _v(times, best))
+    return best, explained(decision, timing.basis, cheapness(times, best))
 
 
-def _v(times: Mapping[str, StepTimes], pair: Pair) -> float:
+def cheapness(times: Mapping[str, StepTimes], pair: Pair) -> float:
+    """The v of a draft and gamma: below 1 decoding is slow, and every draft looks good."""
     return times[pair[0]].v(pair[1])
 
 
@@ -125,7 +147,7 @@ def no_decision(reason: str) -> Decision:
     return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
 
 
-def _explained(decision: Decision, basis: str, v: float = 1.0) -> Decision:
+def explained(decision: Decision, basis: str, v: float = 1.0) -> Decision:
     """A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
 
     And a GO that rests on verification being cheaper than decoding (`v` < 1) says so last.

@@ -1,0 +1,213 @@
+"""The simulation that holds intervals and verdicts against known truth: it simulates what it says, and it can fail."""
+
+from __future__ import annotations
+
+import math
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaprof.analysis.estimate import Estimate
+from tests.synthetic import expected_rounds
+
+SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "coverage.py"))
+GLOBALS = SCRIPT["main"].__globals__  # what the script's functions look names up in
+SETTINGS = list(SCRIPT["SETTINGS"])
+MEMBERS, SAMPLES, GATES, CHOICES = 40, 250, 20, 20
+Array = np.ndarray[Any, Any]
+every_setting = pytest.mark.parametrize("name", SETTINGS)
+
+
+def noise(samples: int) -> float:
+    """Three standard errors of a rate of 5 %."""
+    return 3 * math.sqrt(0.05 * 0.95 / samples)
+
+
+@pytest.fixture(scope="module")
+def populations() -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    return {name: SCRIPT["traffic"](name, MEMBERS, rng) for name in SETTINGS}
+
+
+def by_hand(agrees: list[bool], gamma: int) -> tuple[int, int]:
+    """Tokens and rounds of one document, whose first token comes from the prefill."""
+    place, rounds = 1, 0
+    while place < len(agrees):
+        rounds += 1
+        accepted = 0
+        while accepted < gamma and place < len(agrees) and agrees[place]:
+            accepted, place = accepted + 1, place + 1
+        place += 1
+    return len(agrees) - 1, rounds
+
+
+@every_setting
+def test_documents_are_counted_as_a_round_by_round_walk_counts_them(name: str) -> None:
+    found = SCRIPT["traffic"](name, 3, np.random.default_rng(2))
+    rng, (alphas, burstiness) = np.random.default_rng(2), SCRIPT["SETTINGS"][name]
+    size = np.repeat(SCRIPT["lengths"](), 3)
+    start = np.cumsum(size) - size
+    agrees = SCRIPT["agreements"](rng, np.repeat(alphas(rng, size), size), start, burstiness)
+    texts = np.split(agrees, start[1:])
+    expected = np.array([by_hand(text.tolist(), SCRIPT["GAMMA"]) for text in texts])
+    assert found.counts.tokens.tolist() == expected[:, 0].tolist()
+    assert found.counts.rounds.tolist() == expected[:, 1].tolist()
+    assert (found.counts.drafted == expected[:, 1:]).all()
+    assert found.accepted.tolist() == [text.sum() for text in texts]
+    assert found.positions.tolist() == [len(text) for text in texts]
+
+
+def test_texts_differ_in_length() -> None:
+    size = SCRIPT["lengths"]()
+    assert len(size) == SCRIPT["LEVELS"]
+    assert (size.min(), size.max()) == (19, 512)
+    assert (np.diff(size) >= 0).all()
+
+
+def test_bursts_are_as_long_as_they_say_and_end_with_the_document() -> None:
+    """Lag-1 autocorrelation 0.6 within documents, none from one to the next; the same share of agreements."""
+    rng, documents, size = np.random.default_rng(3), 40_000, 8
+    start = np.arange(documents) * size
+    drawn = SCRIPT["agreements"](rng, np.full(documents * size, 0.7), start, 0.6).reshape(documents, size)
+    error = 4 / math.sqrt(documents)
+    assert abs(drawn.mean() - 0.7) < error * math.sqrt(0.21)
+    assert abs(np.corrcoef(drawn[:, 3], drawn[:, 4])[0, 1] - 0.6) < error
+    assert abs(np.corrcoef(drawn[:, 3], drawn[:, 5])[0, 1] - 0.36) < error
+    assert abs(np.corrcoef(drawn[:-1, -1], drawn[1:, 0])[0, 1]) < error
+    plain = SCRIPT["agreements"](rng, np.full(documents * size, 0.7), start, 0.0).reshape(documents, size)
+    assert abs(np.corrcoef(plain[:, 3], plain[:, 4])[0, 1]) < error
+
+
+def test_documents_have_the_acceptance_of_their_setting() -> None:
+    rng, size = np.random.default_rng(4), np.repeat(SCRIPT["lengths"](), 1000)
+    error = 4 * 0.15 / math.sqrt(len(size))
+    alike, different, _, easier = (SCRIPT["SETTINGS"][name][0](rng, size) for name in SETTINGS)
+    assert set(alike) == {0.65}
+    assert abs(different.mean() - 0.65) < error + 0.005  # cut at 0.98, which takes more from above
+    assert abs(different.std() - 0.15) < error + 0.005
+    assert abs(np.corrcoef(different, size)[0, 1]) < 4 / math.sqrt(len(size))
+    assert easier[-1000:].mean() - easier[:1000].mean() > 0.3
+
+
+def test_truths_are_those_of_the_law(populations: dict[str, Any]) -> None:
+    """All alike: tokens per round by recursion over the tokens left. A round of 5 drafts costs 5 x 0.05 + 1.15."""
+    population = populations["alike"]
+    truths = population.truths()
+    tokens = SCRIPT["lengths"]() - 1
+    rounds = sum(float(expected_rounds(np.array(0.65), int(left), SCRIPT["GAMMA"])) for left in tokens)
+    assert truths["tokens per round"] == pytest.approx(tokens.sum() / rounds, rel=0.01)
+    assert truths["alpha"] == pytest.approx(0.65, abs=4 * math.sqrt(0.65 * 0.35 / population.positions.sum()))
+    assert truths["speedup"] == pytest.approx(truths["tokens per round"] / 1.4, rel=1e-12)
+
+
+@every_setting
+def test_every_document_is_drawn_as_often_and_drafts_share_lengths(populations: dict[str, Any], name: str) -> None:
+    """So a sample's expectation is the truth, for each of the drafts, which are drawn apart from each other."""
+    population, rng = populations[name], np.random.default_rng(5)
+    documents = len(population.positions)
+    rows = population.draw_drafts(rng, 4000)
+    assert rows.shape == (SCRIPT["DRAFTS"], 4000)
+    assert (population.positions[rows] == population.positions[rows[0]]).all()
+    assert 0 < (rows[0] == rows[1]).mean() < 4 / MEMBERS
+    for drawn in (rows.ravel(), population.draw(rng, 80_000)):
+        hits = np.bincount(drawn, minlength=documents)
+        assert len(hits) == documents
+        by_length = hits.reshape(SCRIPT["LEVELS"], MEMBERS).sum(1)
+        assert abs(by_length / 80_000 - 1 / SCRIPT["LEVELS"]).max() < 5 * math.sqrt(0.02 / 4000)
+        assert hits.min() > 0
+    sample = population.sample(np.array([7, 7, 9]))
+    assert len(set(sample.cluster.tolist())) == 3
+    assert sample.tokens[0] == sample.tokens[1]
+
+
+@every_setting
+def test_intervals_hold_the_truth(populations: dict[str, Any], name: str) -> None:
+    lines = SCRIPT["intervals"](name, populations[name], SAMPLES, np.random.default_rng(6))
+    judged = [line for line in lines if line.met is not None]
+    assert (len(lines), len(judged)) == (6, 3)
+    for line in lines:
+        held, above, below = line.rates
+        assert held + above + below == pytest.approx(1)
+        slack = 0.02 if line in judged else 0.03  # with 20 documents a little less is to be expected
+        assert abs(held - 0.95) <= slack + noise(SAMPLES), line
+    assert all(line.met for line in judged)
+
+
+def test_the_gate_is_wrong_as_rarely_as_it_says_and_asking_again_is_not(populations: dict[str, Any]) -> None:
+    rng = np.random.default_rng(7)
+    lines = [line for name in SETTINGS for line in SCRIPT["gate"](name, populations[name], GATES, rng)]
+    gates, again = lines[::2], lines[1::2]
+    assert all(line.met for line in gates)
+    assert {line.met for line in again} == {None}
+    samples = GATES * len(SETTINGS)
+    assert (np.mean([line.rates for line in gates], axis=0) <= 0.05 + noise(samples)).all()
+    assert np.mean([sum(line.rates) for line in again]) > 0.1 + noise(samples) * math.sqrt(2)
+
+
+def test_the_best_of_many_is_tested_on_what_did_not_choose_it(populations: dict[str, Any]) -> None:
+    rng = np.random.default_rng(8)
+    lines = [line for name in SETTINGS for line in SCRIPT["best_of_many"](name, populations[name], CHOICES, rng)]
+    halves, naive = lines[::2], lines[1::2]
+    assert all(line.met for line in halves)
+    samples = CHOICES * len(halves)
+    assert np.mean([line.rates for line in halves]) <= 0.05 + noise(samples)
+    assert np.mean([line.rates for line in naive]) > 1 / 3
+
+
+def test_few_repetitions_are_granted_their_noise_and_many_are_not() -> None:
+    assert SCRIPT["grant"](2000) == 0
+    assert SCRIPT["grant"](500) == pytest.approx(noise(500))
+
+
+SMALL = ["--intervals", "60", "--gates", "4", "--choices", "4", "--members", "10"]
+
+
+def test_what_it_prints_names_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert SCRIPT["main"](SMALL) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"[\d,]+ samples a line", text) == [f"{count} samples a line" for count in (60, 4, 4)]
+    for name in SETTINGS:
+        assert len(re.findall(rf"^{name} ", text, re.MULTILINE)) == 6 + 2 + 4
+    assert text.count("   met\n") == len(SETTINGS) * (3 + 1 + 2)
+    assert text.endswith("\n0 not met\n")
+
+
+def too_narrow(function: Any) -> Any:
+    """An interval of half the width."""
+
+    def narrowed(*arguments: Any) -> Any:
+        found = function(*arguments)
+        low, high = ((found.value + end) / 2 for end in (found.low, found.high))
+        return Estimate(found.value, low, high, 0)
+
+    return narrowed
+
+
+def easily_convinced(function: Any) -> Any:
+    """A verdict at a confidence of 30 %."""
+    return lambda *arguments, **options: function(*arguments[:-1], 0.3, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "part", "expected"),
+    [
+        ("share", too_narrow, "intervals", 1),
+        ("tokens_interval", too_narrow, "intervals", 1),
+        ("speedup_interval", too_narrow, "intervals", 1),
+        ("decide_sequentially", easily_convinced, "gates", 1),
+        ("decide", easily_convinced, "choices", 2),
+    ],
+)
+def test_what_is_wrong_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any, part: str, expected: int
+) -> None:
+    """In one setting, and no other part, to be quick."""
+    monkeypatch.setitem(GLOBALS, "SETTINGS", {"different": SCRIPT["SETTINGS"]["different"]})
+    monkeypatch.setitem(GLOBALS, "PARTS", {part: SCRIPT["PARTS"][part]})
+    monkeypatch.setitem(GLOBALS, name, wrong(GLOBALS[name]))
+    assert SCRIPT["main"]([*SMALL, f"--{part}", "60"]) == 1
+    assert capsys.readouterr().out.endswith(f"\n{expected} not met\n")
