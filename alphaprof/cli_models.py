@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from alphaprof.cli_support import ReportFormat, TableFormat, interruptible, print_text, require_packages
+from alphaprof.errors import OptionInvalid
 
 
 def profile(
@@ -18,6 +19,9 @@ def profile(
     reuse: Annotated[
         Path | None, typer.Option("--reuse-continuations", metavar="RUN", help="Measure on the text of a complete run.")
     ] = None,
+    until_decided: Annotated[
+        bool, typer.Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
+    ] = False,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
     ] = None,
@@ -28,13 +32,23 @@ def profile(
     from alphaprof.progress import ConsoleProgress
 
     options = load_profile(profile_file, overrides, limit)
+    if until_decided and reuse is not None:
+        raise OptionInvalid(
+            "--until-decided draws its own order of documents, and --reuse-continuations keeps that of another run",
+            "use one of them",
+        )
     require_packages("torch", "transformers", "datasets")
     check_references(options)
     with ConsoleProgress() as progress, interruptible(out):
         from alphaprof.analysis.totals import write_totals
         from alphaprof.profiling.pipeline import profile as run_profile
+        from alphaprof.profiling.pipeline import profile_until
+        from alphaprof.report.build import settled
 
-        run = run_profile(options, out, progress, resume, reuse)
+        if until_decided:
+            run = profile_until(options, out, progress, settled, resume)
+        else:
+            run = run_profile(options, out, progress, resume, reuse)
         progress.say("adding up totals")
         write_totals(run)
     print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")

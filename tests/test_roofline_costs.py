@@ -15,6 +15,7 @@ from alphaprof.analysis.roofline_costs import RooflineSetting, roofline_rows, sh
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.analysis.speedup import NOTHING
 from alphaprof.errors import CostsUnreadable
+from tests.synthetic import facts
 from tests.test_roofline import LLAMA, QWEN3
 
 TARGET, SMALL = ModelShape.from_config(LLAMA), ModelShape.from_config(QWEN3)

@@ -22,7 +22,7 @@ from scipy.special import ndtri
 
 Array = np.ndarray[Any, Any]
 PRIOR_MEAN, PRIOR_VARIANCE = 0.5, 0.25  # of outcomes in [0, 1]; they count as one document
-BOLDEST = 0.5  # the share of the wealth that one document can lose at most
+BOLDEST = 0.9  # the share of the wealth that one document can lose at most
 POINTS = 200  # thresholds of a confidence sequence, besides the one that is asked about
 TIMING_SHARE = 0.1  # of the error that is allowed, spent on step times where they are uncertain
 SLACK = 1e-9  # rounding of documents that lie on their bounds

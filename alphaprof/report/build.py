@@ -14,7 +14,7 @@ from alphaprof import __version__
 from alphaprof.analysis.costs import TARGET
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.totals import Request, policies, read_totals
+from alphaprof.analysis.totals import Request, policies, read_totals, write_totals
 from alphaprof.log.store import Run
 from alphaprof.report.certificates import certificates
 from alphaprof.report.costs import CostBook, cost_of, open_costs
@@ -73,6 +73,20 @@ def build_report(
         warnings=(),
     )
     return report_warnings(report, manifest)
+
+
+def settled(run: Run) -> str | None:
+    """Why a run in random order needs no more documents: its verdict is sure; None where it is not.
+
+    Domains are judged as well in the report, each by itself; the run stops for the whole traffic.
+    """
+    write_totals(run)
+    traffic = build_report(run).traffic
+    available = (run.manifest.sequential or {}).get("available", 0)
+    if traffic.verdict == "UNDECIDED":
+        return None
+    done = run.manifest.documents
+    return f"{traffic.verdict} after {done} of {available} documents: the other {available - done} are not needed"
 
 
 def _facts(run: Run, documents: pa.Table) -> RunFacts:

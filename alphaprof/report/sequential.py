@@ -28,8 +28,8 @@ from alphaprof.report.verdict import (
 def judge(
     candidates: Pools, timing: Timing, weights: Mapping[str, float], question: Question, gammas: Sequence[int]
 ) -> tuple[Pair | None, Decision]:
-    """The chosen draft and gamma, and the verdict on them: by intervals of a fixed number of documents, or by bets where they
-    came in random order.
+    """The chosen draft and gamma, and the verdict on them: by intervals of a fixed number of documents, or by bets where
+    they came in random order.
     """
     if question.order is None:
         return choose_and_decide(candidates, timing, weights, question, gammas)
