@@ -16,6 +16,7 @@ from scipy import stats
 from alphaprof.analysis.decision import documents_needed
 from alphaprof.analysis.estimate import ratio
 from alphaprof.analysis.sequential import (
+    BOLDEST,
     POINTS,
     Bounds,
     Sequential,
@@ -75,11 +76,11 @@ def test_wealth_is_what_its_definition_says(values: list[float]) -> None:
     assert wealth(down, -2.0, 0.3) == pytest.approx(by_definition(down, -2.0, 0.3), rel=1e-9)
 
 
-def test_bets_are_never_negative_and_risk_half_of_the_wealth_at_most() -> None:
-    """m = 0.9: below it nothing is bet. m = 0.05: the boldest bet is 10, half of 1 / m, where steady gains ask for more."""
+def test_bets_are_never_negative_and_risk_nine_tenths_of_the_wealth_at_most() -> None:
+    """m = 0.9: below it nothing is bet. m = 0.05: the boldest bet is 18, 0.9 / m, where steady gains ask for more."""
     assert wealth([-9.0, -9.0, 1.0], -9.0, 1.0) == [1.0, 1.0, 1.0]
-    bold = wealth([1.0] * 400 + [-1.0], -1.0, 19.0)
-    assert bold[-1] / bold[-2] == pytest.approx(0.5)
+    bold = wealth([1.0] * 4000 + [-1.0], -1.0, 19.0)
+    assert bold[-1] / bold[-2] == pytest.approx(1 - BOLDEST)
 
 
 @pytest.mark.parametrize(("least", "largest"), [(-1.0, 1.0), (-1.0, 3.0), (-3.0, 1.0), (-0.1, 2.0)])
