@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
-from alphaprof.cli_models import profile, validate
+from alphaprof.cli_models import profile, rollout, validate
 from alphaprof.cli_support import ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
 
@@ -126,6 +126,7 @@ def trees(
 
 
 app.command()(validate)
+app.command()(rollout)
 
 
 @app.command()

@@ -38,6 +38,7 @@ HOMES = {
         "report/terminal_theory.py",
         "report/comparison.py",
         "report/prediction.py",
+        "report/rollout_text.py",
         "report/trees_text.py",
         "report/validation.py",
         "report/render.py",
@@ -98,7 +99,8 @@ def test_nothing_grows_beyond_what_can_be_read_at_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["profile", "--help"], ["report", "--help"], ["validate", "--help"], ["schema"]]
+    "arguments",
+    [["--help"], ["profile", "--help"], ["report", "--help"], ["validate", "--help"], ["rollout", "--help"], ["schema"]],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (

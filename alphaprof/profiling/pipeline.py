@@ -29,7 +29,7 @@ from alphaprof.profiling.extras import Extras
 from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.shards import Plan, Progress, update, write_shard
+from alphaprof.profiling.shards import Loaded, Plan, Progress, update, write_shard
 from alphaprof.profiling.vocabulary import token_count
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def profile_with_models(options: ProfileOptions, out: Path, progress: Progress) 
     """Profile into the new directory `out`, likewise; the complete run with its models, which are still loaded."""
     with in_memory():
         _earlier(out, resume=False)
-        plan = _load(options, out, None, None, progress)
+        plan = _open(options, out, None, None, progress)
         _fill(plan, progress)
     return plan
 
@@ -77,7 +77,7 @@ def _profile(options: ProfileOptions, out: Path, progress: Progress, resume: boo
         return earlier
     if earlier is not None and earlier.manifest.reused is not None:
         reuse = Path(earlier.manifest.reused)
-    plan = _load(options, out, earlier, reuse, progress)
+    plan = _open(options, out, earlier, reuse, progress)
     _fill(plan, progress)
     return plan.run
 
@@ -127,8 +127,8 @@ def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -
         progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
 
 
-def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path | None, progress: Progress) -> Plan:
-    """Load models and open the run directory; everything that can fail early fails here."""
+def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None) -> Loaded:
+    """Load models and find the data; no run is made of them. Raises the errors of `errors.py`."""
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=_eos(tokenizer))
@@ -138,33 +138,39 @@ def _load(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path |
         pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
-    held = extras.log_rules(options.rules)
+    return Loaded(options, tokenizer, target, drafts, documents, scorer)
+
+
+def _open(options: ProfileOptions, out: Path, earlier: Run | None, reuse: Path | None, progress: Progress) -> Plan:
+    """Load everything and open the run directory; what can fail early fails here."""
+    loaded = load(options, progress, reuse)
+    held = loaded.scorer.extras.log_rules(options.rules)
     manifest = Manifest(
         status="running",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=options.model_dump(mode="json"),
-        target=target.facts(),
-        drafts={draft.name: draft.facts() for draft in drafts},
-        tokenizer=tokenizer_fingerprint(tokenizer),
+        target=loaded.target.facts(),
+        drafts={draft.name: draft.facts() for draft in loaded.drafts},
+        tokenizer=tokenizer_fingerprint(loaded.tokenizer),
         environment=_environment(),
         reused=str(reuse.resolve()) if reuse else None,
         emitted=held.emitted,
         certified=held.certified,
     )
-    if isinstance(documents, Reused):
-        documents.require_same_target(manifest)
+    if isinstance(loaded.documents, Reused):
+        loaded.documents.require_same_target(manifest)
     run = Run(out, manifest)
     if earlier is not None:
         require_same_models(earlier.manifest, manifest)
         run = earlier
         progress.say(f"resuming after {len(run.shards)} complete shards")
     else:
-        warnings = tuple(early_warnings(options, scorer, tokenizer.chat_template is not None))
+        warnings = tuple(early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None))
         for warning in warnings:
             progress.warn(**warning)
         run.write_manifest(dataclasses.replace(manifest, warnings=warnings))
-    return Plan(options, tokenizer, target, drafts, documents, scorer, run)
+    return Plan(**vars(loaded), run=run)
 
 
 def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model) -> Corpus:

@@ -49,8 +49,8 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A loaded run: models, corpus, directory."""
+class Loaded:
+    """A profile with its models and its corpus."""
 
     options: ProfileOptions
     tokenizer: PreTrainedTokenizerBase
@@ -58,6 +58,12 @@ class Plan:
     drafts: Sequence[Draft]
     documents: Corpus | Reused
     scorer: Scorer
+
+
+@dataclass(frozen=True)
+class Plan(Loaded):
+    """A loaded profile with the run that is made of it."""
+
     run: Run
 
 
