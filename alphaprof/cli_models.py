@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from alphaprof.cli_support import ReportFormat, interruptible, print_text, require_packages
+from alphaprof.cli_support import ReportFormat, interruptible, print_text, require_packages, require_place
 
 
 def profile(
@@ -105,6 +105,7 @@ def rollout(
 
     options = load_profile(profile_file, overrides, documents)
     rules = known_rules(rule, "--rule") if rule else None
+    require_place(out)
     require_packages("torch", "transformers", "datasets")
     check_references(options)
     with ConsoleProgress() as progress, interruptible(None):

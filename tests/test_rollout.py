@@ -205,6 +205,15 @@ def test_what_cannot_be_rolled_out_is_refused_in_two_lines(
     assert hint in COMMAND[-1]
 
 
+def test_a_place_that_cannot_be_written_is_known_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(profile(tmp_path / "place"))
+    for out in ("none/found.json", "model"):
+        assert command(monkeypatch, capsys, "profile.yaml", "--out", out, code=5) == ""
+        assert f"error: cannot write {out}\nhint: choose another --out, in an existing directory" in COMMAND[-1]
+
+
 def test_rolling_out_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
     result = run(profile(tmp_path / "place"), "rollout", "profile.yaml", without=("torch",))
     assert_two_lines(result, 2, "profiling needs torch", "pip install 'alphaprof[profile]'")
