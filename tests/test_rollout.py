@@ -74,12 +74,12 @@ def test_what_two_texts_share_cancels_in_the_difference_of_their_means() -> None
 
 
 def table(sampled: bool = False) -> pa.Table:
-    """Four documents of one domain, two of them in one cluster."""
+    """Four documents of a domain with an awkward name, two of them in one cluster."""
     sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0} if sampled else {}
     rows = [
         {
             "document": number,
-            "domain": "a",
+            "domain": "[b]a",
             "cluster": "0:x" if number > 1 else None,
             "source": 0,
             "source_row": number,
@@ -176,7 +176,16 @@ def test_both_renderings_hold_the_numbers_and_no_verdict() -> None:
     assert (second["alpha"], second["conditional"]) == (None, [None, None])
     assert second["regret"] == {"value": 0, "low": 0, "high": "inf"}
     text = render_rollout(found, "terminal")
-    for part in ("no verdict follows", "0.480 [", "0.058 | 0.000", "75% at 4", "8 | 9", "left out: 1 with text", "3 of 4"):
+    for part in (
+        "no verdict follows",
+        "0.480 [",
+        "0.058 | 0.000",
+        "75% at 4",
+        "8 | 9",
+        "[b]a",
+        "left out: 1 with text",
+        "3 of 4",
+    ):
         assert part in text
     assert "near-ties" not in text
     assert "near-ties" in render_rollout(dataclasses.replace(found, dtype="bfloat16", exact=False), "terminal")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from alphaprof.report import format as fmt
@@ -49,8 +49,8 @@ def _table(rollout: Rollout, draft: str) -> Table:
     return table
 
 
-def _row(text: Text, way: Way, rollout: Rollout) -> Iterator[str]:
-    yield domain_name(text, rollout.texts).plain
+def _row(text: Text, way: Way, rollout: Rollout) -> Iterator[RenderableType]:
+    yield domain_name(text, rollout.texts)
     yield fmt.documents(text.documents, text.clusters)
     yield way.rule
     yield str(way.gamma)
