@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
-from alphaprof.cli_models import latency, profile, validate
+from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
 
@@ -131,6 +131,7 @@ def trees(
 
 app.command()(latency)
 app.command()(validate)
+app.command()(rollout)
 
 
 @app.command()

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from alphaprof.cli_support import ReportFormat, TableFormat, interruptible, print_text, require_packages
+from alphaprof.cli_support import (
+    ReportFormat,
+    TableFormat,
+    interruptible,
+    print_text,
+    require_packages,
+    require_place,
+)
 from alphaprof.errors import OptionInvalid
 
 
@@ -115,3 +122,45 @@ def validate(
         found = build_validation(*run_validation(options, folder, gamma, repeats, progress), tolerance, kept=out is not None)
     print_text(render_validation(found, output.value), None)
     require_within(found)
+
+
+def rollout(
+    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),
+    ] = None,
+    draft: Annotated[list[str] | None, typer.Option(help="Decode with this draft (repeatable); default: all.")] = None,
+    gamma: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Drafted tokens per round (repeatable); default: decision.gamma, or 1, 2, 3, 5 as it has them.",
+        ),
+    ] = None,
+    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    ] = None,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+) -> None:
+    """Decode by lossy rules: the acceptance and the rounds of their own text, and what that text gives up."""
+    from alphaprof.loader import known_rules, load_profile
+    from alphaprof.profiling.hub import check_references
+    from alphaprof.progress import ConsoleProgress
+
+    options = load_profile(profile_file, overrides, documents)
+    rules = known_rules(rule, "--rule") if rule else None
+    require_place(out)
+    require_packages("torch", "transformers", "datasets")
+    check_references(options)
+    with ConsoleProgress() as progress, interruptible(None):
+        from alphaprof.profiling.rollout import request_of, roll
+        from alphaprof.report.render import render_rollout
+        from alphaprof.report.rollout import build_rollout
+
+        rolled = roll(options, request_of(options, draft, rules, gamma), progress)
+        found = build_rollout(rolled, options.decision.confidence)
+    print_text(render_rollout(found, output.value, to_file=out is not None), out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -51,6 +52,12 @@ def print_text(text: str, path: Path | None) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DiskFull(f"cannot write {path}: {error.strerror}", "choose another --out, in an existing directory") from None
+
+
+def require_place(path: Path | None) -> None:
+    """Raise `DiskFull` where `print_text` could not write: better known before hours of work."""
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise DiskFull(f"cannot write {path}", "choose another --out, in an existing directory")
 
 
 def require_packages(*names: str) -> None:

@@ -75,12 +75,12 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     return options.resolved(Path()).model_dump(mode="json")
 
 
-def known_rules(specifications: list[str]) -> list[str]:
-    """Ids of rules as a command line names them. Raises `ProfileInvalid`."""
+def known_rules(specifications: list[str], option: str = "--rules") -> list[str]:
+    """Ids of rules as an option of a command names them. Raises `ProfileInvalid`."""
     try:
         return list(dict.fromkeys(parse_rule(text).id for text in specifications))
     except ValueError as error:
-        raise ProfileInvalid(f"--rules: {error}", "alphaprof rules lists them; write for example additive:0.2") from None
+        raise ProfileInvalid(f"{option}: {error}", "alphaprof rules lists them; write for example additive:0.2") from None
 
 
 def read_tree(path: Path) -> dict[str, Any]:

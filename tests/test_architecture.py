@@ -40,6 +40,7 @@ HOMES = {
         "report/latency.py",
         "report/comparison.py",
         "report/prediction.py",
+        "report/rollout_text.py",
         "report/trees_text.py",
         "report/validation.py",
         "report/render.py",
@@ -100,7 +101,8 @@ def test_nothing_grows_beyond_what_can_be_read_at_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["profile", "--help"], ["report", "--help"], ["validate", "--help"], ["schema"]]
+    "arguments",
+    [["--help"], ["profile", "--help"], ["report", "--help"], ["validate", "--help"], ["rollout", "--help"], ["schema"]],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (

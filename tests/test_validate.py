@@ -342,7 +342,7 @@ def test_the_command_prints_its_answer_and_ends_with_what_the_tolerance_says(
 @pytest.mark.models
 def test_gammas_and_texts_that_cannot_be_decoded_are_known_before_any_model_loads() -> None:
     from alphaprof.config import ProfileOptions
-    from alphaprof.profiling.validate import chosen_gammas, require_own_text
+    from alphaprof.profiling.decoding import chosen_gammas, require_own_text
 
     assert chosen_gammas([1, 2, 4, 5, 8], None) == [1, 2, 5]
     assert chosen_gammas([1], [7, 3, 7]) == [3, 7]

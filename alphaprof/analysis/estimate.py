@@ -154,6 +154,16 @@ def share_interval(estimate: Ratio, confidence: float) -> Estimate:
     return Estimate(estimate.value, max(0.0, estimate.value - half), min(1.0, estimate.value + half), estimate.documents)
 
 
+def mean_interval(estimate: Ratio, confidence: float) -> Estimate:
+    """Interval of a mean of quantities that are 0 or above and have no upper end: linear t, cut at 0. Where documents leave
+    no spread to estimate from, nothing bounds what another one would have: infinity.
+    """
+    half = math.inf
+    if estimate.documents > 1 and estimate.stderr > NO_SPREAD * estimate.value:
+        half = quantile((1 + confidence) / 2, estimate.freedom) * estimate.stderr
+    return Estimate(estimate.value, max(0.0, estimate.value - half), estimate.value + half, estimate.documents)
+
+
 def quantile_interval(values: Array, counts: Array, clusters: Array, probability: float, confidence: float) -> Estimate:
     """The quantile of values [positions], 0 or above, with Woodruff's interval (1952): the quantiles at both ends of the
     interval of the share of values up to it (for the lower end: of those below it, which are fewer where values tie), over

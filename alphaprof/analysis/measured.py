@@ -72,6 +72,11 @@ def decoded_rule(decision: str, policy: str) -> str:
     return default_rule(policy)
 
 
+def by_depth(counts: Array, gamma: int) -> Array:
+    """How many of some rounds [rounds] reached a depth of d = 1..gamma, [gamma]."""
+    return np.asarray((np.arange(1, gamma + 1) <= counts[:, None]).sum(0))
+
+
 def measured_speedup(plain: Array, drafted: Array, plain_tokens: Array, drafted_tokens: Array) -> Spread | None:
     """Plain decode time per token / that with a draft, from times [repeats, documents] and tokens [documents].
 

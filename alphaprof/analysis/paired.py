@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.estimate import Estimate, Ratio, influences, quantile, ratio
+from alphaprof.analysis.estimate import NO_SPREAD, Estimate, Ratio, influences, quantile, ratio
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +30,20 @@ def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], 
     errors = _errors(first, one) / one.value**2 - _errors(second, two) / two.value**2  # d(1/r) = -dr / r^2
     before = 1 / one.value
     return _difference(Estimate(1 / two.value - before, 1 - before, gamma + 1 - before, 0), errors, (one, two), confidence)
+
+
+def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Estimate:
+    """Second mean less the first, each sum(totals) / sum(counts), of quantities that are 0 or above and have no upper end:
+    beyond what the sample can tell, the least that is possible, and infinity.
+    """
+    one, two = ratio(*first), ratio(*second)
+    value, least, documents = two.value - one.value, 0.0 - one.value, min(one.documents, two.documents)
+    errors = _errors(second, two) - _errors(first, one)
+    stderr = math.sqrt(float((errors**2).sum()))
+    half = math.inf
+    if documents > 1 and stderr > NO_SPREAD * max(one.value, two.value):
+        half = quantile((1 + confidence) / 2, min(one.freedom, two.freedom)) * stderr
+    return Estimate(value, max(least, value - half), value + half, documents)
 
 
 def _errors(side: tuple[Array, Array], found: Ratio) -> Array:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,7 +38,7 @@ from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokeni
 from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.shards import Plan, Progress, update, write_shard
+from alphaprof.profiling.shards import Loaded, Plan, Progress, update, write_shard
 from alphaprof.profiling.steppers import NotTimed
 from alphaprof.profiling.vocabulary import token_count
 
@@ -81,7 +81,7 @@ def profile_with_models(options: ProfileOptions, out: Path, progress: Progress) 
     """Profile into the new directory `out`, likewise; the complete run with its models, which are still loaded."""
     with in_memory():
         _earlier(out, resume=False)
-        plan = _load(options, out, None, Course(), progress)
+        plan = _open(options, out, None, Course(), progress)
         _fill(plan, progress)
     return plan
 
@@ -94,7 +94,7 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     if not isinstance(costs, MeasuredCosts):
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
     with in_memory():
-        plan = _load(options, out, None, Course(), progress)
+        plan = _open(options, out, None, Course(), progress)
         _measure_latency(plan, costs, progress)
     if plan.run.latency() is None:
         raise StepsNotTimed(plan.run.manifest.warnings[-1]["message"], "a model with attention layers only can be timed")
@@ -129,7 +129,7 @@ def _profile(options: ProfileOptions, out: Path, progress: Progress, course: Cou
             f"{out} was begun without --until-decided, in the order of the data",
             "finish it without, or choose another --out",
         )
-    plan = _load(options, out, earlier, course, progress)
+    plan = _open(options, out, earlier, course, progress)
     _fill(plan, progress, course.settled)
     return plan.run
 
@@ -182,55 +182,62 @@ def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -
         progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
 
 
-def _load(options: ProfileOptions, out: Path, earlier: Run | None, course: Course, progress: Progress) -> Plan:
-    """Load models and open the run directory; everything that can fail early fails here."""
+def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None) -> Loaded:
+    """Load models and find the data; no run is made of them. Raises the errors of `errors.py`."""
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=_eos(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
-    reuse = course.reuse
-    documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target, course, earlier)
+    documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
-    held = extras.log_rules(options.rules)
+    return Loaded(options, tokenizer, target, drafts, documents, scorer)
+
+
+def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Course, progress: Progress) -> Plan:
+    """Load everything and open the run directory; what can fail early fails here."""
+    reuse = course.reuse
+    loaded = load(options, progress, reuse)
+    in_random_order = earlier.manifest.sequential is not None if earlier else course.settled is not None
+    order: dict[str, Any] | None = None
+    if in_random_order and isinstance(loaded.documents, Corpus):
+        drawn = InRandomOrder.of(loaded.documents, options)
+        loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
+    held = loaded.scorer.extras.log_rules(options.rules)
     manifest = Manifest(
         status="running",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=options.model_dump(mode="json"),
-        target=target.facts(),
-        drafts={draft.name: draft.facts() for draft in drafts},
-        tokenizer=tokenizer_fingerprint(tokenizer),
+        target=loaded.target.facts(),
+        drafts={draft.name: draft.facts() for draft in loaded.drafts},
+        tokenizer=tokenizer_fingerprint(loaded.tokenizer),
         environment=_environment(),
         reused=str(reuse.resolve()) if reuse else None,
         emitted=held.emitted,
         certified=held.certified,
-        sequential=documents.facts(options) if isinstance(documents, InRandomOrder) else None,
+        sequential=order,
     )
     require_costs(options, manifest)
-    if isinstance(documents, Reused):
-        documents.require_same_target(manifest)
+    if isinstance(loaded.documents, Reused):
+        loaded.documents.require_same_target(manifest)
     run = Run(out, manifest)
     if earlier is not None:
         require_same_models(earlier.manifest, manifest)
         run = earlier
         progress.say(f"resuming after {len(run.shards)} complete shards")
     else:
-        warnings = tuple(early_warnings(options, scorer, tokenizer.chat_template is not None))
+        warnings = tuple(early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None))
         for warning in warnings:
             progress.warn(**warning)
         run.write_manifest(dataclasses.replace(manifest, warnings=warnings))
-    return Plan(options, tokenizer, target, drafts, documents, scorer, run)
+    return Plan(**vars(loaded), run=run)
 
 
-def _corpus(
-    options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, course: Course, earlier: Run | None
-) -> Corpus | InRandomOrder:
-    corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
-    random = earlier.manifest.sequential is not None if earlier else course.settled is not None
-    return InRandomOrder.of(corpus, options) if random else corpus
+def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model) -> Corpus:
+    return Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
 
 
 def _eos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

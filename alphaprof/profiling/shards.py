@@ -50,8 +50,8 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A loaded run: models, corpus, directory."""
+class Loaded:
+    """A profile with its models and its corpus."""
 
     options: ProfileOptions
     tokenizer: PreTrainedTokenizerBase
@@ -59,6 +59,12 @@ class Plan:
     drafts: Sequence[Draft]
     documents: Corpus | InRandomOrder | Reused
     scorer: Scorer
+
+
+@dataclass(frozen=True)
+class Plan(Loaded):
+    """A loaded profile with the run that is made of it."""
+
     run: Run
 
 

@@ -85,17 +85,7 @@ class Speculation:
     def __post_init__(self) -> None:
         if not 1 <= self.gamma <= GAMMA_LIMIT:
             raise ValueError(f"gamma must be from 1 to {GAMMA_LIMIT}, not {self.gamma}")
-        rule = self.rule.rule
-        if not rule.timed:
-            raise RuleNotDecodable(
-                f"the rule {self.rule.id} drafts trees, and only chains of tokens can be decoded here",
-                "choose a rule of chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
-            )
-        if self.choice.policy not in rule.policies:
-            raise RuleNotDecodable(
-                f"the rule {self.rule.id} belongs to {' or '.join(rule.policies)} text, and this is {self.choice.policy}",
-                "strict goes with greedy text, lossless and one_hot with sampled text, lossy rules with both",
-            )
+        require_decodable(self.rule, self.choice.policy)
 
     def decode(self, prompt: Ids, max_new_tokens: int, source_row: int = 0, regret: bool = False) -> Decoded:
         """Continue one prompt [tokens] up to EOS or `max_new_tokens`.
@@ -115,6 +105,20 @@ class Speculation:
         if isinstance(self.draft, PromptLookup):
             return LookupDrafter(self.draft, device)
         return ModelDrafter(self.draft, chooser, width, device, drawn=self.rule.name == "lossless")
+
+
+def require_decodable(rule: BoundRule, policy: str) -> None:
+    """Raise `RuleNotDecodable` for rules of trees, and where the rule does not belong to text of this policy."""
+    if not rule.rule.timed:
+        raise RuleNotDecodable(
+            f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here",
+            "choose a rule of chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
+        )
+    if policy not in rule.rule.policies:
+        raise RuleNotDecodable(
+            f"the rule {rule.id} belongs to {' or '.join(rule.rule.policies)} text, and this is {policy}",
+            "strict goes with greedy text, lossless and one_hot with sampled text, lossy rules with both",
+        )
 
 
 class _Text:

@@ -10,22 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.measured import Decodings, Measured, decoded_rule
+from alphaprof.analysis.measured import Decodings, Measured, by_depth, decoded_rule
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import GREEDY, SAMPLED
 from alphaprof.analysis.totals import write_totals
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import DataEmpty, OptionInvalid, ProfileInvalid
+from alphaprof.errors import DataEmpty
 from alphaprof.log.store import Run
-from alphaprof.options import GreedyContinuation, MeasuredCosts, SampledContinuation
-from alphaprof.profiling.choices import Choice
+from alphaprof.options import MeasuredCosts
 from alphaprof.profiling.corpus import Document, Ids
+from alphaprof.profiling.decoding import Drafting, chosen_gammas, decode, own_documents, require_own_text
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.pipeline import in_memory, profile_with_models
 from alphaprof.profiling.shards import Plan, Progress
-from alphaprof.profiling.speculation import Decoded, Plain, Speculation
-
-USUAL_GAMMAS = (1, 2, 3, 5)
+from alphaprof.profiling.speculation import Decoded
 
 
 @dataclass(frozen=True)
@@ -67,25 +65,6 @@ def as_decoded(options: ProfileOptions) -> MeasuredCosts:
     return given.model_copy(update={"concurrency": [1], "mode": "eager"})
 
 
-def require_own_text(options: ProfileOptions) -> None:
-    """Raise `ProfileInvalid` where the target writes none of the text: no decoding would repeat it."""
-    kinds = [options.continuation_of(index) for index in range(len(options.data))]
-    if not any(isinstance(kind, (GreedyContinuation, SampledContinuation)) for kind in kinds):
-        raise ProfileInvalid(
-            "the target writes none of this text, so no decoding here would repeat it",
-            "validate on continuation kind greedy or sampled, for example --set continuation.kind=greedy",
-        )
-
-
-def chosen_gammas(known: Sequence[int], wanted: Sequence[int] | None) -> list[int]:
-    """The lengths to decode with, ascending. Raises `OptionInvalid` where the profile has none of the usual ones."""
-    if wanted:
-        return sorted(set(wanted))
-    if not (usual := [gamma for gamma in USUAL_GAMMAS if gamma in known]):
-        raise OptionInvalid(f"the profile has none of the gammas {USUAL_GAMMAS}", f"name one: --gamma {known[0]}")
-    return usual
-
-
 def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress) -> Measured:
     """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
     texts, short, foreign = _texts(plan)
@@ -115,7 +94,7 @@ def _texts(plan: Plan) -> tuple[list[Text], int, int]:
         table = plan.run.continuations(shard.index, ["document", "continuation_ids"])
         stored |= zip(table["document"].to_pylist(), map(np.array, table["continuation_ids"].to_pylist()), strict=True)
     decision = plan.options.decision.rule
-    own = [document for document in plan.documents if document.given is None]
+    own, foreign = own_documents(plan)
     texts = [
         Text(document, stored[document.document], decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
         for document in own
@@ -123,17 +102,12 @@ def _texts(plan: Plan) -> tuple[list[Text], int, int]:
     ]
     if not texts:
         raise DataEmpty("no text has a second token, so there is nothing to time", "raise max_new_tokens, or --documents")
-    return texts, len(own) - len(texts), len(stored) - len(own)
+    return texts, len(own) - len(texts), foreign
 
 
 def _decode(plan: Plan, way: Way, text: Text) -> Decoded:
-    document = text.document
-    width = min(plan.scorer.width, plan.target.vocabulary)
-    choice = Choice(document.processing, document.seed or 0, plan.options.draft_processing, width)
-    engine: Plain | Speculation = Plain(plan.target, choice)
-    if way.draft is not None:
-        engine = Speculation(plan.target, way.draft, parse_rule(text.rule), way.gamma, choice)
-    return engine.decode(document.prompt, document.max_new_tokens or 0, document.source_row)
+    drafting = None if way.draft is None else Drafting(way.draft, parse_rule(text.rule), way.gamma)
+    return decode(plan, text.document, drafting)
 
 
 def _collected(way: Way, table: list[list[Decoded]], texts: Sequence[Text]) -> Decodings:
@@ -143,7 +117,6 @@ def _collected(way: Way, table: list[list[Decoded]], texts: Sequence[Text]) -> D
         return np.array([[getattr(found, name) for found in row] for row in table])
 
     first = table[0]
-    depth = np.arange(1, way.gamma + 1)
     return Decodings(
         draft=way.draft.name if way.draft is not None else None,
         gamma=way.gamma,
@@ -154,7 +127,7 @@ def _collected(way: Way, table: list[list[Decoded]], texts: Sequence[Text]) -> D
         verify_s=seconds("verify_s"),
         tokens=np.array([len(found.ids) - 1 for found in first]),
         rounds=np.array([len(found.drafted) for found in first]),
-        drafted=np.array([(depth <= found.drafted[:, None]).sum(0) for found in first]),
-        accepted=np.array([(depth <= found.accepted[:, None]).sum(0) for found in first]),
+        drafted=np.array([by_depth(found.drafted, way.gamma) for found in first]),
+        accepted=np.array([by_depth(found.accepted, way.gamma) for found in first]),
         same_text=np.array([np.array_equal(found.ids, text.ids) for found, text in zip(first, texts, strict=True)]),
     )

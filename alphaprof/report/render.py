@@ -18,6 +18,8 @@ from alphaprof.report.latency import latency_csv, latency_json, latency_terminal
 from alphaprof.report.model import Report
 from alphaprof.report.predict import Prediction
 from alphaprof.report.prediction import prediction_json, prediction_terminal
+from alphaprof.report.rollout import Rollout
+from alphaprof.report.rollout_text import rollout_json, rollout_terminal
 from alphaprof.report.terminal import render_terminal
 from alphaprof.report.tree_model import TreesReport
 from alphaprof.report.trees_text import trees_json, trees_terminal
@@ -71,6 +73,13 @@ def render_latency(run: Run, output: str, to_file: bool = False) -> str:
     if output == "json":
         return latency_json(run.manifest, rows) + "\n"
     return _drawn(partial(latency_terminal, run.manifest, rows), to_file)
+
+
+def render_rollout(rollout: Rollout, output: str, to_file: bool = False) -> str:
+    """What rollouts gave as text, likewise."""
+    if output == "json":
+        return rollout_json(rollout) + "\n"
+    return _drawn(partial(rollout_terminal, rollout), to_file)
 
 
 def _drawn(draw: Callable[[Console], None], to_file: bool) -> str:

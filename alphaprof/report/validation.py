@@ -13,7 +13,7 @@ from rich.text import Text
 from alphaprof.analysis.measured import Spread
 from alphaprof.report import format as fmt
 from alphaprof.report.json import plain_values
-from alphaprof.report.tables import named_table, plain, show
+from alphaprof.report.tables import domain_name, named_table, plain, show
 from alphaprof.report.validate import Both, Cell, RoundTime, Validation
 
 FORMAT = "alphaprof-validate"
@@ -67,7 +67,7 @@ def _speedups(cells: tuple[Cell, ...]) -> Table:
     for cell in cells:
         table.add_row(
             plain(cell.draft),
-            _domain(cell, cells),
+            domain_name(cell, cells),
             cell.rule,
             str(cell.gamma),
             _both(cell.tokens_per_round),
@@ -87,15 +87,8 @@ def _rounds(cells: tuple[Cell, ...]) -> Table:
     for cell in cells:
         sides = (cell.predicted_round_ms, cell.measured_round_ms)
         parts = [_both(Both(*(_part(side, name) for side in sides)), 2) for name in ("draft", "verify", "other", "total")]
-        table.add_row(plain(cell.draft), _domain(cell, cells), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
+        table.add_row(plain(cell.draft), domain_name(cell, cells), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
     return table
-
-
-def _domain(cell: Cell, cells: tuple[Cell, ...]) -> Text:
-    """The domain, with the kind of its text where it has several."""
-    kinds = {fmt.text_kind(item.continuation, item.sampling) for item in cells if item.domain == cell.domain}
-    kind = f" ({fmt.text_kind(cell.continuation, cell.sampling)})" if len(kinds) > 1 else ""
-    return plain(fmt.short(cell.domain) + kind)
 
 
 def _part(time: RoundTime | None, name: str) -> float | None:
