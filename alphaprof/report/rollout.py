@@ -15,7 +15,8 @@ from alphaprof.analysis.rules import GREEDY
 from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup
 from alphaprof.report.model import Interval
 from alphaprof.report.pool import groups, sampling_of, units
-from alphaprof.report.result import share, tokens_interval
+from alphaprof.report.result import share
+from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.validate import EXACT_DTYPE
 
 Array = np.ndarray[Any, Any]
@@ -143,7 +144,8 @@ def _part(way: Rolled, rows: Array) -> Rolled:
 
 def _way(group: _Group, way: Rolled, own: Rolled) -> Way:
     lossy = parse_rule(way.rule).rule.lossy
-    counts = RoundCounts(way.tokens - 1, way.rounds, way.drafted, np.zeros(len(way.tokens)), group.cluster)
+    nothing = np.zeros(len(way.tokens))
+    counts = RoundCounts(way.tokens - 1, way.rounds, way.drafted, way.accepted[:, -1], nothing, group.cluster)
     drafted, tested, accepted = (depths.sum(0) for depths in (way.drafted, way.tested, way.accepted))
     departs = way.departs[way.departs != SAME]
     greedy = group.policy == GREEDY
