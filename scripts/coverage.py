@@ -139,7 +139,7 @@ def traffic(name: str, members: int, rng: Random) -> Traffic:
     agrees = agreements(rng, np.repeat(alphas(rng, size), size), start, burstiness)
     found = replayed(agrees, start, size)
     accepted = np.add.reduceat(agrees.astype(float), start)
-    counts = RoundCounts(found.tokens, found.rounds, found.drafted, found.control, np.arange(len(size)))
+    counts = RoundCounts.of(found, np.arange(len(size)))
     return Traffic(counts, accepted, size.astype(float))
 
 

@@ -126,7 +126,9 @@ def _fits(value: object, hint: Any) -> bool:
     origin = get_origin(hint)
     if origin is Literal:
         return value in get_args(hint)
-    return isinstance(value, hint if origin in (None, UnionType) else origin)
+    if origin is UnionType:
+        return any(_fits(value, choice) for choice in get_args(hint))
+    return isinstance(value, origin or hint)
 
 
 def _facts(data: dict[str, Any]) -> ModelFacts:
