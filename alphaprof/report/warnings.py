@@ -21,7 +21,7 @@ CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 def report_warnings(report: Report, manifest: Manifest) -> Report:
     """The report with its warnings: those of the profiling run, and those that its numbers call for."""
     noted = [ReportWarning(**warning) for warning in manifest.warnings]
-    found = [*noted, *_partial(report), *_left_out(manifest), *_halved(manifest), *_cut(report)]
+    found = [*noted, *_partial(report), *_stopped(manifest), *_left_out(manifest), *_halved(manifest), *_cut(report)]
     found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report)]
     return dataclasses.replace(report, warnings=tuple(found))
 
@@ -32,6 +32,18 @@ def _partial(report: Report) -> Iterator[ReportWarning]:
             "partial",
             f"the run was interrupted: this report covers its first {report.run.documents} documents",
             "finish it with alphaprof profile --resume",
+        )
+
+
+def _stopped(manifest: Manifest) -> Iterator[ReportWarning]:
+    """Only verdicts are made for a look after every shard."""
+    available = (manifest.sequential or {}).get("available", 0)
+    if manifest.sequential is not None:
+        yield ReportWarning(
+            "stopped",
+            f"documents came in random order until the verdict was sure: {manifest.documents} of {available}; verdicts hold "
+            "at any time, intervals are those of a fixed number of documents, and a little too hopeful",
+            "take the verdict from this run, and sizes from one that measures all documents",
         )
 
 

@@ -1,0 +1,235 @@
+"""Runs that stop as soon as they are decided: the order, the stop, and verdicts that hold whenever that was."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from alphaprof.analysis.sequential import Bounds, decide_sequentially
+from alphaprof.analysis.speedup import cost_bounds
+from alphaprof.cli import app
+from alphaprof.errors import ProfileInvalid, RunMismatch
+from alphaprof.loader import load_profile
+from alphaprof.log.store import Run
+from alphaprof.profiling import pipeline
+from alphaprof.report.build import build_report, settled
+from alphaprof.report.model import Report
+from tests.synthetic import Domain, Recipe, write_run
+from tests.test_pipeline import Silent, profile_file, run_profile, tables
+
+LENGTH = 60
+TRAFFIC = {
+    "code": Domain(documents=60, alpha=0.9, spread=0.03, shortest=LENGTH, longest=LENGTH),
+    "chat": Domain(documents=60, alpha=0.8, spread=0.05, shortest=20, longest=LENGTH),
+}
+RECIPE = Recipe(domains=TRAFFIC, drafts={"small": 0.0, "poor": -0.5}, timing_error=0.0, gammas=(1, 3))
+ORDER = {
+    "choosing": 32,
+    "available": 500,
+    "documents": {"code": 250, "chat": 250},
+    "reach": {"code": LENGTH - 1, "chat": LENGTH - 1},
+    "shard_documents": 16,
+}
+
+
+def ordered(path: Path, recipe: Recipe = RECIPE, **order: Any) -> Run:
+    """A synthetic run that came in random order (its documents are alike in any)."""
+    run = write_run(path, recipe)
+    run.write_manifest(dataclasses.replace(run.manifest, sequential=ORDER | order))
+    return Run.open(path)
+
+
+def asked(run: Run, **decision: Any) -> Report:
+    config = run.manifest.config
+    return build_report(run, config=config | {"decision": config["decision"] | decision})
+
+
+def rows(run: Run, draft: str, gamma: int) -> tuple[np.ndarray[Any, Any], ...]:
+    """Numbers, tokens and time with the draft of all documents, counted from the totals and the times of the recipe."""
+    parts = [run.totals(draft, shard.index) for shard in run.shards]
+    frames = [part.to_pandas() for part in parts if part is not None]
+    number, tokens, rounds, full = [], [], [], []
+    for frame in frames:
+        number += frame["document"].tolist()
+        tokens += frame["tokens"].tolist()
+        rounds += frame[f"rounds_{gamma}"].tolist()
+        full += [depths[-1] for depths in frame[f"accepted_depths_{gamma}"]]
+    cost = (gamma * RECIPE.draft_ms + 10 + gamma * RECIPE.extra_ms) / 10
+    return np.array(number), np.array(tokens), cost * np.array(rounds)
+
+
+def test_the_first_documents_choose_and_the_others_are_bet_on(tmp_path: Path) -> None:
+    run = ordered(tmp_path / "run")
+    found = asked(run, min_speedup=1.5).traffic
+    assert (found.draft, found.gamma, found.verdict) == ("small", 3, "GO")
+    number, base, spent = rows(run, "small", 3)
+    tested = number >= 32
+    times = build_report(run).results[0].gammas[-1]
+    assert times.full_round_cost == pytest.approx(1.45)
+    bounds = Bounds(1.45 / 4, 1.45, LENGTH - 1)
+    expected = decide_sequentially(base[tested], spent[tested], 1.0, bounds, 1.5, 0.95)
+    assert found.tested is not None
+    assert (found.tested.low, found.tested.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    assert found.tested.value == pytest.approx(base[tested].sum() / spent[tested].sum())
+    assert found.documents == tested.sum()
+    assert f"reached 1.5 after {expected.documents} of them" in found.reason
+    assert found.reason.startswith("by step times measured here with Hugging Face, speedup")
+
+
+def test_what_is_fixed_needs_nobody_to_choose_it(tmp_path: Path) -> None:
+    run = ordered(tmp_path / "run")
+    found = asked(run, min_speedup=1.5, draft="small", gamma=3).traffic
+    assert (found.verdict, found.documents) == ("GO", 120)
+    poor = asked(run, min_speedup=1.5, draft="poor", gamma=3).traffic
+    assert poor.verdict == "NO-GO"
+    assert "upper bound" in poor.reason
+
+
+def test_every_domain_is_bet_on_by_itself(tmp_path: Path) -> None:
+    report = asked(ordered(tmp_path / "run"), min_speedup=1.5, draft="small", gamma=3)
+    mine = {result.domain: result for result in report.results if result.draft == "small"}
+    assert all("in random order" in result.reason for result in mine.values())
+    assert all("60 documents" in result.reason for result in mine.values())
+
+
+def test_weights_turn_documents_into_shares_of_tokens(tmp_path: Path) -> None:
+    """All weight on one domain: the verdict is that of its documents behind the first ones."""
+    run = ordered(tmp_path / "run")
+    settings: dict[str, Any] = {"min_speedup": 1.5, "draft": "small", "gamma": 3}
+    whole = asked(run, **settings, weights={"code": 1.0, "chat": 0.0}).traffic
+    code = next(
+        result for result in asked(run, **settings, weights={"code": 1.0, "chat": 0.0}).results if result.domain == "code"
+    )
+    assert whole.reason == code.reason
+    halves = asked(run, **settings, weights={"code": 0.5, "chat": 0.5}).traffic
+    assert halves.tested is not None
+    number, base, spent = rows(run, "small", 3)
+    frame = run.documents().to_pandas().set_index("document")
+    domain = frame["domain"].astype(str).loc[number].to_numpy()
+    first = number < 32
+    tokens = {name: base[first & (domain == name)].mean() * 250 for name in ("code", "chat")}
+    weight = np.array([0.5 / (tokens[name] / sum(tokens.values())) for name in domain])
+    ratio = (weight * base)[~first].sum() / (weight * spent)[~first].sum()
+    assert halves.tested.value == pytest.approx(ratio)
+
+
+def test_too_few_documents_leave_it_open_and_say_so(tmp_path: Path) -> None:
+    small = dataclasses.replace(
+        RECIPE, domains={name: dataclasses.replace(item, documents=8) for name, item in TRAFFIC.items()}
+    )
+    found = asked(ordered(tmp_path / "run", small), min_speedup=1.5).traffic
+    assert found.verdict == "UNDECIDED"
+    assert "behind the first 32" in found.reason
+    narrow = asked(ordered(tmp_path / "more", dataclasses.replace(RECIPE, seed=3)), min_speedup=2.19).traffic
+    assert narrow.verdict == "UNDECIDED"
+    assert "enclose 2.19: more documents would narrow them" in narrow.reason
+
+
+def test_step_times_that_are_off_take_documents(tmp_path: Path) -> None:
+    after = []
+    for name, error in (("sure", 0.0), ("off", 0.05)):
+        run = ordered(tmp_path / name, dataclasses.replace(RECIPE, timing_error=error))
+        reason = asked(run, min_speedup=1.5, draft="small", gamma=3).traffic.reason
+        after.append(int(re.findall(r"reached 1\.5 after (\d+) of them", reason)[0]))
+    assert after[0] < after[1]
+
+
+def test_bounds_of_a_report_are_those_of_its_times() -> None:
+    from alphaprof.analysis.speedup import StepTime, StepTimes
+
+    times = StepTimes({n: StepTime(10 + 0.5 * (n - 1), 0.0) for n in range(1, 5)}, StepTime(1.0, 0.0))
+    assert cost_bounds(times, 3) == pytest.approx((1.45 / 4, 1.45))
+
+
+# --- runs of tiny models ---
+
+
+def until(path: Path, out: Path, *overrides: str, resume: bool = False, stop: Any = None) -> Run:
+    return pipeline.profile_until(load_profile(path, list(overrides)), out, Silent(), stop or settled, resume)
+
+
+def plain_file(folder: Path, tiny: Path) -> Path:
+    data = [
+        {"domain": "long", "path": "long.jsonl", "prompt": "{text}"},
+        {"domain": "short", "path": "short.jsonl", "prompt": "{text}"},
+    ]
+    return profile_file(folder, tiny, data=data, drafts={"close": {"kind": "model", "model": str(tiny / "draft")}})
+
+
+@pytest.mark.models
+def test_documents_come_in_the_same_random_order_and_the_run_ends_when_it_is_told(tiny: Path, tmp_path: Path) -> None:
+    path = plain_file(tmp_path, tiny)
+    whole = run_profile(path, tmp_path / "whole")
+    asked_after: list[int] = []
+
+    def two_shards(run: Run) -> str | None:
+        asked_after.append(run.manifest.documents)
+        return "enough" if len(run.shards) == 2 else None
+
+    run = until(path, tmp_path / "run", stop=two_shards)
+    assert asked_after == [4, 8]
+    assert (run.manifest.status, run.manifest.documents) == ("complete", 8)
+    facts = run.manifest.sequential
+    assert facts is not None
+    assert (facts["available"], facts["choosing"], facts["shard_documents"]) == (15, 32, 4)
+    assert facts["documents"] == {"long": 9, "short": 6}
+    # The same texts as in the order of the data, whatever place they have.
+    both = [found.documents().to_pandas().set_index("prompt_hash") for found in (whole, run)]
+    drawn = both[1]
+    assert drawn["document"].tolist() == list(range(8))
+    assert drawn["source_row"].tolist() != sorted(drawn["source_row"].tolist())
+    columns = ["domain", "source_row", "prompt_tokens", "continuation_tokens", "finish"]
+    assert drawn[columns].equals(both[0].loc[drawn.index, columns])
+
+
+@pytest.mark.models
+def test_an_interrupted_run_goes_on_in_its_order(tiny: Path, tmp_path: Path) -> None:
+    path = plain_file(tmp_path, tiny)
+    unbroken = until(path, tmp_path / "unbroken", stop=lambda run: None)
+
+    def killed(run: Run) -> str | None:
+        if len(run.shards) == 2:
+            raise KeyboardInterrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        until(path, tmp_path / "run", stop=killed)
+    until(path, tmp_path / "run", stop=lambda run: None, resume=True)
+    assert unbroken.manifest.documents == 15
+    expected, found = tables(tmp_path / "unbroken"), tables(tmp_path / "run")
+    assert list(found) == list(expected)
+    assert all(found[name].equals(expected[name]) for name in expected)
+
+
+@pytest.mark.models
+def test_what_cannot_be_drawn_at_random_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProfileInvalid, match="groups them by cluster"):
+        until(profile_file(tmp_path, tiny), tmp_path / "run")
+    path = plain_file(tmp_path, tiny)
+    pipeline.profile(load_profile(path, ["data.0.limit=4"]), tmp_path / "begun", Silent())
+    begun = Run.open(tmp_path / "begun")
+    begun.write_manifest(dataclasses.replace(begun.manifest, status="running"))
+    with pytest.raises(RunMismatch, match="begun without --until-decided"):
+        until(path, tmp_path / "begun", "data.0.limit=4", resume=True)
+
+
+@pytest.mark.models
+def test_the_command_stops_says_what_it_saved_and_reports_what_it_found(tiny: Path, tmp_path: Path) -> None:
+    """A draft is never worth 50x: its step times alone say so, after the first look."""
+    path = plain_file(tmp_path, tiny)
+    run = tmp_path / "run"
+    arguments = ["profile", str(path), "--out", str(run), "--until-decided", "--set", "decision.min_speedup=50"]
+    found = CliRunner().invoke(app, [*arguments, "--set", "decision.gamma=1"])
+    assert found.exit_code == 0, found.output
+    assert "NO-GO after 4 of 15 documents: the other 11 are not needed" in " ".join(found.stderr.split())
+    report = build_report(Run.open(run))
+    assert report.traffic.verdict == "NO-GO"
+    assert "stopped" in {warning.code for warning in report.warnings}
+    refused = CliRunner().invoke(app, [*arguments, "--reuse-continuations", str(run)])
+    assert refused.exit_code != 0
