@@ -78,6 +78,7 @@ def latency(
     from alphaprof.progress import ConsoleProgress
 
     options = load_profile(profile_file, overrides)
+    require_place(out)
     require_packages("torch", "transformers", "datasets")
     check_references(options)
     with run_directory(None) as folder, ConsoleProgress() as progress, interruptible(None):

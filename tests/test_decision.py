@@ -216,7 +216,7 @@ def pool(counts: RoundCounts) -> Pool:
 DRAFTS, SIZE, REPEATS, TRUTH = 20, 40, 400, 1.5
 QUESTION = Question(rule="strict", draft="auto", gamma="auto", min_speedup=TRUTH, confidence=CONFIDENCE, weights=None)
 TIMES: Mapping[str, StepTimes] = {f"draft {index}": free_draft(1) for index in range(DRAFTS)}
-TIMING = Timing(TIMES, "by these step times")
+TIMING = Timing(TIMES, "by these step times", {})
 
 
 @pytest.fixture(scope="module")

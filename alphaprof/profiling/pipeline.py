@@ -214,7 +214,7 @@ def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Cours
         target=loaded.target.facts(),
         drafts={draft.name: draft.facts() for draft in loaded.drafts},
         tokenizer=tokenizer_fingerprint(loaded.tokenizer),
-        environment=_environment(),
+        environment=_environment(loaded.target.device),
         reused=str(reuse.resolve()) if reuse else None,
         emitted=held.emitted,
         certified=held.certified,
@@ -244,9 +244,11 @@ def _eos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
 
-def _environment() -> dict[str, object]:
+def _environment(device: torch.device) -> dict[str, object]:
     packages = ("torch", "transformers", "datasets", "numpy", "pyarrow")
+    on_gpu = device.type == "cuda"
     return {
+        "device_memory": torch.cuda.get_device_properties(device).total_memory if on_gpu else None,  # bytes, of one device
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from alphaprof.analysis.costs import TARGET, StepRow, StepTable
 from alphaprof.analysis.engine_table import read_engine_table
-from alphaprof.analysis.roofline import ACCELERATORS, draft_memory
+from alphaprof.analysis.roofline import ACCELERATORS, Accelerator, draft_memory
 from alphaprof.analysis.roofline_costs import LOOKUP, RooflineSetting, roofline_rows, shape_of
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.analysis.speedup import StepTimes
@@ -45,9 +46,10 @@ class CostBook:
         return {draft: times for draft, times in found.items() if times is not None}
 
     def timing(self, concurrency: int) -> Timing:
-        """The same for a verdict. Where a draft has no times, the reason is that of the first such draft."""
-        reasons = (self.table.why_not(draft, self.gamma, concurrency, self.context) for draft in self.manifest.drafts)
-        return Timing(self.times(concurrency), self.basis, next((reason for reason in reasons if reason), None))
+        """The same for a verdict, with the reasons of drafts that have none."""
+        place = (self.gamma, concurrency, self.context)
+        reasons = {draft: self.table.why_not(draft, *place) for draft in self.manifest.drafts}
+        return Timing(self.times(concurrency), self.basis, {name: reason for name, reason in reasons.items() if reason})
 
     @property
     def basis(self) -> str:
@@ -113,9 +115,12 @@ def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_byte
     return dataclasses.replace(shape, weight_bytes=given) if given else shape
 
 
-def _room(options: Mapping[str, Any]) -> float:
-    """Bytes of memory of the devices that hold the target."""
-    return float(options["tp"] * ACCELERATORS[options["accelerator"]].memory)
+def _device(manifest: Manifest, options: Mapping[str, Any]) -> tuple[Accelerator | None, int]:
+    """What holds the target, and how many of it: a roofline's accelerators, or the GPU of a measurement; else not known."""
+    if options["source"] == ROOFLINE:
+        return ACCELERATORS[options["accelerator"]], options["tp"]
+    memory = manifest.environment.get("device_memory") if options["source"] == MEASURED else None
+    return (Accelerator(manifest.target.device, math.nan, math.nan, memory) if memory else None), 1
 
 
 def _devices(options: Mapping[str, Any]) -> str:
@@ -163,8 +168,9 @@ def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[Memory]:
         draft = _shape(name, facts, options, options.get("draft_weight_bytes"))
         shared = facts.kind == "layer_skip"
         pool = lost = None
-        if options["source"] == ROOFLINE and target.total_weight_bytes < _room(options):
-            held = draft_memory(target, draft, ACCELERATORS[options["accelerator"]], options["tp"], shared)
+        device, tp = _device(manifest, options)
+        if device is not None and target.total_weight_bytes < tp * device.memory:
+            held = draft_memory(target, draft, device, tp, shared)
             pool, lost = held.weight_share, held.lost_share
         each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token
         found.append(Memory(name, 0.0 if shared else draft.total_weight_bytes, own, own / (each + own), pool, lost))

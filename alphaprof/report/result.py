@@ -107,7 +107,7 @@ def _rounds(subject: Subject, pool: Pool, alpha: float | None, question: Questio
         found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
     best, decision = judge({draft: {subject.domain: pool}}, timing, weights, question, gammas)
     if not timing.times:
-        decision = no_decision(without_times([rule.id], timing.missing))
+        decision = no_decision(without_times([rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
     several = by_concurrency({subject.domain: pool}, book, draft, weights, Scope(gammas, question.confidence))

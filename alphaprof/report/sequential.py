@@ -35,8 +35,8 @@ def judge(
         return choose_and_decide(candidates, timing, weights, question, gammas)
     options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
     only = options[0] if len(options) == 1 else None
-    if any(draft not in timing.times for draft in candidates):
-        return only, no_decision(without_times([], timing.missing))
+    if lacking := timing.lacks(candidates):
+        return only, no_decision(without_times([], lacking))
     pools = next(iter(candidates.values()))
     first = {domain: pools[domain]["document"] < question.order.choosing for domain in weights}
     found = {option: pooled_speedup(candidates, option, timing.times, weights, first) for option in options}

@@ -237,6 +237,8 @@ def _definitions(report: Report, console: Console) -> None:
         "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. "
         "An interval over all documents at what was chosen contains the half that chose it, and is a little too hopeful.",
     ]
+    if any(result.concurrencies for result in report.results):
+        lines.append("by concurrency: the best gamma of each is that of the documents shown, and a little too hopeful.")
     if any(result.estimator == "expected" for result in report.results):
         lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn by lot.")
     if any(result.rule.startswith("tree") for result in report.results):

@@ -54,7 +54,7 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
         decision = no_decision(obstacle)
     else:
         best, decision = judge(candidates, timing, counted, question, gammas)
-        decision = decision if times else no_decision(without_times(evidence.rules, timing.missing))
+        decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, counted) if best and timed else None
     free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, counted) if best else None

@@ -20,10 +20,13 @@ from alphaprof.errors import OutsideTolerance
 from alphaprof.log.store import Run
 from alphaprof.report.build import mean_context
 from alphaprof.report.costs import open_costs
+from alphaprof.report.model import Interval
 from alphaprof.report.pool import Pool, groups, pools, units
+from alphaprof.report.speeds import tokens_interval
 
 Array = np.ndarray[Any, Any]
 EXACT_DTYPE = "float32"
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Cell:
     `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
     measured - 1. `decode_ms`: a plain decode step. `same_text`, `same_rounds`: documents whose text is the profiled one, and
     whose rounds are those of the replay; None where both are a matter of chance. `prefill_ms`: mean over documents.
+    `predicted_tokens`: tokens per round with the interval that documents give it, at 95 %.
     """
 
     draft: str
@@ -60,6 +64,7 @@ class Cell:
     gamma: int
     documents: int
     tokens_per_round: Both
+    predicted_tokens: Interval | None
     predicted_speedup: float | None
     timing_error: float | None
     wall_speedup: Spread | None
@@ -107,6 +112,12 @@ class Validation:
     def within(self) -> bool:
         """Whether the median error is within the tolerance."""
         return self.median_error is not None and self.median_error <= self.tolerance
+
+
+def within_interval(cell: Cell) -> bool | None:
+    """Whether the measured tokens per round lie within the predicted interval; None where one of them is not known."""
+    held, measured = cell.predicted_tokens, cell.tokens_per_round.measured
+    return None if held is None or measured is None else held.low <= measured <= held.high
 
 
 @dataclass(frozen=True)
@@ -203,6 +214,7 @@ def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | No
         gamma=way.gamma,
         documents=len(rows),
         tokens_per_round=Both(free.value if free else None, float(tokens.sum() / rounds) if rounds else None),
+        predicted_tokens=tokens_interval(free, way.gamma, CONFIDENCE),
         predicted_speedup=predicted,
         timing_error=faster.timing_error if faster else None,
         wall_speedup=wall,

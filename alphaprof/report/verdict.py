@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,19 +75,24 @@ class Question:
 
 @dataclass(frozen=True)
 class Timing:
-    """Step times by draft, and `basis`: what they are, in words that begin a reason. `missing`: why some draft has none."""
+    """Step times by draft, and `basis`: what they are, in words that begin a reason. `missing`: by draft, why it has none."""
 
     times: Mapping[str, StepTimes]
     basis: str
-    missing: str | None = None
+    missing: Mapping[str, str]
 
     def only(self, draft: str) -> Timing:
         """Those of one draft."""
-        found = {draft: self.times[draft]} if draft in self.times else {}
-        return Timing(found, self.basis, self.missing)
+        times = {name: found for name, found in self.times.items() if name == draft}
+        return Timing(times, self.basis, {name: reason for name, reason in self.missing.items() if name == draft})
+
+    def lacks(self, drafts: Iterable[str]) -> str | None:
+        """Why one of some drafts has no times; None where all have them."""
+        without = next((draft for draft in drafts if draft not in self.times), None)
+        return None if without is None else self.missing.get(without, "no step times were measured")
 
 
-UNTIMED = Timing({}, "")
+UNTIMED = Timing({}, "", {})
 
 
 def choose_and_decide(
@@ -103,8 +108,8 @@ def choose_and_decide(
     options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
     only = options[0] if len(options) == 1 else None
     times = timing.times
-    if any(draft not in times for draft in candidates):
-        return only, no_decision(without_times([], timing.missing))
+    if lacking := timing.lacks(candidates):
+        return only, no_decision(without_times([], lacking))
     if only is not None:
         found = pooled_speedup(candidates, only, times, weights)
         decision = decide(found, question.min_speedup, question.confidence, held_out=False)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from alphaprof.log.manifest import Manifest
+from alphaprof.report.costs import ROOFLINE
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Report, ReportWarning
 from alphaprof.report.result import SELF_CHECK_FLOOR
@@ -152,9 +153,25 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
     if typical is not None and not 1 / CONTEXT_FACTOR <= typical / timed <= CONTEXT_FACTOR:
         yield ReportWarning(
             "other_context",
-            f"step times were measured with {timed} tokens in the cache, and these documents decode at about {typical:.0f}",
+            f"step times are those with {timed:.0f} tokens in the cache, and these documents decode at about {typical:.0f}",
             f"set costs.context to about {typical:.0f}: steps get slower as the cache grows",
         )
+    if report.cost.beyond_prefill:
+        yield ReportWarning(
+            "beyond_prefill",
+            f"{percent(report.cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: theirs is "
+            "extended along the last two times",
+            "request speedups rest on it: add the prompts' length to costs.context, or to the table of step times",
+        )
+    if report.cost.source == ROOFLINE:
+        yield ReportWarning(
+            "not_measured",
+            "step times were worked out from bytes and FLOPs: intervals hold the sampling of documents alone, not how wrong "
+            "these times may be",
+            "give costs.overhead_ms and costs.draft_overhead_ms, and measure or time your engine before you deploy",
+        )
+    if 1 not in report.cost.target_ms:
+        return
     decode = report.cost.target_ms[1]
     faster = [tokens for tokens, ms in report.cost.target_ms.items() if ms < SLOW_BASELINE * decode]
     if faster:
