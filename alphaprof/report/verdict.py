@@ -75,7 +75,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Timing:
-    """Step times by draft, and `basis`: what they are, in words that begin a reason. `missing`: by draft, why it has none."""
+    """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none."""
 
     times: Mapping[str, StepTimes]
     basis: str
