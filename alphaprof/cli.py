@@ -55,7 +55,7 @@ def report(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Decide otherwise: decision.min_speedup=1.2; or by other step times: costs.source=table costs.path=FILE.",
+            help="Decide otherwise: decision.min_speedup=1.2; or by other step times: costs.source=roofline (repeatable).",
         ),
     ] = None,
     rules: Annotated[

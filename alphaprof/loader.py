@@ -45,7 +45,7 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
     Raises `ProfileInvalid` for a file that is missing or malformed, and for keys or values that do not exist.
     """
     tree = read_tree(path)
-    for override in overrides or []:
+    for override in _source_first(overrides or []):
         apply_override(tree, override)
     options = validate(tree, str(path)).resolved(path.parent)
     if limit is not None:
@@ -59,7 +59,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     source of step times, `costs.source=roofline` first. Relative paths start where the command runs.
     """
     tree = copy.deepcopy(config)
-    for override in overrides:
+    for override in _source_first(overrides):
         if not override.startswith(("decision.", "costs.")):
             raise ProfileInvalid(
                 f"--set {override}: a report can change decision.* and costs.* only",
@@ -112,7 +112,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         value = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML:
         raise ProfileInvalid(f"--set {path}: {text!r} is not a YAML value", "quote it for YAML and for the shell") from None
-    if keys == ["costs", "source"] and isinstance(costs := tree.get("costs"), dict) and costs.get("source") != value:
+    if keys == ["costs", "source"] and _source(tree) != value:
         tree["costs"] = {}  # options of another source mean nothing to this one
     node: Any = tree
     for depth, key in enumerate(keys):
@@ -126,6 +126,17 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         inner = node[index] if isinstance(node, list) else node.get(index)
         node[index] = {} if inner is None else copy.copy(inner)  # a copy: YAML anchors let two places share a group
         node = node[index]
+
+
+def _source(tree: dict[str, Any]) -> object:
+    """Where step times come from, in a profile as it was written."""
+    costs = tree.get("costs")
+    return costs.get("source", "measured") if isinstance(costs, dict) else "measured"
+
+
+def _source_first(overrides: list[str]) -> list[str]:
+    """Overrides in the order in which they mean what they say: the source of step times before its options."""
+    return sorted(overrides, key=lambda override: not override.replace(" ", "").startswith("costs.source="))
 
 
 def _element(items: list[Any], key: str, place: str) -> int:

@@ -206,7 +206,7 @@ class RooflineCosts(Options):
     draft_overhead_ms: Milliseconds = Field(0.0, description="added to every draft step: launches")
     weight_bytes: float | None = Field(None, gt=0, description="of the target, a parameter; default: those of its dtype")
     draft_weight_bytes: float | None = Field(None, gt=0, description="of draft models likewise")
-    kv_bytes: float = Field(2.0, gt=0, description="an element of the KV cache")
+    kv_bytes: float | None = Field(None, gt=0, description="of an element of the KV cache; default: those of the dtype")
 
     @field_validator("accelerator")
     @classmethod

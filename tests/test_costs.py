@@ -137,17 +137,11 @@ def test_batches_without_enough_tokens_are_passed_over() -> None:
     assert (times.decode.ms, times.target[2].ms) == pytest.approx((11.0, 0.75 * 12 + 0.25 * 24))
 
 
-def test_a_context_outside_takes_the_nearest_and_says_so() -> None:
+def test_a_context_outside_takes_the_nearest() -> None:
     far, end = TABLE.times("small", 1, 1, 9000), TABLE.times("small", 1, 1, 300)
     assert far == end
     assert end is not None
     assert end.decode.ms == 14.0
-    grid = StepTable(each for each in ROWS if each.step == "decode" or each.model != "target")
-    assert [grid.clamped(1, context) for context in (99, 100, 200, 300, 301)] == [True, False, False, False, True]
-    assert grid.clamped(3, 301)
-    assert grid.clamped(1, 200, "small")  # whose steps were measured at 100 only
-    assert TABLE.clamped(1, 200)  # verification was measured at 100 only
-    assert not TABLE.clamped(1, 100, "small")
 
 
 def test_two_times_for_one_step_are_refused() -> None:

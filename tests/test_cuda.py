@@ -20,7 +20,7 @@ from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import Processing
 from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.steppers import GraphStepper, Stepper, stepper
+from alphaprof.profiling.steppers import GraphStepper, Stepper, common_mode, stepper
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -165,7 +165,7 @@ def test_a_recorded_step_writes_the_keys_of_an_eager_one() -> None:
     text = np.arange(40, dtype=np.int32)
     with torch.inference_mode():
         eager, graph = Stepper(target, text, 2), GraphStepper(target, text, 2)
-        chosen = stepper(target, text, 2, 5, "auto")
+        chosen = stepper(target, text, 2, 5, common_mode([target], text, "auto"))
         assert (chosen.mode, chosen.length()) == ("cuda_graph", 40)
         for tokens in (1, 5, 1):
             assert graph.step(tokens) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 import torch
 
 from alphaprof.options import MeasuredCosts
-from alphaprof.profiling import latency, lookup, steppers
-from alphaprof.profiling.latency import Subjects, measure, timed_repeats
+from alphaprof.profiling import lookup, steppers
+from alphaprof.profiling.latency import WARM_UP, Subjects, measure, timed_repeats
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
-from alphaprof.profiling.steppers import GraphStepper, Stepper
+from alphaprof.profiling.steppers import GraphStepper, NotTimed, Stepper, common_mode
 from tests.tiny import llama, noisy
 
 pytestmark = pytest.mark.models
@@ -73,7 +74,7 @@ def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> N
     ]
     assert len(ticks) == timed_repeats(costs)
     assert all(row["p10_ms"] <= row["median_ms"] <= row["p90_ms"] and row["mode"] == "eager" for row in rows)
-    assert [row["repeats"] for row in rows] == [5] * 11 + [2] * 6
+    assert [row["repeats"] for row in rows] == [5] * 11 + [3] * 6
 
 
 def test_batches_and_contexts_are_timed_crosswise_with_as_many_texts_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,20 +95,24 @@ def test_batches_and_contexts_are_timed_crosswise_with_as_many_texts_in_the_cach
 
 
 def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(model: Model, text: object, batch: int, longest: int, mode: str) -> Stepper:
-        if batch == 4:
-            raise torch.OutOfMemoryError("out of memory")
-        return steppers.stepper(model, text, batch, longest, mode)  # type: ignore[arg-type]
+    choose = Stepper._choose
 
-    monkeypatch.setattr(latency, "stepper", full)
+    def full(self: Stepper, tokens: int) -> None:
+        """The longest step of the larger batch finds no room."""
+        if self.batch * tokens > 4:
+            raise torch.OutOfMemoryError("out of memory")
+        choose(self, tokens)
+
+    monkeypatch.setattr(Stepper, "_choose", full)
     costs = MeasuredCosts(context=8, concurrency=[1, 4], repeats=3)
     subjects = Subjects(Model("target", llama(), "model", "t"), [], TEXT, 1)
     timed = measure(subjects, costs, lambda: None)
     assert timed.left_out == ("4 sequences of 8 tokens do not fit into memory",)
     assert {row["batch"] for row in timed.table.to_pylist()} == {1}
-    monkeypatch.setattr(latency, "stepper", lambda model, text, *_: full(model, text, 4, 2, "eager"))
+    with pytest.raises(NotTimed, match="4 sequences of 8 tokens do not fit"):
+        measure(subjects, MeasuredCosts(context=8, concurrency=4, repeats=3), lambda: None)
     with pytest.raises(torch.OutOfMemoryError):
-        measure(subjects, MeasuredCosts(context=8, repeats=3), lambda: None)
+        measure(dataclasses.replace(subjects, gamma=5), MeasuredCosts(context=8, repeats=3), lambda: None)
 
 
 def test_a_static_cache_chooses_what_a_growing_one_does_and_is_cut_back_alike() -> None:
@@ -125,6 +130,25 @@ def test_a_static_cache_chooses_what_a_growing_one_does_and_is_cut_back_alike() 
                 found._take_back(tokens)
                 assert found.length() == 32
             assert torch.allclose(*logits, atol=1e-5)
+
+
+def test_all_models_are_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU eagerly, whatever is asked for; on a GPU as graphs where every model can, and eagerly where one cannot."""
+    target, draft = (Model(name, llama(), "model", name) for name in ("target", "draft"))
+    assert common_mode([target, draft], TEXT, "auto") == "eager"
+    monkeypatch.setattr(Model, "device", property(lambda self: torch.device("cuda")))
+    refused: list[str] = []
+
+    def tried(self: GraphStepper, model: Model, text: object, batch: int = 1) -> None:
+        if model.name in refused:
+            raise NotTimed("layers with a window of their own")
+
+    monkeypatch.setattr(GraphStepper, "__init__", tried)
+    monkeypatch.setattr(steppers, "_tried", lambda found, longest: found)
+    assert common_mode([target, draft], TEXT, "auto") == "cuda_graph"
+    assert common_mode([target, draft], TEXT, "eager") == "eager"
+    refused.append("draft")
+    assert common_mode([target, draft], TEXT, "auto") == "eager"
 
 
 def test_ids_that_a_draft_does_not_have_do_not_stop_the_clock() -> None:
@@ -153,4 +177,4 @@ def test_a_search_of_prompt_lookup_is_timed_on_as_many_tokens_as_the_target_has_
     assert steps(rows) == [(name, "lookup", 1, batch, 24) for batch in (1, 2) for name in ("first", "second")]
     assert all(row["repeats"] == 3 and row["median_ms"] >= 0 for row in rows)
     # Two drafts, one search for a batch of one and two for a batch of two.
-    assert searched == [np.resize(TEXT, 24).tolist()] * (2 * 3 * timed_repeats(costs))
+    assert searched == [np.resize(TEXT, 24).tolist()] * (2 * 3 * (WARM_UP + 3))

@@ -194,8 +194,10 @@ def test_what_the_textbook_formula_would_have_said(run: Run, report: Report) -> 
     found = at(report, "code", "small", 3)
     assert result.alpha is not None
     alpha, context = result.alpha.value, context_of(run)
-    cost = (3 * 1.0 + verified(4, 1, context) + 0.75) / verified(1, 1, context)
-    assert found.full_round_cost == pytest.approx(cost)
+    ms = 3 * 1.0 + verified(4, 1, context) + 0.75
+    assert found.full_round_cost == pytest.approx(ms / verified(1, 1, context))
+    # A share of alpha^3 of its rounds would be full, and the next step half a millisecond longer.
+    cost = (ms + 0.5 * alpha**3) / verified(1, 1, context)
     assert found.iid_speedup == pytest.approx((1 + alpha + alpha**2 + alpha**3) / cost)
     assert found.speedup is not None
     assert found.iid_speedup_error == pytest.approx(found.iid_speedup / found.speedup.value - 1)
@@ -270,6 +272,34 @@ def test_prompts_longer_than_any_that_was_timed_are_told(tmp_path: Path) -> None
     assert at(without, "code", "small", 3).request_speedup is None
     assert without.cost is not None
     assert without.cost.beyond_prefill is None
+
+
+def test_a_table_without_contexts_stands_for_all(tmp_path: Path) -> None:
+    run = timed(tmp_path / "run")
+    table = tmp_path / "own.csv"
+    table.write_text(
+        "model,tokens,ms\n" + "".join(f"target,{n},{9 + n}\n" for n in range(1, 5)) + "small,1,1\nngram,1,0.1\n"
+    )
+    report = build_report(run, config=changed_question(run.manifest.config, ["costs.source=table", f"costs.path={table}"]))
+    assert "other_context" in codes(report)
+    found = at(report, "code", "small", 3)
+    assert found.full_round_cost == pytest.approx((3 + 13) / 10)
+
+
+def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
+    part = [row for row in rows() if not (row["model"] == "ngram" and row["batch"] == 1)]
+    report = build_report(timed(tmp_path / "run", part))
+    assert at(report, "code", "ngram", 3).speedup is None
+    assert "lookup of draft ngram" in only(report, "code", "ngram", "strict").reason
+    assert [item.concurrency for item in only(report, "code", "ngram", "strict").concurrencies] == [16, 64]
+    assert at(report, "code", "small", 3).speedup is not None
+    assert report.traffic.verdict == "UNDECIDED"
+
+
+def test_a_latency_table_without_a_decode_step_is_none(tmp_path: Path) -> None:
+    report = build_report(timed(tmp_path / "run", [row for row in rows() if row["step"] == "prefill"]))
+    assert report.cost is None
+    assert "no_step_times" in codes(report)
 
 
 def test_times_of_one_batch_make_no_table_of_concurrencies(tmp_path: Path) -> None:
@@ -375,6 +405,18 @@ def test_a_roofline_needs_shapes(run: Run) -> None:
 def test_costs_that_cannot_be_asked_for_are_refused(run: Run, overrides: list[str], problem: str) -> None:
     with pytest.raises(ProfileInvalid, match=re.escape(problem)):
         changed_question(run.manifest.config, overrides)
+
+
+def test_the_source_of_times_is_set_before_its_options_and_naming_the_same_one_changes_nothing(
+    tiny: Path, tmp_path: Path, run: Run
+) -> None:
+    path = profile_file(tmp_path, tiny, costs={"context": [16, 24], "repeats": 4})
+    same = load_profile(path, ["costs.source=measured"]).costs
+    assert (same.context, same.repeats) == ([16, 24], 4)  # type: ignore[union-attr]
+    later = load_profile(path, ["costs.path=own.csv", "costs.source=table"]).costs
+    assert later.path.endswith("own.csv")  # type: ignore[union-attr]
+    asked = changed_question(run.manifest.config, ["costs.tp=2", "costs.accelerator=h200", "costs.source=roofline"])
+    assert (asked["costs"]["tp"], asked["costs"]["accelerator"]) == (2, "h200")
 
 
 def test_one_number_is_a_list_and_lists_are_sorted(tiny: Path, tmp_path: Path) -> None:

@@ -97,7 +97,6 @@ def test_a_table_of_these_rows_has_times_for_every_draft() -> None:
     assert 0 < small.draft.ms < small.draft_after_full.ms < small.decode.ms
     assert (ngram.draft, ngram.lookup, ngram.draft_after_full) == (NOTHING, NOTHING, None)
     assert table.why_not("small", 3, 4, 512) is not None
-    assert not table.clamped(4, 512, "small")
     assert table.prefill_ms("ngram", np.array([128])) is None
 
 

@@ -116,6 +116,13 @@ def test_a_full_round_makes_the_next_first_step_dearer_and_bookkeeping_every_rou
     assert known(speedup([found], [1.0], times)).timing_error == pytest.approx(math.hypot(*errors))
 
 
+def test_a_step_over_two_tokens_that_was_not_timed_has_the_error_of_the_other() -> None:
+    """15 draft steps of 157 ms, 3 of them after full rounds: one time, whose error counts once."""
+    found = dataclasses.replace(HAND, full=np.array([2.0, 1.0]))
+    errors = [0.01 * (1 - 10 / 157), 0.02 * 12 / 157, 0.03 * 105 / 157, 0.05 * 30 / 157]
+    assert known(speedup([found], [1.0], TIMES)).timing_error == pytest.approx(math.hypot(*errors))
+
+
 def test_bounds_of_what_a_token_costs() -> None:
     """At best every round is full (1.9 for three tokens, and 0.1 more), at worst every round yields one token after such."""
     assert cost_bounds(TIMES, 2) == pytest.approx((1.9 / 3, 1.9))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from alphaprof.analysis.sequential import Bounds, decide_sequentially
 from alphaprof.analysis.speedup import cost_bounds
+from alphaprof.analysis.totals import write_totals
 from alphaprof.cli import app
 from alphaprof.errors import ProfileInvalid, RunMismatch
 from alphaprof.loader import load_profile
@@ -20,7 +21,7 @@ from alphaprof.log.store import Run
 from alphaprof.profiling import pipeline
 from alphaprof.report.build import build_report, settled
 from alphaprof.report.model import Report
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
 from tests.test_pipeline import Silent, profile_file, run_profile, tables
 
 LENGTH = 60
@@ -32,7 +33,6 @@ RECIPE = Recipe(domains=TRAFFIC, drafts={"small": 0.0, "poor": -0.5}, timing_err
 ORDER = {
     "choosing": 32,
     "available": 500,
-    "documents": {"code": 250, "chat": 250},
     "reach": {"code": LENGTH - 1, "chat": LENGTH - 1},
     "shard_documents": 16,
 }
@@ -48,6 +48,13 @@ def ordered(path: Path, recipe: Recipe = RECIPE, **order: Any) -> Run:
 def asked(run: Run, **decision: Any) -> Report:
     config = run.manifest.config
     return build_report(run, config=config | {"decision": config["decision"] | decision})
+
+
+def cut(run: Run, path: Path, shards: int) -> Run:
+    """The run as it was after some of its shards."""
+    copy = interrupted(run, path, shards)
+    write_totals(copy)
+    return copy
 
 
 def rows(run: Run, draft: str, gamma: int) -> tuple[np.ndarray[Any, Any], ...]:
@@ -83,7 +90,7 @@ def test_the_first_documents_choose_and_the_others_are_bet_on(tmp_path: Path) ->
 
 
 def test_what_is_fixed_needs_nobody_to_choose_it(tmp_path: Path) -> None:
-    run = ordered(tmp_path / "run")
+    run = ordered(tmp_path / "run", choosing=0)
     found = asked(run, min_speedup=1.5, draft="small", gamma=3).traffic
     assert (found.verdict, found.documents) == ("GO", 120)
     poor = asked(run, min_speedup=1.5, draft="poor", gamma=3).traffic
@@ -98,34 +105,72 @@ def test_every_domain_is_bet_on_by_itself(tmp_path: Path) -> None:
     assert all("60 documents" in result.reason for result in mine.values())
 
 
-def test_weights_turn_documents_into_shares_of_tokens(tmp_path: Path) -> None:
-    """All weight on one domain: the verdict is that of its documents behind the first ones."""
-    run = ordered(tmp_path / "run")
-    settings: dict[str, Any] = {"min_speedup": 1.5, "draft": "small", "gamma": 3}
-    whole = asked(run, **settings, weights={"code": 1.0, "chat": 0.0}).traffic
-    code = next(
-        result for result in asked(run, **settings, weights={"code": 1.0, "chat": 0.0}).results if result.domain == "code"
-    )
-    assert whole.reason == code.reason
-    halves = asked(run, **settings, weights={"code": 0.5, "chat": 0.5}).traffic
-    assert halves.tested is not None
-    number, base, spent = rows(run, "small", 3)
-    frame = run.documents().to_pandas().set_index("document")
-    domain = frame["domain"].astype(str).loc[number].to_numpy()
-    first = number < 32
-    tokens = {name: base[first & (domain == name)].mean() * 250 for name in ("code", "chat")}
-    weight = np.array([0.5 / (tokens[name] / sum(tokens.values())) for name in domain])
-    ratio = (weight * base)[~first].sum() / (weight * spent)[~first].sum()
-    assert halves.tested.value == pytest.approx(ratio)
+def test_weights_ask_for_another_mixture_than_the_documents_came_in(tmp_path: Path) -> None:
+    found = asked(ordered(tmp_path / "run"), weights={"code": 0.5, "chat": 0.5}).traffic
+    assert (found.verdict, found.documents) == ("UNDECIDED", 0)
+    assert "weights ask for another mixture" in found.reason
+
+
+def test_what_was_chosen_does_not_hang_on_what_is_tested(tmp_path: Path) -> None:
+    """Draft a is right on the first documents, b on all others, which are more: a it is, and a that fails."""
+    recipe = dataclasses.replace(RECIPE, drafts={"a": 0.1, "b": 0.1}, gammas=(3,))
+    run = ordered(tmp_path / "run", recipe)
+
+    def wrong(first: bool) -> Any:
+        def change(frame: Any) -> None:
+            bad = (frame["document"] < 32) == first
+            frame.loc[bad, "draft_top"] = (frame.loc[bad, "token"] + 7) % 1000
+
+        return change
+
+    rewritten(rewritten(run, "a", wrong(first=False)), "b", wrong(first=True))
+    for shards in (9, 15, None):
+        part = run if shards is None else cut(run, tmp_path / str(shards), shards)
+        assert asked(part, min_speedup=1.2).traffic.draft == "a"
+    assert asked(run, min_speedup=1.2).traffic.verdict == "NO-GO"
+
+
+def test_nobody_is_chosen_before_all_first_documents_are_there(tmp_path: Path) -> None:
+    run = cut(ordered(tmp_path / "run"), tmp_path / "cut", shards=7)
+    assert run.manifest.documents == 28
+    found = asked(run, min_speedup=50).traffic
+    assert (found.verdict, found.draft) == ("UNDECIDED", None)
+    assert "the first 32 documents choose" in found.reason
+    unasked = asked(ordered(tmp_path / "fixed", choosing=0), min_speedup=1.5).traffic
+    assert unasked.verdict == "UNDECIDED"
+    assert "fixed draft and gamma before its first document" in unasked.reason
+
+
+def test_step_times_alone_can_decide(tmp_path: Path) -> None:
+    found = asked(ordered(tmp_path / "run", choosing=0), min_speedup=9, draft="small", gamma=3).traffic
+    assert found.verdict == "NO-GO"
+    assert "whatever is accepted, these step times keep the speedup below 9" in found.reason
+
+
+def test_equal_prompts_are_one_observation(tmp_path: Path) -> None:
+    """Forty documents of one prompt say as much as one."""
+    same = dataclasses.replace(TRAFFIC["code"], documents=40, prompts=["the same"] * 40)
+    recipe = dataclasses.replace(RECIPE, domains={"code": same}, gammas=(3,))
+    run = ordered(tmp_path / "run", recipe, choosing=0, reach={"code": LENGTH - 1})
+    found = asked(run, min_speedup=1.1, draft="small", gamma=3).traffic
+    assert (found.verdict, found.documents) == ("UNDECIDED", 1)
+
+
+def test_rounds_of_hugging_face_have_one_token_more(tmp_path: Path) -> None:
+    """Its first round starts at the first token: a document of max_new_tokens still lies within its bounds."""
+    run = ordered(tmp_path / "run", choosing=0)
+    config = run.manifest.config
+    asking = {"decision": config["decision"] | {"min_speedup": 1.5, "draft": "small", "gamma": 3}}
+    assert build_report(run, "hf", config | asking).traffic.verdict == "GO"
 
 
 def test_too_few_documents_leave_it_open_and_say_so(tmp_path: Path) -> None:
     small = dataclasses.replace(
         RECIPE, domains={name: dataclasses.replace(item, documents=8) for name, item in TRAFFIC.items()}
     )
-    found = asked(ordered(tmp_path / "run", small), min_speedup=1.5).traffic
+    found = asked(ordered(tmp_path / "run", small, choosing=16), min_speedup=1.5).traffic
     assert found.verdict == "UNDECIDED"
-    assert "behind the first 32" in found.reason
+    assert "behind the first 16" in found.reason
     narrow = asked(ordered(tmp_path / "more", dataclasses.replace(RECIPE, seed=3)), min_speedup=2.19).traffic
     assert narrow.verdict == "UNDECIDED"
     assert "enclose 2.19: more documents would narrow them" in narrow.reason
@@ -134,7 +179,7 @@ def test_too_few_documents_leave_it_open_and_say_so(tmp_path: Path) -> None:
 def test_step_times_that_are_off_take_documents(tmp_path: Path) -> None:
     after = []
     for name, error in (("sure", 0.0), ("off", 0.05)):
-        run = ordered(tmp_path / name, dataclasses.replace(RECIPE, timing_error=error))
+        run = ordered(tmp_path / name, dataclasses.replace(RECIPE, timing_error=error), choosing=0)
         reason = asked(run, min_speedup=1.5, draft="small", gamma=3).traffic.reason
         after.append(int(re.findall(r"reached 1\.5 after (\d+) of them", reason)[0]))
     assert after[0] < after[1]
@@ -177,8 +222,7 @@ def test_documents_come_in_the_same_random_order_and_the_run_ends_when_it_is_tol
     assert (run.manifest.status, run.manifest.documents) == ("complete", 8)
     facts = run.manifest.sequential
     assert facts is not None
-    assert (facts["available"], facts["choosing"], facts["shard_documents"]) == (15, 32, 4)
-    assert facts["documents"] == {"long": 9, "short": 6}
+    assert facts == {"available": 15, "choosing": 32, "shard_documents": 4, "reach": {"long": 23, "short": 23}}
     # The same texts as in the order of the data, whatever place they have.
     both = [found.documents().to_pandas().set_index("prompt_hash") for found in (whole, run)]
     drawn = both[1]
@@ -212,6 +256,11 @@ def test_what_cannot_be_drawn_at_random_is_refused(tiny: Path, tmp_path: Path) -
     with pytest.raises(ProfileInvalid, match="groups them by cluster"):
         until(profile_file(tmp_path, tiny), tmp_path / "run")
     path = plain_file(tmp_path, tiny)
+    with pytest.raises(ProfileInvalid, match="weights asks for another mixture"):
+        until(path, tmp_path / "run", "decision.weights={long: 0.5, short: 0.5}")
+    stopped = until(path, tmp_path / "stopped", stop=lambda run: "enough")
+    with pytest.raises(RunMismatch, match="stopped when it was decided"):
+        pipeline.profile(load_profile(path), tmp_path / "again", Silent(), reuse=stopped.path)
     pipeline.profile(load_profile(path, ["data.0.limit=4"]), tmp_path / "begun", Silent())
     begun = Run.open(tmp_path / "begun")
     begun.write_manifest(dataclasses.replace(begun.manifest, status="running"))
@@ -230,6 +279,7 @@ def test_the_command_stops_says_what_it_saved_and_reports_what_it_found(tiny: Pa
     assert "NO-GO after 4 of 15 documents: the other 11 are not needed" in " ".join(found.stderr.split())
     report = build_report(Run.open(run))
     assert report.traffic.verdict == "NO-GO"
+    assert "whatever is accepted" in report.traffic.reason
     assert "stopped" in {warning.code for warning in report.warnings}
     refused = CliRunner().invoke(app, [*arguments, "--reuse-continuations", str(run)])
     assert refused.exit_code != 0

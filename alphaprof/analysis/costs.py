@@ -87,14 +87,6 @@ class StepTable:
             return str(reason)
         return None
 
-    def clamped(self, batch: int, context: float, draft: str | None = None) -> bool:
-        """Whether the context lies outside those of some row that times at this batch size come from, so that the nearest
-        stands for it: rows of the target's decoding and verification, and of the draft's steps if one is named.
-        """
-        cells = [self._of(TARGET, "decode")] + ([self._of(draft, "draft")] if draft is not None else [])
-        used = [rows for cell in cells for near, _ in _between(sorted(cell), batch) for rows in cell[near].values()]
-        return any(not rows[0].context <= context <= rows[-1].context for rows in used)
-
     def prefill_ms(self, model: str, prompt_tokens: Array) -> tuple[Array, float] | None:
         """Prefill time of prompts at batch 1, in ms, and the share of them beyond the longest that was measured.
 

@@ -254,6 +254,8 @@ def _timing_error(shares: Array, times: StepTimes, base: float = 1.0) -> float:
     the draft.
     """
     *verify, draft, after_full, lookup, bookkeeping = shares
+    if times.draft_after_full is None:  # one time, and one error
+        draft, after_full = draft + after_full, 0.0
     errors = [(base - verify[0]) * times.decode.relative_error]
     errors += [share * times.target[n].relative_error for n, share in enumerate(verify[1:], start=2)]
     parts = (times.draft, times.draft_after_full or times.draft, times.lookup, times.bookkeeping)

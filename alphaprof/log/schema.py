@@ -160,7 +160,7 @@ LATENCY_COLUMNS = (
     Column("median_ms", pa.float64(), "Median time of the step.", "ms", 0),
     Column("p10_ms", pa.float64(), "Tenth percentile.", "ms", 0),
     Column("p90_ms", pa.float64(), "Ninetieth percentile.", "ms", 0),
-    Column("relative_error", pa.float64(), "Standard error of the median, as a share of it.", "ratio", 0),
+    Column("relative_error", pa.float64(), "Standard error of the median, as a share of it; 0: not known.", "ratio", 0),
     Column("repeats", pa.int32(), "Timed repeats.", low=1),
     Column(
         "mode",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,16 +20,16 @@ from alphaprof.profiling.corpus import Ids
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
-from alphaprof.profiling.steppers import Stepper, fitted, prefill, stepper
+from alphaprof.profiling.steppers import NotTimed, Stepper, common_mode, fitted, prefill, stepper
 
 WARM_UP = 3
 SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
-PREFILL_EVERY = 4  # repeats between two prefills: they take as long as many steps, and matter less
+PREFILL_EVERY, LEAST_PREFILLS = 4, 3  # repeats of a step for one prefill: it takes as long as many steps, and matters less
 
 
 @dataclass(frozen=True)
 class Job:
-    """A kind of step to time, what runs it once, in seconds, and how often it is run: in every `every`-th repeat."""
+    """A kind of step to time, and what runs it once, in seconds."""
 
     model: str
     step: str
@@ -37,7 +38,6 @@ class Job:
     context: int
     mode: str
     run: Callable[[], float]
-    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,49 +60,53 @@ class Subjects:
 
 @torch.inference_mode()
 def measure(subjects: Subjects, costs: MeasuredCosts, tick: Callable[[], None]) -> Timed:
-    """Time target steps over 1..gamma+1 tokens, steps of every draft model over one and two tokens, searches, prefills and
-    bookkeeping, for every batch size and context.
+    """Time target steps over 1..gamma+1 tokens, steps of every draft model over one and two tokens, searches and bookkeeping
+    for every batch size and context, and prefills.
 
-    Repeats are interleaved over all steps, so that a disturbance of the machine falls on all of them alike. The text is
-    repeated or cut to each context (and to what a model's own context allows); `tick` is called after every repeat of all
-    steps. What does not fit into memory beyond batch 1 is left out. Raises `NotTimed` for a model without a cache that can
-    be cut back.
+    The steps of one batch size and context take turns, so that a disturbance of the machine falls on all of them alike;
+    their caches are freed before the next. The text is repeated or cut to each context (and to what a model's own context
+    allows); `tick` is called after every repeat. What does not fit into memory beyond batch 1 is left out. Raises
+    `NotTimed` for a model without a cache that can be cut back.
     """
-    jobs, left_out = _jobs(subjects, costs)
-    times: list[list[float]] = [[] for _ in jobs]
-    for repeat in range(-WARM_UP, costs.repeats):
-        for job, found in zip(jobs, times, strict=True):
-            if repeat < 0 and job.every > 1 and repeat > -WARM_UP:
-                continue
-            if repeat < 0:
-                job.run()
-            elif repeat % job.every == 0:
-                found.append(1e3 * job.run())
-        tick()
-    rows = [_row(job, np.array(ms)) for job, ms in zip(jobs, times, strict=True)]
-    return Timed(pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS)), tuple(left_out))
+    mode = common_mode([subjects.target, *_models(subjects)], subjects.text, costs.mode)
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    left_out = []
+    for batch, context in itertools.product(costs.concurrency, costs.context):
+        try:
+            found = _timed(_cell(subjects, batch, context, mode), costs.repeats, tick)
+        except RuntimeError as error:
+            if batch == 1 or not is_out_of_memory(error):
+                raise
+            left_out.append(f"{batch} sequences of {context} tokens do not fit into memory")
+            continue
+        # A model whose own context is short is timed at the same place for several contexts: the last one counts.
+        rows |= {tuple(row[name] for name in ("model", "step", "tokens", "batch", "context")): row for row in found}
+    if not rows:
+        raise NotTimed("; ".join(left_out))
+    prefills = _timed(list(_prefills(subjects, costs.context)), max(LEAST_PREFILLS, costs.repeats // PREFILL_EVERY), tick)
+    table = pa.Table.from_pylist([*rows.values(), *prefills], schema=arrow_schema(LATENCY_COLUMNS))
+    return Timed(table, tuple(left_out))
 
 
 def timed_repeats(costs: MeasuredCosts) -> int:
-    """How often `measure` calls `tick`."""
-    return WARM_UP + costs.repeats
+    """How often `measure` calls `tick`, if everything fits into memory."""
+    cells = len(costs.concurrency) * len(costs.context)
+    return cells * (WARM_UP + costs.repeats) + WARM_UP + max(LEAST_PREFILLS, costs.repeats // PREFILL_EVERY)
 
 
-def _jobs(subjects: Subjects, costs: MeasuredCosts) -> tuple[list[Job], list[str]]:
-    """Everything that is timed, and what is not for want of memory."""
-    jobs: list[Job] = []
-    left_out = []
-    for batch in costs.concurrency:
-        for context in costs.context:
-            try:
-                jobs += _cell(subjects, batch, context, costs.mode)
-            except RuntimeError as error:
-                if batch == 1 or not is_out_of_memory(error):
-                    raise
-                left_out.append(f"{batch} sequences of {context} tokens do not fit into memory")
-    jobs += _prefills(subjects, costs.context)
-    # A model whose own context is short is timed at the same place for several contexts: once is enough.
-    return list({(job.model, job.step, job.tokens, job.batch, job.context): job for job in jobs}.values()), left_out
+def _timed(jobs: Sequence[Job], repeats: int, tick: Callable[[], None]) -> list[dict[str, Any]]:
+    """Rows of jobs that take turns."""
+    times: list[list[float]] = [[] for _ in jobs]
+    for repeat in range(-WARM_UP, repeats):
+        for job, found in zip(jobs, times, strict=True):
+            ms = 1e3 * job.run()
+            found += [ms] if repeat >= 0 else []
+        tick()
+    return [_row(job, np.array(ms)) for job, ms in zip(jobs, times, strict=True)]
+
+
+def _models(subjects: Subjects) -> list[Model]:
+    return [draft for draft in subjects.drafts if not isinstance(draft, PromptLookup)]
 
 
 def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[Job]:
@@ -137,11 +141,11 @@ def _search(draft: PromptLookup, history: list[int], batch: int) -> float:
 
 def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[Job]:
     """Prompts of some lengths, alone: a server reads them as they come."""
-    for model in (subjects.target, *(draft for draft in subjects.drafts if not isinstance(draft, PromptLookup))):
+    for model in (subjects.target, *_models(subjects)):
         for length in sorted({min(SHORT_PROMPT, *contexts), *contexts}):
             text = fitted(subjects.text, model, length, 1)
             name = "target" if model is subjects.target else model.name
-            yield Job(name, "prefill", len(text), 1, 0, "eager", partial(prefill, model, text), PREFILL_EVERY)
+            yield Job(name, "prefill", len(text), 1, 0, "eager", partial(prefill, model, text))
 
 
 def _row(job: Job, ms: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:

@@ -229,7 +229,8 @@ def device_name(device: torch.device) -> str:
 def shape_of(network: PreTrainedModel) -> dict[str, float] | None:
     """What decides the bytes and FLOPs of a model's steps; None where that is not known of its architecture."""
     try:
-        found = ModelShape.from_config(network.config.to_dict(), weight_bytes=float(network.dtype.itemsize))
+        size = float(network.dtype.itemsize)
+        found = ModelShape.from_config(network.config.to_dict(), weight_bytes=size, kv_bytes=size)
     except (ModelUnloadable, ValueError):
         return None
     return dataclasses.asdict(found)

@@ -12,6 +12,7 @@ import numpy as np
 from alphaprof.config import AUTO, ProfileOptions
 from alphaprof.errors import ProfileInvalid
 from alphaprof.profiling.corpus import Corpus, Document
+from alphaprof.profiling.hub import is_local
 
 CHOOSING = 32  # documents that choose what is auto
 SHARD = 16  # documents between two looks: betting allows for any number of them
@@ -28,11 +29,23 @@ class InRandomOrder:
 
     @classmethod
     def of(cls, corpus: Corpus, options: ProfileOptions) -> InRandomOrder:
-        """Reads the whole corpus. Raises `ProfileInvalid` where documents depend on each other, or have no limit."""
+        """Reads the whole corpus. Raises `ProfileInvalid` where documents depend on each other, where weights ask for a
+        mixture of domains that the data does not have, or where a corpus on the hub has no limit.
+        """
         if any(source.cluster for source in options.data):
             raise ProfileInvalid(
                 "--until-decided takes documents to be independent, and this profile groups them by cluster",
                 "profile without --until-decided, or without cluster where groups are single documents",
+            )
+        if options.decision.weights is not None:
+            raise ProfileInvalid(
+                "--until-decided takes documents as the data has them, and decision.weights asks for another mixture",
+                "leave weights out and set the mixture by limit of each source, or profile without --until-decided",
+            )
+        if endless := [source.path for source in options.data if source.limit is None and not is_local(source.path)]:
+            raise ProfileInvalid(
+                f"--until-decided draws from all documents, and {endless[0]} on the hub has no limit",
+                "give this source a limit, or use --limit",
             )
         found = list(corpus)
         order = np.random.default_rng(SEED).permutation(len(found))
@@ -46,7 +59,8 @@ class InRandomOrder:
     def facts(self, options: ProfileOptions) -> dict[str, Any]:
         """What a verdict must know before it sees any of them: see `report.verdict.Order`; and `shard_documents`."""
         decision = options.decision
-        chooses = decision.weights is not None or AUTO in (decision.draft, decision.gamma)
+        several = len(options.drafts) > 1 and decision.draft == AUTO
+        chooses = several or (len(options.gammas) > 1 and decision.gamma == AUTO)
         reach: dict[str, int] = {}
         for document in self.documents:
             longest = len(document.given) if document.given is not None else document.max_new_tokens or 0
@@ -54,7 +68,6 @@ class InRandomOrder:
         return {
             "choosing": CHOOSING if chooses else 0,
             "available": len(self.documents),
-            "documents": dict(Counter(document.domain for document in self.documents)),
             "reach": reach,
             "shard_documents": min(SHARD, options.shard_documents),
         }

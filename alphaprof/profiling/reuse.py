@@ -34,6 +34,12 @@ class Reused:
         run = Run.open(path)
         if run.manifest.status != "complete":
             raise RunMismatch(f"{path} is not complete", "finish it with alphaprof profile --resume first")
+        order = run.manifest.sequential
+        if order is not None and run.manifest.documents < order["available"]:
+            raise RunMismatch(
+                f"{path} stopped when it was decided: its documents are as many as its results asked for",
+                "reuse continuations of a run that measured all of its documents",
+            )
         before, now = profile_of(run), options.model_dump(mode="json")
         changed = [key for key in ("data", "continuation") if now[key] != before[key]]
         if changed:

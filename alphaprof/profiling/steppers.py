@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from alphaprof.profiling.corpus import Ids
 from alphaprof.profiling.models import Model
 
 LONGEST_STEP = GAMMA_LIMIT + 1
+SHORT = 8  # tokens of context while it is tried how models can be run
 
 
 class NotTimed(Exception):
@@ -136,19 +137,31 @@ class GraphStepper(Stepper):
             layer.cumulative_length.sub_(tokens)
 
 
+def common_mode(models: Sequence[Model], text: Ids, wanted: str) -> str:
+    """How all of some models can be run: as CUDA graphs where every one of them can, else eager.
+
+    Ratios of step times are what counts: a draft without launches over a target with them would look too good.
+    """
+    if wanted != "auto" or any(model.device.type != "cuda" for model in models):
+        return Stepper.mode
+    try:
+        for model in models:
+            _tried(GraphStepper(model, fitted(text, model, SHORT, 2)), 2)
+    except (NotTimed, RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
+        return Stepper.mode
+    return GraphStepper.mode
+
+
 def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Stepper:
-    """A stepper that has shown that it can take its steps back: graphs where `mode` is auto and the device has them.
+    """A stepper that has shown that it can take its steps back.
 
     Raises `NotTimed` where the model cannot; running out of memory is left to the caller.
     """
-    if mode == "auto" and model.device.type == "cuda":
-        try:
-            return _tried(GraphStepper(model, text, batch), longest)
-        except (NotTimed, RuntimeError, TypeError, ValueError, AttributeError) as error:
-            if is_out_of_memory(error):
-                raise
+    kind = GraphStepper if mode == GraphStepper.mode else Stepper
     try:
-        return _tried(Stepper(model, text, batch), longest)
+        return _tried(kind(model, text, batch), longest)
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof import __version__
-from alphaprof.analysis.costs import TARGET
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.rules import BoundRule
 from alphaprof.analysis.totals import Request, policies, read_totals, write_totals
 from alphaprof.log.store import Run
 from alphaprof.report.certificates import certificates
-from alphaprof.report.costs import CostBook, cost_of, open_costs
+from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
 from alphaprof.report.format import text_kind
-from alphaprof.report.model import Report, Result, RunFacts
+from alphaprof.report.model import Report, RunFacts
 from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, units
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
 from alphaprof.report.traffic import Evidence, judge_traffic
 from alphaprof.report.verdict import Question, not_defined, order_of
 from alphaprof.report.warnings import report_warnings
+
+Array = np.ndarray[Any, Any]
+FIRST = 16  # documents that step times are taken for, where documents come one after the other
 
 
 def build_report(
@@ -36,57 +40,103 @@ def build_report(
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
     beside those of the verdict, where they are not the profile's. What the log was not written with is evaluated on it.
     """
-    manifest = run.manifest
-    config = config or manifest.config
-    question = dataclasses.replace(Question.of(config), order=order_of(manifest))
-    documents = run.documents()
-    book = open_costs(run, config["costs"], mean_context(documents))
-    independent = units(documents)
-    policy = np.unique(policies(documents)).tolist()
-    shown = list(dict.fromkeys([*(question.rule_for(name) for name in policy), *(rules or run.rules)]))
-    results: list[Result] = []
-    by_draft: dict[str, dict[str, Pool]] = {}
-    undefined: dict[str, str] = {}
-    for draft in manifest.drafts:
-        totals = read_totals(run, draft, Request(shown, run.gammas, flavour))
-        decisive: list[tuple[str, Pool]] = []
-        for rule in rules_of(shown):
-            for domain, pool in pools(totals, documents, independent, rule.id, run.gammas):
-                results.append(build_result(Subject(domain, draft, rule, book), pool, question, run.gammas))
-                if question.rule_for(pool.policy) == rule.id:
-                    doubt = contradiction(pool) if pool.defined else not_defined(rule.id, pool.policy)
-                    decisive += [] if doubt else [(domain, pool)]
-                    undefined |= {domain: doubt} if doubt else {}
-        by_draft[draft] = _by_domain(decisive)
-    deciding = list(dict.fromkeys(question.rule_for(name) for name in policy if name))
-    evidence = Evidence(deciding, by_draft, undefined, observed_weights(documents))
+    inquiry = Inquiry.of(run, flavour, config or run.manifest.config)
+    question, book, documents = inquiry.question, inquiry.book, inquiry.documents
+    shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
+    found = list(_pools(inquiry, shown))
+    results = [
+        build_result(Subject(item.domain, item.draft, item.rule, book), item.pool, question, run.gammas) for item in found
+    ]
+    prompts = documents["prompt_tokens"].to_numpy()
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
         run=_facts(run, documents),
-        cost=cost_of(book, question.concurrency, _beyond_prefill(book, documents)) if book else None,
-        traffic=judge_traffic(evidence, book, question, run.gammas),
+        cost=cost_of(book, question.concurrency, beyond_prefill(book, prompts)) if book else None,
+        traffic=judge_traffic(_evidence(inquiry, found), book, question, run.gammas),
         results=tuple(results),
-        certificates=certificates(run, documents, independent, question.confidence),
-        predictability=predictability(run, documents, independent, results, question.confidence),
+        certificates=certificates(run, documents, inquiry.independent, question.confidence),
+        predictability=predictability(run, documents, inquiry.independent, results, question.confidence),
         warnings=(),
     )
-    return report_warnings(report, manifest)
+    return report_warnings(report, run.manifest)
 
 
 def settled(run: Run) -> str | None:
     """Why a run in random order needs no more documents: its verdict is sure; None where it is not.
 
-    Domains are judged as well in the report, each by itself; the run stops for the whole traffic.
+    The run stops for the whole traffic; its report judges every domain by itself as well.
     """
     write_totals(run)
-    traffic = build_report(run).traffic
-    available = (run.manifest.sequential or {}).get("available", 0)
-    if traffic.verdict == "UNDECIDED":
+    inquiry = Inquiry.of(run, "engine", run.manifest.config)
+    evidence = _evidence(inquiry, list(_pools(inquiry, inquiry.deciding)))
+    verdict = judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas).verdict
+    if verdict == "UNDECIDED" or inquiry.question.order is None:
         return None
-    done = run.manifest.documents
-    return f"{traffic.verdict} after {done} of {available} documents: the other {available - done} are not needed"
+    done, available = run.manifest.documents, inquiry.question.order.available
+    return f"{verdict} after {done} of {available} documents: the other {available - done} are not needed"
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """What every part of a report rests on. `independent`: see `pool.units`; `deciding`: ids of the rules of the verdict."""
+
+    run: Run
+    flavour: Flavour
+    question: Question
+    documents: pa.Table
+    independent: Array
+    deciding: list[str]
+    book: CostBook | None
+
+    @classmethod
+    def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> Inquiry:
+        """From a run and what is asked of it."""
+        order = order_of(run.manifest, flavour)
+        question = dataclasses.replace(Question.of(config), order=order)
+        documents = run.documents()
+        # Step times must not hang on documents that they are held against, where these come one after the other.
+        first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
+        deciding = dict.fromkeys(question.rule_for(name) for name in np.unique(policies(documents)).tolist())
+        book = open_costs(run, config["costs"], mean_context(first))
+        return cls(run, flavour, question, documents, units(documents), list(deciding), book)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The pool of one draft, rule and domain."""
+
+    draft: str
+    rule: BoundRule
+    domain: str
+    pool: Pool
+
+
+def _pools(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[Found]:
+    run = inquiry.run
+    for draft in run.manifest.drafts:
+        totals = read_totals(run, draft, Request(rules, run.gammas, inquiry.flavour))
+        for rule in rules_of(list(rules)):
+            for domain, pool in pools(totals, inquiry.documents, inquiry.independent, rule.id, run.gammas):
+                yield Found(draft, rule, domain, pool)
+
+
+def _evidence(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
+    """What of it the verdict on the traffic rests on."""
+    decisive: dict[str, list[tuple[str, Pool]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
+    undefined: dict[str, str] = {}
+    for item in found:
+        if inquiry.question.rule_for(item.pool.policy) != item.rule.id:
+            continue
+        if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy):
+            undefined[item.domain] = doubt
+        else:
+            decisive[item.draft].append((item.domain, item.pool))
+    names = np.unique(policies(inquiry.documents)).tolist()
+    rules = list(dict.fromkeys(inquiry.question.rule_for(name) for name in names if name))
+    by_draft = {draft: _by_domain(parts) for draft, parts in decisive.items()}
+    return Evidence(rules, by_draft, undefined, observed_weights(inquiry.documents))
 
 
 def _facts(run: Run, documents: pa.Table) -> RunFacts:
@@ -141,12 +191,6 @@ def observed_weights(documents: pa.Table) -> dict[str, float]:
     for domain, count in zip(domains, documents["continuation_tokens"].to_pylist(), strict=True):
         tokens[domain] = tokens.get(domain, 0) + count
     return {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
-
-
-def _beyond_prefill(book: CostBook, documents: pa.Table) -> float | None:
-    """The share of prompts that are longer than any whose prefill was timed; None where none was."""
-    found = book.table.prefill_ms(TARGET, documents["prompt_tokens"].to_numpy())
-    return found[1] if found is not None else None
 
 
 def mean_context(documents: pa.Table) -> float | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from alphaprof.analysis.costs import TARGET, StepRow, StepTable
 from alphaprof.analysis.engine_table import read_engine_table
 from alphaprof.analysis.roofline import ACCELERATORS, Accelerator, draft_memory
@@ -20,6 +22,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.model_costs import Cost, Memory
 from alphaprof.report.verdict import Timing
 
+Array = np.ndarray[Any, Any]
 MEASURED, TABLE, ROOFLINE = "measured", "table", "roofline"
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
 
@@ -72,7 +75,7 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
     if options["source"] == MEASURED:
         latency = run.latency()
         measured = latency.to_pylist() if latency is not None else []
-        if not measured:
+        if not any(row["step"] == "decode" for row in measured):
             return None
         rows: Sequence[StepRow] = measured_rows(measured)
         mode = measured[0].get("mode") or "eager"
@@ -83,6 +86,12 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
     else:
         rows = _roofline(manifest, options, gamma, context)
     return CostBook(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
+
+
+def beyond_prefill(book: CostBook, prompt_tokens: Array) -> float | None:
+    """The share of prompts that are longer than any whose prefill was timed; None where none was, or a formula gives all."""
+    found = book.table.prefill_ms(TARGET, prompt_tokens) if book.options["source"] != ROOFLINE else None
+    return found[1] if found is not None else None
 
 
 def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
@@ -109,10 +118,11 @@ def _shapes(manifest: Manifest, options: Mapping[str, Any]) -> tuple[ModelShape,
 
 
 def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
-    shape = dataclasses.replace(shape_of(name, facts), kv_bytes=options.get("kv_bytes", 2.0))
     # Layers of the target have the target's weights, quantised or not.
     given = options.get("weight_bytes") if facts.kind == "layer_skip" else weight_bytes
-    return dataclasses.replace(shape, weight_bytes=given) if given else shape
+    shape = shape_of(name, facts)
+    kv_bytes = options.get("kv_bytes") or shape.kv_bytes
+    return dataclasses.replace(shape, weight_bytes=given or shape.weight_bytes, kv_bytes=kv_bytes)
 
 
 def _device(manifest: Manifest, options: Mapping[str, Any]) -> tuple[Accelerator | None, int]:

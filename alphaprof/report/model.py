@@ -42,7 +42,7 @@ class GammaResult:
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
     speedup: Interval | None
     request_speedup: Interval | None  # of whole requests: with the prefill of target and draft
-    iid_speedup: float | None  # what the textbook formula would have said: iid_tokens_per_round / full_round_cost
+    iid_speedup: float | None  # what the textbook formula would have said: iid_tokens_per_round / the cost of its rounds
     iid_speedup_error: float | None  # by what share that is too high
     of_documents: DocumentSpeedups | None
     marginal: tuple[float | None, ...]

@@ -191,7 +191,9 @@ def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence
     request = request_speedup(pool, gamma, clock.book, clock.draft, clock.concurrency) if clock.book and faster else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
     full_cost = float(round_costs(times, gamma)[gamma]) if times else None
-    iid_speedup = iid / full_cost if iid is not None and full_cost else None
+    iid_speedup = None
+    if iid is not None and alpha is not None and times is not None and full_cost:
+        iid_speedup = iid / (full_cost + alpha**gamma * times.after_full())
     return GammaResult(
         gamma=gamma,
         rounds=rounds,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from alphaprof.analysis.decision import Decision, Mask
+from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.sequential import Bounds, Sequential, decide_sequentially
 from alphaprof.analysis.speedup import Speedup, cost_bounds
 from alphaprof.report.verdict import (
@@ -37,68 +37,73 @@ def judge(
     only = options[0] if len(options) == 1 else None
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
-    pools = next(iter(candidates.values()))
-    first = {domain: pools[domain]["document"] < question.order.choosing for domain in weights}
-    found = {option: pooled_speedup(candidates, option, timing.times, weights, first) for option in options}
-    known = {option: speedup.value for option, speedup in found.items() if speedup is not None}
-    if not known and (only is None or question.weights is not None):
-        reason = f"the first {question.order.choosing} documents do not hold a token of every domain yet"
-        return only, explained(no_decision(reason), timing.basis)
-    best = only or max(known, key=lambda option: known[option])
-    chosen_before = only is not None and question.weights is None
-    rows = {domain: mask | ~mask if chosen_before else ~mask for domain, mask in first.items()}
-    decision = _decided(candidates, best, timing, question, rows, found[best])
+    if question.weights is not None:
+        return only, no_decision("documents came as the data has them, and weights ask for another mixture of domains")
+    best = only or _chosen(candidates, timing, weights, question.order, options)
+    if best is None:
+        first = question.order.choosing
+        reason = f"the first {first} documents choose draft and gamma, and do not say which yet"
+        if first == 0:
+            reason = "this run fixed draft and gamma before its first document, so none of them can choose"
+        return None, explained(no_decision(reason), timing.basis)
+    decision = _decided(candidates, best, timing, weights, question, 0 if only else question.order.choosing)
     return best, explained(decision, timing.basis, cheapness(timing.times, best))
 
 
+def _chosen(
+    candidates: Pools, timing: Timing, weights: Mapping[str, float], order: Order, options: Sequence[Pair]
+) -> Pair | None:
+    """The option that makes the first documents fastest, all together; None before all of them are there."""
+    if order.seen < order.choosing:
+        return None
+    pools = next(iter(candidates.values()))
+    first = {domain: pools[domain]["document"] < order.choosing for domain in weights}
+    tokens = {domain: float(pools[domain]["tokens"][chosen].sum()) for domain, chosen in first.items()}
+    if not (total := sum(tokens.values())):
+        return None
+    shares = {domain: count / total for domain, count in tokens.items()}
+    found = {option: pooled_speedup(candidates, option, timing.times, shares, first) for option in options}
+    known = {option: speedup.value for option, speedup in found.items() if speedup is not None}
+    return max(known, key=lambda option: known[option], default=None)
+
+
 def _decided(
-    candidates: Pools, pair: Pair, timing: Timing, question: Question, rows: Mapping[str, Mask], first: Speedup | None
+    candidates: Pools, pair: Pair, timing: Timing, weights: Mapping[str, float], question: Question, after: int
 ) -> Decision:
-    """The verdict on one draft and gamma by bets over the tested documents, in the order in which they came."""
+    """The verdict on one draft and gamma by bets over the documents behind the first `after`, in the order they came in.
+
+    Equal prompts are one observation: the first of them counts.
+    """
     order, times = question.order, timing.times[pair[0]]
     if order is None:
         raise ValueError("documents in no known order")
-    importance = _importance(candidates, pair, question, rows)
     parts = []
-    for domain, chosen in rows.items():
+    for domain in weights:
         pool = candidates[pair[0]][domain]
-        counts = pool.counts(pair[1]).rows(chosen)
-        weight = np.full(len(counts.tokens), importance[domain])
-        parts.append(np.column_stack([pool["document"][chosen], counts.tokens, counts.spent(times), weight]))
-    table = np.concatenate(parts)
-    _, base, spent, weight = table[np.argsort(table[:, 0], kind="stable")].T
-    best, worst = cost_bounds(times, pair[1])
-    reach = max(importance[domain] * order.reach[domain] for domain in rows)
-    error = first.timing_error if first is not None else 0.0
-    found = decide_sequentially(
-        base, spent, weight, Bounds(best, worst, reach), question.min_speedup, question.confidence, error
-    )
-    value = (
-        Speedup(float((weight * base).sum() / (weight * spent).sum()), math.nan, error, 0, len(base)) if len(base) else None
-    )
-    return Decision(found.verdict, _reason(found, value, question, order, len(base)), value, found.low, found.high, None)
+        counts = pool.counts(pair[1])
+        parts.append(np.column_stack([pool["document"], counts.tokens, counts.spent(times)]))
+    table, unit = np.concatenate(parts), np.concatenate([candidates[pair[0]][domain].cluster for domain in weights])
+    in_order = np.argsort(table[:, 0], kind="stable")
+    _, once = np.unique(unit[in_order], return_index=True)
+    number, base, spent = table[in_order][np.sort(once)].T
+    base, spent = base[number >= after], spent[number >= after]
+    reach = float(max(order.reach[domain] for domain in weights))
+    bounds = Bounds(*cost_bounds(times, pair[1]), reach)
+    whole = pooled_speedup(candidates, pair, timing.times, weights)
+    error = whole.timing_error if whole is not None else 0.0
+    found = decide_sequentially(base, spent, 1.0, bounds, question.min_speedup, question.confidence, error)
+    value = Speedup(float(base.sum() / spent.sum()), math.nan, error, 0, len(base)) if spent.sum() > 0 else None
+    return Decision(found.verdict, _reason(found, value, question, after), value, found.low, found.high, None)
 
 
-def _importance(candidates: Pools, pair: Pair, question: Question, rows: Mapping[str, Mask]) -> dict[str, float]:
-    """What a document of each domain stands for: 1, or where the profile gives weights, the domain's share of tokens over
-    the share that its documents are taken to have: their number, times the mean length of those that are not tested.
-    """
-    order = question.order
-    if question.weights is None or order is None or len(rows) == 1:
-        return dict.fromkeys(rows, 1.0)
-    pools = candidates[pair[0]]
-    tokens = {
-        domain: float(pools[domain]["tokens"][~chosen].mean()) * order.documents[domain] for domain, chosen in rows.items()
-    }
-    total = sum(tokens.values())
-    return {domain: question.weights[domain] / (tokens[domain] / total) for domain in rows}
-
-
-def _reason(found: Sequential, value: Speedup | None, question: Question, order: Order, tested: int) -> str:
+def _reason(found: Sequential, value: Speedup | None, question: Question, after: int) -> str:
     level = f"{100 * question.confidence:g} %"
+    if found.verdict != "UNDECIDED" and found.documents == 0:
+        side = "above" if found.verdict == "GO" else "below"
+        return f"whatever is accepted, these step times keep the speedup {side} {question.min_speedup:g}"
     if value is None:
-        return f"no document behind the first {order.choosing}, which choose, was tested yet"
-    on = f"speedup {value.value:.2f}x on {tested} documents in random order"
+        return f"no document behind the first {after}, which choose, was tested yet"
+    on = f"speedup {value.value:.2f}x on {value.documents} documents in random order"
     if found.verdict == "UNDECIDED":
         bounds = f"{level} bounds that hold at any time, {found.low:.3f} and {found.high:.3f}"
         return f"{on}, {bounds}, enclose {question.min_speedup:g}: more documents would narrow them"

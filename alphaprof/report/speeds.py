@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.analysis.costs import TARGET
+from alphaprof.analysis.roofline_costs import LOOKUP
 from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTimes, speedup, with_prefill
 from alphaprof.report.costs import CostBook
 from alphaprof.report.model import Interval
@@ -97,7 +98,7 @@ def _prefill_ms(pool: Pool, book: CostBook, draft: str) -> tuple[Array, Array] |
     """Prefill of each document's prompt by target and draft, [documents] each; prompt lookup reads nothing."""
     target = book.table.prefill_ms(TARGET, pool["prompt_tokens"])
     own = book.table.prefill_ms(draft, pool["prompt_tokens"])
-    if target is None or (own is None and book.times(book.concurrencies[0])[draft].draft.ms > 0):
+    if target is None or (own is None and book.manifest.drafts[draft].kind != LOOKUP):
         return None
     return target[0], own[0] if own is not None else np.zeros(len(pool.cluster))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaprof.analysis.decision import Decision, Mask, decide, held_out
+from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import default_rule
 from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
@@ -24,20 +25,23 @@ Pools = Mapping[str, Mapping[str, Pool]]  # by draft, then domain
 @dataclass(frozen=True)
 class Order:
     """A run that came in random order, to stop as soon as it is decided. The first `choosing` documents choose what is auto,
-    and the others are tested; `available`: documents there were; by domain, how many of them and `reach`, the most tokens
-    that rounds can emit in one of them.
+    and the others are tested; `available`: documents there were; `seen`: those that the run holds; `reach`: the most tokens
+    that rounds can emit in a document, by domain.
     """
 
     choosing: int
     available: int
-    documents: Mapping[str, int]
+    seen: int
     reach: Mapping[str, int]
 
 
-def order_of(manifest: Manifest) -> Order | None:
-    """The order of a run's documents, where they came in a random one."""
+def order_of(manifest: Manifest, flavour: Flavour) -> Order | None:
+    """The order of a run's documents, where they came in a random one. Rounds of `hf` emit the first token too."""
     found = manifest.sequential
-    return Order(**{field.name: found[field.name] for field in dataclasses.fields(Order)}) if found else None
+    if found is None:
+        return None
+    reach = {domain: most + (flavour == "hf") for domain, most in found["reach"].items()}
+    return Order(found["choosing"], found["available"], manifest.documents, reach)
 
 
 @dataclass(frozen=True)

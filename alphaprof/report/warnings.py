@@ -39,11 +39,11 @@ def _partial(report: Report) -> Iterator[ReportWarning]:
 def _stopped(manifest: Manifest) -> Iterator[ReportWarning]:
     """Only verdicts are made for a look after every shard."""
     available = (manifest.sequential or {}).get("available", 0)
-    if manifest.sequential is not None:
+    if manifest.sequential is not None and manifest.documents < available:
         yield ReportWarning(
             "stopped",
-            f"documents came in random order until the verdict was sure: {manifest.documents} of {available}; verdicts hold "
-            "at any time, intervals are those of a fixed number of documents, and a little too hopeful",
+            f"documents come in random order, and these are {manifest.documents} of {available}. Verdicts hold at any time; "
+            "intervals are those of a fixed number of documents, and a little too hopeful",
             "take the verdict from this run, and sizes from one that measures all documents",
         )
 
@@ -150,11 +150,11 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
         yield ReportWarning("no_step_times", "no step times were measured", "see the warnings of the profiling run")
         return
     typical, timed = report.run.mean_context, report.cost.context
-    if typical is not None and not 1 / CONTEXT_FACTOR <= typical / timed <= CONTEXT_FACTOR:
+    if typical is not None and not timed / CONTEXT_FACTOR <= typical <= timed * CONTEXT_FACTOR:
         yield ReportWarning(
             "other_context",
             f"step times are those with {timed:.0f} tokens in the cache, and these documents decode at about {typical:.0f}",
-            f"set costs.context to about {typical:.0f}: steps get slower as the cache grows",
+            f"time steps at about {typical:.0f} (costs.context, or the table's context): they get slower as the cache grows",
         )
     if report.cost.beyond_prefill:
         yield ReportWarning(
