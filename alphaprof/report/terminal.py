@@ -83,9 +83,9 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
     if traffic.concurrencies:
         each = ", ".join(f"{item.concurrency}: {best_at(item)}" for item in traffic.concurrencies)
         known = [item.concurrency for item in traffic.concurrencies]
-        lines.append(
-            f"\nby sequences decoded at a time (best gamma): {each}; it pays up to {pays(traffic.pays_up_to, known)}"
-        )
+        last = pays(traffic.pays_up_to, known)
+        limit = {"none": "it pays at none of these", "all": "it pays at all of these"}.get(last, f"it pays up to {last}")
+        lines.append(f"\nby sequences decoded at a time (best gamma): {each}; {limit}")
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
 
 
@@ -230,8 +230,8 @@ def _definitions(report: Report, console: Console) -> None:
         f"alpha: acceptance over all positions with a proposal. Brackets: {level} intervals over documents.",
         "tokens/round: tokens emitted per verification, the target's own included. gamma: drafted tokens per round.",
         "iid formula: tokens/round if acceptance were independent from position to position; by how much that is too high.",
-        "break-even: tokens/round at which the draft starts to pay, the mean cost of a round in decode steps. "
-        "A full round costs gamma c + v; c = T_draft/T(1), v = T(gamma+1)/T(1).",
+        "break-even: tokens/round at which the draft starts to pay, the mean cost of a round in decode steps. A full round "
+        "costs gamma c + v, a search and clearing the caches; c = T_draft/T(1), v = T(gamma+1)/T(1).",
         "speedup: decode time without the draft / with it, prefill excluded; whole requests: prefill of target and draft "
         "included. Slower: share of documents that a draft slows down.",
         "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. "

@@ -13,7 +13,6 @@ from alphaprof.report.model_costs import AtConcurrency, Cost, Memory
 from alphaprof.report.tables import NAME_WIDTH, named_table, plain, show
 
 Name = Callable[[Result], Text]
-SOURCES = {"measured": "measured", "table": "from a table", "roofline": "worked out, not measured"}
 
 
 def requests_section(title: str, results: Sequence[Result], name: Name, console: Console) -> None:
@@ -72,10 +71,10 @@ def best_at(item: AtConcurrency) -> str:
 
 
 def pays(last: int | None, known: Sequence[int]) -> str:
-    """Up to which concurrency it pays; the largest that there are times for is no limit that was seen."""
+    """Up to which concurrency it pays; where that is the largest that there are times for, no limit was seen."""
     if last is None:
         return "none"
-    return f"{last}, the last" if last == known[-1] else str(last)
+    return "all" if last == known[-1] else str(last)
 
 
 def times_section(cost: Cost, mean_context: float | None, console: Console) -> None:
@@ -101,9 +100,14 @@ def times_section(cost: Cost, mean_context: float | None, console: Console) -> N
 
 
 def _origin(cost: Cost) -> Iterator[str]:
-    threads = f", {cost.threads} threads" if cost.threads else ""
-    mode = f", {cost.mode}" if cost.mode else ""
-    yield f"{SOURCES[cost.source]} with {cost.engine} on {cost.device}{threads}{mode}"
+    if cost.source == "measured":
+        threads = f", {cost.threads} threads" if cost.threads else ""
+        mode = f", {cost.mode}" if cost.mode else ""
+        yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
+    elif cost.source == "table":
+        yield f"from the table {cost.device}"
+    else:
+        yield f"worked out by a roofline for {cost.device}, not measured"
     yield f"{cost.dtype}, batch {cost.concurrency}"
     if cost.overhead_ms:
         yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"
