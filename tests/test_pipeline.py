@@ -490,7 +490,7 @@ def test_step_times_cover_every_length_and_draft(finished: Run) -> None:
     target = rows[(rows["model"] == "target") & rows["step"].isin(["decode", "verify"])]
     assert target["tokens"].tolist() == [1, 2, 3, 4, 5]
     drafting = rows[rows["step"] == "draft"].groupby("model")["tokens"].agg(list).to_dict()
-    assert drafting == dict.fromkeys(["brief", "close", "skip", "wide"], [1, 2])
+    assert drafting == {name: [1, 2] for name in ("brief", "close", "skip", "wide")}
     assert (rows["median_ms"] > 0).all()
     assert (rows["p10_ms"] <= rows["median_ms"]).all()
     assert target["context"].tolist() == [16] * 5
