@@ -103,7 +103,10 @@ def _reason(found: Sequential, value: Speedup | None, question: Question, after:
         return f"whatever is accepted, these step times keep the speedup {side} {question.min_speedup:g}"
     if value is None:
         return f"no document behind the first {after}, which choose, was tested yet"
-    on = f"speedup {value.value:.2f}x on {value.documents} documents in random order"
+    count = "1 document" if value.documents == 1 else f"{value.documents} documents"
+    on = f"speedup {value.value:.2f}x on {count} in random order"
+    if found.verdict == "UNDECIDED" and found.low == 0 and math.isinf(found.high):
+        return f"{on}: too little to rule anything out at any time"
     if found.verdict == "UNDECIDED":
         bounds = f"{level} bounds that hold at any time, {found.low:.3f} and {found.high:.3f}"
         return f"{on}, {bounds}, enclose {question.min_speedup:g}: more documents would narrow them"
