@@ -93,7 +93,8 @@ class RoundCounts:
     @classmethod
     def of(cls, found: Rounds, cluster: Array) -> RoundCounts:
         """From replayed rounds of documents, and the cluster of each."""
-        return cls(found.tokens, found.rounds, found.drafted, found.accepted[:, -1], found.control, cluster)
+        full = found.accepted[:, -1] if found.accepted.shape[1] else np.zeros(len(found.rounds))  # a tree may have no nodes
+        return cls(found.tokens, found.rounds, found.drafted, full, found.control, cluster)
 
     def exactly(self) -> Array:
         """Rounds that drafted exactly m = 0..gamma tokens, [documents, gamma + 1]."""
