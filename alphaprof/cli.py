@@ -29,6 +29,13 @@ class ReplayFlavour(StrEnum):
     hf = "hf"
 
 
+class Undecided(StrEnum):
+    """What becomes of a check that could not tell."""
+
+    passes = "pass"
+    fails = "fail"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"alphaprof {__version__}")
@@ -76,6 +83,51 @@ def report(
     config = changed_question(opened.manifest.config, overrides) if overrides else None
     ids = known_rules(rules) if rules else None
     print_text(render(build_report(opened, replay.value, config, ids), output.value, to_file=out is not None), out)
+
+
+@app.command()
+def check(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    draft: Annotated[str | None, typer.Option(help="The draft that is checked; default: the decision's.")] = None,
+    rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
+    gamma: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per round; default: the decision's.")] = None,
+    min_alpha: Annotated[
+        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least alpha: 0.6, or code=0.6 (repeatable).")
+    ] = None,
+    min_length: Annotated[
+        list[str] | None,
+        typer.Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length, likewise."),
+    ] = None,
+    min_speedup: Annotated[
+        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least speedup of a domain, likewise.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run (of the same draft): no domain may be worse.")
+    ] = None,
+    margin: Annotated[float, typer.Option(min=0, max=1, help="By how much alpha may be lower than the baseline's.")] = 0.02,
+    target_change: Annotated[
+        bool, typer.Option("--allow-target-change", help="The target may be another one, fine-tuned or quantised.")
+    ] = False,
+    undecided: Annotated[Undecided, typer.Option(help="What the exit code says of an undecided check.")] = Undecided.passes,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+) -> None:
+    """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
+
+    Without thresholds and baseline: the run's own decision.
+    """
+    from alphaprof.loader import known_rules
+    from alphaprof.report.check import require_passed
+    from alphaprof.report.checks import Asked, checked
+    from alphaprof.report.render import render_check
+
+    minimums = {"alpha": min_alpha or [], "acceptance_length": min_length or [], "speedup": min_speedup or []}
+    named = known_rules([rule], "--rule")[0] if rule else None
+    found = checked(Asked(run, draft, named, gamma, minimums, baseline, margin, target_change))
+    print_text(render_check(found, output.value, to_file=out is not None), out)
+    if found.outcome == "undecided" and undecided is Undecided.passes:
+        print(f"warning: {one_line(found.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)
+    require_passed(found, undecided_fails=undecided is Undecided.fails)
 
 
 @app.command()

@@ -120,6 +120,18 @@ class RunMismatch(AlphaprofError):
     exit_code = 6
 
 
+class CheckFailed(AlphaprofError):
+    """A check found a quantity below its threshold; the check has been printed."""
+
+    exit_code = 10
+
+
+class CheckUndecided(AlphaprofError):
+    """A check could not tell, and is asked to fail then; the check has been printed."""
+
+    exit_code = 11
+
+
 class NotComparable(AlphaprofError):
     """Two runs have too little in common for a difference between them to mean anything."""
 

@@ -38,6 +38,7 @@ HOMES = {
         "report/terminal_theory.py",
         "report/terminal_costs.py",
         "report/latency.py",
+        "report/check_text.py",
         "report/comparison.py",
         "report/prediction.py",
         "report/rollout_text.py",

@@ -43,7 +43,7 @@ def build_report(
     inquiry = Inquiry.of(run, flavour, config or run.manifest.config)
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
-    found = list(_pools(inquiry, shown))
+    found = list(found_pools(inquiry, shown))
     results = [
         build_result(Subject(item.domain, item.draft, item.rule, book), item.pool, question, run.gammas) for item in found
     ]
@@ -70,7 +70,7 @@ def settled(run: Run) -> str | None:
     """
     write_totals(run)
     inquiry = Inquiry.of(run, "engine", run.manifest.config)
-    evidence = _evidence(inquiry, list(_pools(inquiry, inquiry.deciding)))
+    evidence = _evidence(inquiry, list(found_pools(inquiry, inquiry.deciding)))
     verdict = judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas).verdict
     if verdict == "UNDECIDED" or inquiry.question.order is None:
         return None
@@ -113,7 +113,8 @@ class Found:
     pool: Pool
 
 
-def _pools(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[Found]:
+def found_pools(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[Found]:
+    """The pools of every draft, rule and domain."""
     run = inquiry.run
     for draft in run.manifest.drafts:
         totals = read_totals(run, draft, Request(rules, run.gammas, inquiry.flavour))

@@ -106,32 +106,55 @@ def compare(first: Side, second: Side, rules: Sequence[str] | None = None, gamma
     """
     confidence = float(first.run.manifest.config["decision"]["confidence"])
     require_comparable(first, second)
+    gammas = _gammas(first.run, second.run, gamma)
+    found = paired_pools(first, second, list(rules or first.run.rules))
+    one, two = found.pools
+    differences = tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items() if key in two)
+    return Comparison(
+        first=first.label,
+        second=second.label,
+        confidence=confidence,
+        same_text=first.run.path == second.run.path or _same_text(first.run, second.run, found.rows),
+        documents=found.documents,
+        interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
+        unpaired=found.unpaired,
+        differences=differences,
+    )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Documents of two sides that have the same prompts: their `rows` in each documents table, and the pools of each side by
+    domain, kind of text, policy, settings and rule, in the order of their pairs; `unpaired`: documents without a partner.
+    """
+
+    rows: tuple[Array, Array]
+    pools: tuple[dict[tuple[str, ...], Pool], dict[tuple[str, ...], Pool]]
+    unpaired: tuple[int, int]
+
+    @property
+    def documents(self) -> int:
+        """Pairs of documents."""
+        return len(self.rows[0])
+
+
+def paired_pools(first: Side, second: Side, rules: Sequence[str]) -> Paired:
+    """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common."""
     tables = [side.run.documents() for side in (first, second)]
     rows = paired_rows(*tables)
     if len(rows[0]) == 0:
         raise _nothing_in_common(first, second, tables)
     documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
-    asked = list(rules or first.run.rules)
-    gammas = _gammas(first.run, second.run, gamma)
     independent = units(pa.concat_tables(documents))[: len(rows[0])]  # what belongs together in either run
-    found = [_pools(side, table, independent, asked) for side, table in zip((first, second), documents, strict=True)]
-    differences = tuple(
-        _difference(key, pool, found[1][key], gammas, confidence) for key, pool in found[0].items() if key in found[1]
-    )
-    return Comparison(
-        first=first.label,
-        second=second.label,
-        confidence=confidence,
-        same_text=first.run.path == second.run.path or _same_text(first.run, second.run, rows),
-        documents=len(rows[0]),
-        interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
-        unpaired=(len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])),
-        differences=differences,
-    )
+    one, two = (_pools(side, table, independent, rules) for side, table in zip((first, second), documents, strict=True))
+    return Paired(rows, (one, two), (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])))
 
 
-def require_comparable(first: Side, second: Side) -> None:
-    """Raise `NotComparable` where target, dtype, tokenizer or processing differ: a difference would not be the draft's."""
+def require_comparable(first: Side, second: Side, other_target: bool = False) -> None:
+    """Raise `NotComparable` where target, dtype, tokenizer or processing differ: a difference would not be the draft's.
+
+    `other_target`: a fine-tuned or quantised target is what is asked about.
+    """
     if first.label == second.label:
         raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
     one, two = first.run.manifest, second.run.manifest
@@ -140,7 +163,8 @@ def require_comparable(first: Side, second: Side) -> None:
             f"{first.run.path} and {second.run.path} have another draft_processing",
             "profile one of them again with the other's; --reuse-continuations keeps the text",
         )
-    odd = [name for name in ("fingerprint", "dtype") if getattr(one.target, name) != getattr(two.target, name)]
+    told = () if other_target else ("fingerprint", "dtype")
+    odd = [name for name in told if getattr(one.target, name) != getattr(two.target, name)]
     odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
     if odd:
         raise NotComparable(
@@ -218,7 +242,7 @@ def _pools(side: Side, documents: pa.Table, independent: Array, rules: Sequence[
 
 def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequence[int], confidence: float) -> Difference:
     (rule,) = rules_of([key[-1]])
-    sides = [_summed(pool) for pool in (first, second)]
+    sides = [summed(pool) for pool in (first, second)]
     counted = all(counts.sum() > 0 for _, counts in sides)
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sides]
     coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in (first, second)]
@@ -241,7 +265,7 @@ def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequenc
     )
 
 
-def _summed(pool: Pool) -> tuple[Array, Array]:
+def summed(pool: Pool) -> tuple[Array, Array]:
     """Accepted and proposed positions by independent unit."""
     accepted, proposals = by_cluster(pool.cluster, pool["accepted"], pool["proposals"])
     return accepted, proposals

@@ -11,6 +11,8 @@ from functools import partial
 from rich.console import Console
 
 from alphaprof.log.store import Run
+from alphaprof.report.check import Check
+from alphaprof.report.check_text import check_json, check_terminal
 from alphaprof.report.compare import Comparison
 from alphaprof.report.comparison import comparison_json, comparison_terminal
 from alphaprof.report.json import render_json
@@ -62,6 +64,13 @@ def render_validation(validation: Validation, output: str) -> str:
     if output == "json":
         return validation_json(validation) + "\n"
     return _drawn(partial(validation_terminal, validation), to_file=False)
+
+
+def render_check(check: Check, output: str, to_file: bool = False) -> str:
+    """A check as text, likewise."""
+    if output == "json":
+        return check_json(check) + "\n"
+    return _drawn(partial(check_terminal, check), to_file)
 
 
 def render_latency(run: Run, output: str, to_file: bool = False) -> str:

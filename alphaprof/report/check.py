@@ -1,0 +1,291 @@
+"""The CI gate: a run held against thresholds, against an older run, or against its own decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from alphaprof.analysis.estimate import bounded_ratio, by_cluster, quantile
+from alphaprof.analysis.gates import Gate, Outcome, judge, together
+from alphaprof.analysis.paired import share_difference
+from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.speedup import StepTimes, speedup
+from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid
+from alphaprof.log.store import Run
+from alphaprof.report.build import Inquiry, build_report, found_pools
+from alphaprof.report.compare import Side, paired_pools, require_comparable, summed
+from alphaprof.report.format import short
+from alphaprof.report.pool import Pool, merged
+from alphaprof.report.result import share
+
+Array = np.ndarray[Any, Any]
+ALPHA, LENGTH, SPEEDUP = "alpha", "acceptance_length", "speedup"
+DIFFERENCE = "alpha_difference"
+EVERY = ""  # the domain of a threshold that holds for every domain
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked; None: what the run's decision is about, or what it chose."""
+
+    draft: str | None
+    rule: str | None
+    gamma: int | None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`analysis.gates`)."""
+
+    measure: str
+    domain: str
+    threshold: float
+    value: float | None
+    low: float
+    high: float
+    documents: int  # independent ones
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Check:
+    """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
+
+    outcome: Outcome
+    reason: str
+    run: str
+    baseline: str | None
+    draft: str | None
+    rule: str
+    gamma: int | None
+    confidence: float
+    items: tuple[Item, ...]
+    paired: int | None
+    unpaired: tuple[int, int] | None
+
+
+Thresholds = Mapping[str, Mapping[str, float]]  # by measure, then domain
+
+
+def check_decision(run: Run) -> Check:
+    """A run held against what its profile asks: GO passes, NO-GO fails."""
+    report = build_report(run)
+    traffic = report.traffic
+    outcome: dict[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
+    tested = traffic.tested
+    items: tuple[Item, ...] = ()
+    if tested is not None:
+        found = outcome[traffic.verdict]
+        bounds = (tested.value, tested.low, tested.high)
+        items = (Item(SPEEDUP, "whole traffic", traffic.min_speedup, *bounds, traffic.documents, found),)
+    return Check(
+        outcome=outcome[traffic.verdict],
+        reason=traffic.reason,
+        run=str(run.path),
+        baseline=None,
+        draft=traffic.draft,
+        rule=traffic.rule,
+        gamma=traffic.gamma,
+        confidence=report.confidence,
+        items=items,
+        paired=None,
+        unpaired=None,
+    )
+
+
+def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Check:
+    """A run held against least values by domain. Raises `OptionInvalid` for what the run does not have."""
+    inquiry = Inquiry.of(run, "engine", run.manifest.config)
+    draft, rule, gamma = _settled(run, inquiry, subject, needs_gamma=bool({LENGTH, SPEEDUP} & set(thresholds)))
+    pools = _by_domain(inquiry, draft, rule)
+    times = inquiry.book.times(inquiry.question.concurrency).get(draft) if inquiry.book else None
+    if SPEEDUP in thresholds and times is None:
+        raise OptionInvalid(
+            f"{run.path} has no step times for {draft}, so no speedup", "check --min-acceptance-length instead"
+        )
+    asked = [
+        (measure, domain, least)
+        for measure, by_domain in thresholds.items()
+        for domain, least in _spread(by_domain, pools, run).items()
+    ]
+    gates = [Gate(least, partial(_bounds, pools[domain], measure, gamma, times)) for measure, domain, least in asked]
+    judged = judge(gates, inquiry.question.confidence)
+    items = tuple(
+        Item(
+            measure=measure,
+            domain=domain,
+            threshold=least,
+            value=_value(pools[domain], measure, gamma, times),
+            low=found.low,
+            high=found.high,
+            documents=len(np.unique(pools[domain].cluster)),
+            outcome=found.outcome,
+        )
+        for (measure, domain, least), found in zip(asked, judged, strict=True)
+    )
+    outcome = together([item.outcome for item in items])
+    return Check(
+        outcome=outcome,
+        reason=_reason(items, outcome),
+        run=str(run.path),
+        baseline=None,
+        draft=draft,
+        rule=rule,
+        gamma=gamma,
+        confidence=inquiry.question.confidence,
+        items=items,
+        paired=None,
+        unpaired=None,
+    )
+
+
+def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_target_change: bool) -> Check:
+    """A draft held against an older one on the same prompts: no domain's alpha may be lower by more than `margin`.
+
+    Raises `NotComparable` with the reason.
+    """
+    require_comparable(old, new, allow_target_change)
+    inquiry = Inquiry.of(new.run, "engine", new.run.manifest.config)
+    chosen = rule or _one_rule(inquiry)
+    found = paired_pools(old, new, [chosen])
+    gates, names = [], []
+    for key, before in found.pools[0].items():
+        after = found.pools[1].get(key)
+        if after is None or before.policy not in parse_rule(chosen).rule.policies:
+            continue
+        sides = (summed(before), summed(after))
+        if all(counts.sum() > 0 for _, counts in sides):
+            gates.append(Gate(-margin, partial(_difference, *sides)))
+            names.append((key[0], sides))
+    if not gates:
+        raise NotComparable(f"no paired text belongs to {chosen}", "name the rule of this text: --rule strict, or one_hot")
+    confidence = inquiry.question.confidence
+    items = []
+    for (domain, sides), gate, judged in zip(names, gates, judge(gates, confidence), strict=True):
+        value = share_difference(*sides, confidence)
+        items.append(
+            Item(DIFFERENCE, domain, gate.threshold, value.value, judged.low, judged.high, value.documents, judged.outcome)
+        )
+    outcome = together([item.outcome for item in items])
+    return Check(
+        outcome=outcome,
+        reason=_reason(items, outcome),
+        run=new.label,
+        baseline=old.label,
+        draft=new.draft,
+        rule=chosen,
+        gamma=None,
+        confidence=confidence,
+        items=tuple(items),
+        paired=found.documents,
+        unpaired=(found.unpaired[1], found.unpaired[0]),
+    )
+
+
+def require_passed(check: Check, undecided_fails: bool) -> None:
+    """Raise `CheckFailed`, or `CheckUndecided` where that is asked for."""
+    if check.outcome == "fail":
+        raise CheckFailed(f"check failed: {check.reason}", "alphaprof report shows where acceptance is lost")
+    if check.outcome == "undecided" and undecided_fails:
+        raise CheckUndecided(f"check undecided: {check.reason}", "profile more documents, or --undecided pass")
+
+
+def _settled(run: Run, inquiry: Inquiry, subject: Subject, needs_gamma: bool) -> tuple[str, str, int | None]:
+    """Draft, rule and gamma: as named, else as the decision fixes them, else as the run chose them."""
+    draft = subject.draft or (inquiry.question.draft if inquiry.question.draft != "auto" else None)
+    gamma = subject.gamma or (inquiry.question.gamma if isinstance(inquiry.question.gamma, int) else None)
+    if draft is None and len(run.manifest.drafts) == 1:
+        draft = next(iter(run.manifest.drafts))
+    if draft is None or (gamma is None and needs_gamma):
+        traffic = build_report(run).traffic
+        draft = draft or traffic.draft
+        gamma = gamma or (traffic.gamma if traffic.draft == draft else None)
+    if draft is None or draft not in run.manifest.drafts:
+        raise OptionInvalid(
+            f"{run.path} has no draft {draft or 'of its own choice'}", f"name one: {', '.join(run.manifest.drafts)}"
+        )
+    if needs_gamma and gamma not in run.gammas:
+        raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: --gamma {run.gammas[0]}")
+    return draft, subject.rule or _one_rule(inquiry), gamma
+
+
+def _one_rule(inquiry: Inquiry) -> str:
+    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each."""
+    rules = [rule for rule in inquiry.deciding if rule]
+    if len(rules) != 1:
+        raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
+    return rules[0]
+
+
+def _by_domain(inquiry: Inquiry, draft: str, rule: str) -> dict[str, Pool]:
+    """Pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
+    parts: dict[str, list[Pool]] = {}
+    for item in found_pools(inquiry, [rule]):
+        if item.draft == draft and item.rule.id == rule and item.pool.defined:
+            parts.setdefault(item.domain, []).append(item.pool)
+    if not parts:
+        raise OptionInvalid(f"{rule} has no rounds on the text of {inquiry.run.path}", "name the rule of this text")
+    return {domain: merged(pools) for domain, pools in parts.items()}
+
+
+def _spread(by_domain: Mapping[str, float], pools: Mapping[str, Pool], run: Run) -> dict[str, float]:
+    """Thresholds of every domain that has one; a domain's own goes before that of every domain."""
+    if unknown := [domain for domain in by_domain if domain != EVERY and domain not in pools]:
+        known = ", ".join(map(short, pools))
+        raise OptionInvalid(f"{run.path} has no domain {short(unknown[0])!r} with rounds", f"it has: {known}")
+    general = dict.fromkeys(pools, by_domain[EVERY]) if EVERY in by_domain else {}
+    return general | {domain: least for domain, least in by_domain.items() if domain != EVERY}
+
+
+def _value(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None) -> float | None:
+    """The estimate of a measure; None where there is nothing to take it from."""
+    if measure == SPEEDUP:
+        faster = speedup([pool.counts(gamma)], [1.0], times) if times is not None and gamma is not None else None
+        return faster.value if faster is not None else None
+    totals, counts = _accepted(pool, gamma if measure == LENGTH else None)
+    if not counts.sum():
+        return None
+    return float(totals.sum() / counts.sum()) + (measure == LENGTH)
+
+
+def _accepted(pool: Pool, gamma: int | None) -> tuple[Array, Array]:
+    """Accepted positions and those with a proposal; at a gamma, accepted drafts and rounds that had any."""
+    if gamma is None:
+        return pool["accepted"], pool["proposals"]
+    return pool[f"accepted_depths_{gamma}"].sum(1), pool[f"drafted_depths_{gamma}"][:, 0]
+
+
+def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None, tail: float) -> tuple[float, float]:
+    """One-sided bounds of a measure, each wrong with probability `tail`."""
+    if measure == ALPHA:
+        found = share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)
+        return (found.low, found.high) if found else (0.0, 1.0)
+    if gamma is None:
+        raise ValueError(f"{measure} needs a gamma")
+    if measure == SPEEDUP:
+        faster = speedup([pool.counts(gamma)], [1.0], times) if times is not None else None
+        return faster.bounds(tail) if faster is not None else (0.0, np.inf)
+    accepted, rounds = by_cluster(pool.cluster, *_accepted(pool, gamma))
+    if not rounds.sum():
+        return 1.0, gamma + 1.0
+    mean = bounded_ratio(accepted, rounds, 0.0, float(gamma))
+    half = quantile(1 - tail, mean.freedom) * mean.stderr
+    return max(1.0, 1 + mean.value - half), min(gamma + 1.0, 1 + mean.value + half)
+
+
+def _difference(old: tuple[Array, Array], new: tuple[Array, Array], tail: float) -> tuple[float, float]:
+    found = share_difference(old, new, 1 - 2 * tail)
+    return found.low, found.high
+
+
+def _reason(items: Sequence[Item], outcome: Outcome) -> str:
+    """The items that decided, in words."""
+    decisive = [item for item in items if item.outcome == outcome] if outcome != "pass" else list(items)
+    if outcome == "pass":
+        return f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached"
+    named = ", ".join(f"{item.measure} of {short(item.domain)}" for item in decisive)
+    return f"{named} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold"

@@ -1,0 +1,70 @@
+"""A check as text: the terminal's table (rich), or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from rich.console import Console
+from rich.text import Text
+
+from alphaprof.report import format as fmt
+from alphaprof.report.check import DIFFERENCE, SPEEDUP, Check, Item
+from alphaprof.report.format import short
+from alphaprof.report.json import plain_values
+from alphaprof.report.tables import named_table, plain, show
+
+FORMAT = "alphaprof-check"
+VERSION = 1
+WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecided": ("UNDECIDED", "bold yellow")}
+
+
+def check_json(check: Check) -> str:
+    """The check as JSON. Unknown values are null, an infinite bound is the string "inf"."""
+    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(check))
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def check_terminal(check: Check, console: Console) -> None:
+    """Print what was checked, each threshold with its bounds, and the outcome."""
+    console.print(plain(f"run {check.run}"))
+    if check.baseline is not None and check.unpaired is not None:
+        new, old = check.unpaired
+        console.print(plain(f"baseline {check.baseline}"))
+        console.print(
+            f"{fmt.count(check.paired or 0)} documents paired by prompt; without a partner: {new} of the run, {old} of the "
+            "baseline",
+            highlight=False,
+        )
+    gamma = f", gamma {check.gamma}" if check.gamma is not None else ""
+    console.print(plain(f"draft {check.draft or 'none chosen'}, rule {check.rule}{gamma}"))
+    if check.items:
+        console.print()
+        _table(check, console)
+    word, style = WORDS[check.outcome]
+    console.print(Text(word, style).append_text(plain(f"  {check.reason}")))
+    level = fmt.level(check.confidence)
+    for line in (
+        f"bounds: one-sided at {level}; an upper one that fails has Holm's correction for all thresholds together.",
+        "pass: every lower bound reaches its threshold. fail: some upper bound is below it. else undecided.",
+    ):
+        console.print(line, style="dim", highlight=False)
+
+
+def _table(check: Check, console: Console) -> None:
+    table = named_table()
+    for name in ("measure", "docs", "at least", "value", "bounds", "outcome"):
+        table.add_column(name, justify="left" if name in ("measure", "outcome") else "right", no_wrap=True)
+    for item in check.items:
+        word, style = WORDS[item.outcome]
+        cells = (item.measure, fmt.count(item.documents), _number(item, item.threshold), _number(item, item.value))
+        bounds = f"[{_number(item, item.low)}, {_number(item, item.high)}]"
+        table.add_row(plain(short(item.domain)), *cells, bounds, Text(word, style))
+    show(table, "thresholds", console)
+    console.print()
+
+
+def _number(item: Item, value: float | None) -> str:
+    if value is not None and item.measure == DIFFERENCE:
+        return f"{value:+.3f}"
+    return fmt.number(value, 3, "x" if item.measure == SPEEDUP else "")

@@ -1,0 +1,65 @@
+"""What a command line asks of a check, as a check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.store import Run
+from alphaprof.report.check import EVERY, Check, Subject, check_baseline, check_decision, check_thresholds
+from alphaprof.report.compare import side_of
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `alphaprof check`, as they were written; `minimums` by measure: X, or DOMAIN=X."""
+
+    run: Path
+    draft: str | None
+    rule: str | None
+    gamma: int | None
+    minimums: Mapping[str, Sequence[str]]
+    baseline: str | None
+    margin: float
+    target_change: bool
+
+
+def checked(asked: Asked) -> Check:
+    """The check that is asked for. Raises `OptionInvalid`, `NotComparable` and `RunUnreadable`."""
+    thresholds = {measure: _thresholds(measure, texts) for measure, texts in asked.minimums.items() if texts}
+    if asked.baseline is not None:
+        if thresholds:
+            raise OptionInvalid("a check is against thresholds or against a baseline", "call it once for each")
+        new = side_of(f"{asked.run}:{asked.draft}" if asked.draft else str(asked.run))
+        named = not Path(asked.baseline).exists() and ":" in asked.baseline
+        old = side_of(asked.baseline if named else f"{asked.baseline}:{new.draft}")
+        return check_baseline(new, old, asked.rule, asked.margin, asked.target_change)
+    run = Run.open(asked.run)
+    if thresholds:
+        return check_thresholds(run, Subject(asked.draft, asked.rule, asked.gamma), thresholds)
+    if asked.draft or asked.rule or asked.gamma:
+        raise OptionInvalid(
+            "a draft, rule or gamma needs a threshold or a baseline to be held against",
+            "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline (without any: the run's decision)",
+        )
+    return check_decision(run)
+
+
+def _thresholds(measure: str, texts: Sequence[str]) -> dict[str, float]:
+    """Least values by domain. Raises `OptionInvalid` for what is no number, and for a domain that is named twice."""
+    found: dict[str, float] = {}
+    for text in texts:
+        domain, _, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise OptionInvalid(f"{text!r} is no least value for {measure}", "write a number, or DOMAIN=NUMBER: code=0.6")
+        if domain in found:
+            raise OptionInvalid(f"{measure} has two least values for {domain or 'every domain'}", "leave one of them")
+        found[domain or EVERY] = value
+    return found

@@ -1,0 +1,165 @@
+"""The gate for CI: outcomes recomputed from the totals, exit codes, and what cannot be checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+from alphaprof.analysis.estimate import ratio, share_interval
+from alphaprof.cli import app, main
+from alphaprof.errors import AlphaprofError
+from alphaprof.log.store import Run
+from tests.synthetic import Domain, Recipe, write_run
+
+RECIPE = Recipe(
+    domains={"code": Domain(documents=30, alpha=0.8, spread=0.05), "chat": Domain(documents=30, alpha=0.5, spread=0.05)},
+    drafts={"small": 0.0, "poor": -0.3},
+    gammas=(1, 3),
+    decision={"draft": "small", "gamma": 3, "min_speedup": 1.1},
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("check") / "run", RECIPE)
+
+
+@pytest.fixture(scope="module")
+def worse(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same prompts, on which the draft agrees less in one domain."""
+    domains = dict(RECIPE.domains) | {"code": dataclasses.replace(RECIPE.domains["code"], alpha=0.6)}
+    return write_run(tmp_path_factory.mktemp("worse") / "run", dataclasses.replace(RECIPE, domains=domains))
+
+
+def check(run: Run, *arguments: str) -> tuple[int, Any, Result]:
+    """The exit code and the JSON of a check."""
+    result = CliRunner().invoke(app, ["check", str(run.path), *arguments, "--format", "json"])
+    code = result.exception.exit_code if isinstance(result.exception, AlphaprofError) else result.exit_code
+    return code, json.loads(result.stdout) if result.stdout else None, result
+
+
+def totals(run: Run, domain: str, draft: str = "small") -> pd.DataFrame:
+    parts = [run.totals(draft, shard.index) for shard in run.shards]
+    frame = pd.concat([part.to_pandas() for part in parts if part is not None]).merge(
+        run.documents().to_pandas(), on="document"
+    )
+    return frame[frame["domain"].astype(str) == domain]
+
+
+def test_the_decision_of_the_run_is_checked_by_default(run: Run) -> None:
+    code, found, _ = check(run)
+    assert (code, found["outcome"], found["draft"], found["gamma"]) == (0, "pass", "small", 3)
+    assert found["items"][0]["measure"] == "speedup"
+
+
+def test_alphas_are_held_against_one_sided_bounds(run: Run) -> None:
+    frame = totals(run, "code")
+    low = share_interval(ratio(frame["accepted"].to_numpy(), frame["proposals"].to_numpy(float)), 0.9).low
+    for least, code, outcome in ((low - 1e-6, 0, "pass"), (low + 1e-6, 0, "undecided"), (0.95, 10, "fail")):
+        exit_code, found, _ = check(run, "--min-alpha", f"code={least}")
+        (item,) = found["items"]
+        assert (exit_code, found["outcome"]) == (code, outcome)
+        assert item["low"] == pytest.approx(low)
+        assert item["value"] == pytest.approx(frame["accepted"].sum() / frame["proposals"].sum())
+        assert (item["domain"], item["documents"]) == ("code", 30)
+
+
+def test_a_domains_own_threshold_goes_before_that_of_all(run: Run) -> None:
+    _, found, _ = check(run, "--min-alpha", "0.1", "--min-alpha", "code=0.2")
+    assert {item["domain"]: item["threshold"] for item in found["items"]} == {"code": 0.2, "chat": 0.1}
+
+
+def test_acceptance_lengths_and_speedups(run: Run) -> None:
+    _, found, _ = check(run, "--min-acceptance-length", "1.0", "--min-speedup", "code=1.01", "--gamma", "3")
+    items = {(item["measure"], item["domain"]): item for item in found["items"]}
+    frame = totals(run, "code")
+    accepted, rounds = (
+        np.stack(frame["accepted_depths_3"].to_list()).sum(),
+        np.stack(frame["drafted_depths_3"].to_list())[:, 0].sum(),
+    )
+    length = items["acceptance_length", "code"]
+    assert length["value"] == pytest.approx(1 + accepted / rounds)
+    assert 1 <= length["low"] < length["value"] < length["high"] <= 4
+    cost = (3 * 1.0 + 11.5) / 10
+    assert items["speedup", "code"]["value"] == pytest.approx(frame["tokens"].sum() / (frame["rounds_3"].sum() * cost))
+    assert found["outcome"] == "pass"
+
+
+def test_against_a_baseline_a_domain_that_is_worse_fails(run: Run, worse: Run) -> None:
+    code, found, result = check(worse, "--draft", "small", "--baseline", str(run.path))
+    outcomes = {item["domain"]: item["outcome"] for item in found["items"]}
+    assert (code, outcomes["code"]) == (10, "fail")
+    assert found["paired"] == 60
+    assert "alpha_difference of code" in str(result.exception)
+    better, found, _ = check(run, "--draft", "small", "--baseline", f"{worse.path}:small")
+    assert found["items"][0]["value"] > 0.1
+    assert better == 0
+    wide, found, _ = check(worse, "--draft", "small", "--baseline", str(run.path), "--margin", "0.5")
+    assert (wide, found["outcome"]) == (0, "pass")
+
+
+def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run) -> None:
+    frame = totals(run, "code")
+    alpha = frame["accepted"].sum() / frame["proposals"].sum()
+    code, found, result = check(run, "--min-alpha", f"code={alpha}")
+    assert (code, found["outcome"]) == (0, "undecided")
+    assert "warning: alpha of code neither shown" in result.stderr
+    code, _, result = check(run, "--min-alpha", f"code={alpha}", "--undecided", "fail")
+    assert code == 11
+    assert "warning" not in result.stderr
+
+
+def test_the_terminal_says_what_was_checked(run: Run) -> None:
+    text = CliRunner().invoke(app, ["check", str(run.path), "--min-alpha", "0.1"]).stdout
+    assert "draft small, rule strict" in text
+    assert "PASS  all 2 thresholds are reached" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "code"),
+    [
+        (["--min-alpha", "poetry=0.5"], "no domain 'poetry'", 2),
+        (["--min-alpha", "code=much"], "no least value for alpha", 2),
+        (["--min-alpha", "nan"], "no least value for alpha", 2),
+        (["--min-alpha", "0.5", "--min-alpha", "0.6"], "two least values for every domain", 2),
+        (["--draft", "large", "--min-alpha", "0.5"], "no draft large", 2),
+        (["--gamma", "7", "--min-acceptance-length", "2"], "no gamma 7", 2),
+        (["--rule", "additive:0.1", "--min-alpha", "0.5"], "has no rounds", 2),
+        (["--gamma", "3"], "needs a threshold or a baseline", 2),
+        (["--min-alpha", "0.5", "--baseline", "{run}:poor"], "against thresholds or against a baseline", 2),
+        (["--draft", "small", "--baseline", "{run}"], "compared with itself", 12),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(run: Run, arguments: list[str], problem: str, code: int) -> None:
+    found, _, result = check(run, *(text.replace("{run}", str(run.path)) for text in arguments))
+    assert found == code
+    assert problem in str(result.exception)
+
+
+def test_another_target_is_refused_unless_it_is_what_is_asked_about(run: Run, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", RECIPE)
+    target = dataclasses.replace(other.manifest.target, fingerprint="f" * 64, dtype="float16")
+    other.write_manifest(dataclasses.replace(other.manifest, target=target))
+    code, _, result = check(other, "--draft", "small", "--baseline", str(run.path))
+    assert code == 12
+    assert "have another target" in str(result.exception)
+    arguments = ("--draft", "small", "--baseline", str(run.path), "--allow-target-change")
+    code, found, _ = check(other, *arguments, "--margin", "0.2")
+    assert (code, found["outcome"], found["paired"]) == (0, "pass", 60)
+    # Thirty documents that agree to the last digit do not show that no other would differ by more than 0.02.
+    assert check(other, *arguments)[1]["outcome"] == "undecided"
+
+
+def test_the_console_script_ends_with_the_code(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["alphaprof", "check", str(run.path), "--min-alpha", "0.95"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 10
+    assert capsys.readouterr().err.startswith("error: check failed: alpha of code")

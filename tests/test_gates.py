@@ -1,0 +1,87 @@
+"""Several thresholds at once: nobody fails by luck, and nobody passes for want of a correction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from alphaprof.analysis.gates import Gate, judge, together
+
+CONFIDENCE = 0.95
+
+
+def gate(value: float, error: float = 1.0, threshold: float = 0.0) -> Gate:
+    """A normal estimate with a standard error."""
+
+    def bounds(tail: float) -> tuple[float, float]:
+        half = float(norm.ppf(1 - tail)) * error
+        return value - half, value + half
+
+    return Gate(threshold, bounds)
+
+
+def test_one_gate_by_hand() -> None:
+    """1.645 standard errors on either side."""
+    found = [judge([gate(value)], CONFIDENCE)[0].outcome for value in (-1.66, -1.63, 1.63, 1.66)]
+    assert found == ["fail", "undecided", "undecided", "pass"]
+    (one,) = judge([gate(2.0, threshold=1.0)], CONFIDENCE)
+    assert (one.low, one.high) == pytest.approx((2 - 1.6449, 2 + 1.6449), abs=1e-4)
+
+
+def test_holm_by_hand() -> None:
+    """Three gates: 5 % / 3 asks for 2.128, then 5 % / 2 for 1.960, then 5 % for 1.645."""
+    assert [item.outcome for item in judge([gate(-2.0), gate(3.0), gate(3.0)], CONFIDENCE)] == ["undecided", "pass", "pass"]
+    assert [item.outcome for item in judge([gate(-2.0), gate(-2.2), gate(3.0)], CONFIDENCE)] == ["fail", "fail", "pass"]
+    last = judge([gate(-1.7), gate(-2.0), gate(-2.2)], CONFIDENCE)
+    assert [item.outcome for item in last] == ["fail", "fail", "fail"]
+    assert last[0].high == pytest.approx(-1.7 + 1.6449, abs=1e-4)
+    alone = judge([gate(-1.7), gate(-1.9), gate(-2.0)], CONFIDENCE)
+    assert [item.outcome for item in alone] == ["undecided"] * 3
+
+
+@given(st.lists(st.floats(-4, 4), min_size=1, max_size=6))
+def test_failures_are_those_of_holms_step_down_by_p_values(values: list[float]) -> None:
+    """An implementation of its own: ordered p-values against 5 % / (m - k)."""
+    p = norm.cdf(np.array(values))
+    rejected = set()
+    for rank, index in enumerate(np.argsort(p, kind="stable")):
+        if p[index] >= 0.05 / (len(p) - rank):
+            break
+        rejected.add(int(index))
+    found = judge([gate(value) for value in values], CONFIDENCE)
+    close = any(abs(p[index] - 0.05 / (len(p) - rank)) < 1e-9 for index in range(len(p)) for rank in range(len(p)))
+    assert close or {index for index, item in enumerate(found) if item.outcome == "fail"} == rejected
+
+
+def test_all_must_pass_and_one_failure_is_enough() -> None:
+    assert together(["pass", "pass"]) == "pass"
+    assert together(["pass", "undecided"]) == "undecided"
+    assert together(["pass", "undecided", "fail"]) == "fail"
+    assert together([]) == "undecided"
+
+
+def test_equal_thresholds_pass_and_nothing_known_is_undecided() -> None:
+    exact = Gate(1.0, lambda tail: (1.0, 1.0))
+    assert judge([exact], CONFIDENCE)[0].outcome == "pass"
+    nothing = Gate(1.0, lambda tail: (0.0, float("inf")))
+    assert judge([nothing, exact], CONFIDENCE)[0].outcome == "undecided"
+
+
+def test_luck_fails_as_rarely_as_it_says_and_passes_as_rarely() -> None:
+    """Five gates at their thresholds: some fails in at most 5 % of 2,000 samples, and all pass in far fewer; a gate that is
+    not met keeps the others from passing it by.
+    """
+    rng = np.random.default_rng(0)
+    fails = passes = wrong = 0
+    for sample in rng.normal(size=(2000, 5)):
+        outcomes = [item.outcome for item in judge([gate(value) for value in sample], CONFIDENCE)]
+        fails += together(outcomes) == "fail"
+        good = [gate(value + 5) for value in sample[:4]]
+        wrong += together([item.outcome for item in judge([*good, gate(sample[4])], CONFIDENCE)]) == "pass"
+        passes += together(outcomes) == "pass"
+    assert 0.035 <= fails / 2000 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
+    assert 0.035 <= wrong / 2000 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
+    assert passes <= 2
