@@ -1,0 +1,38 @@
+"""The power of `check --baseline`, in small: the script's own functions, and a gate that would not do."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SCRIPT = str(Path(__file__).parent.parent / "scripts" / "gate_power.py")
+
+
+@pytest.fixture(scope="module")
+def power() -> dict[str, Any]:
+    return runpy.run_path(SCRIPT)
+
+
+def test_the_criteria_are_met_in_small(power: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert power["main"](["--runs", "120", "--seed", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert all(line.endswith("  met") for line in lines[2:])
+
+
+def test_fewer_documents_do_not_do(power: dict[str, Any]) -> None:
+    """With 15 instead of 60 documents a loss of 0.05 is not found in 95 % of the runs: the criterion can fail."""
+    found = power["outcomes"](np.random.default_rng(0), [-0.05, 0.0, 0.0, 0.0, 0.0], 120, 15)
+    assert found["fail"] / 120 < 0.8
+
+
+def test_pairs_have_the_difference_that_they_are_asked_for(power: dict[str, Any]) -> None:
+    (before, size), (after, again) = power["pair"](np.random.default_rng(0), -0.05, 20_000)
+    assert (size == again).all()
+    change = after / size - before / size
+    assert change.mean() == pytest.approx(-0.05, abs=0.002)
+    assert change.std() == pytest.approx(0.05, abs=0.002)
