@@ -11,7 +11,7 @@ import typer
 
 from alphaprof import __version__
 from alphaprof.cli_models import latency, profile, rollout, validate
-from alphaprof.cli_support import ReportFormat, one_line, print_text
+from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
 
 app = typer.Typer(
@@ -55,7 +55,7 @@ app.command()(profile)
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json or md.")] = PageFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
     overrides: Annotated[
         list[str] | None,
@@ -109,7 +109,7 @@ def check(
         bool, typer.Option("--allow-target-change", help="The target may be another one, fine-tuned or quantised.")
     ] = False,
     undecided: Annotated[Undecided, typer.Option(help="What the exit code says of an undecided check.")] = Undecided.passes,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    output: Annotated[CheckFormat, typer.Option("--format", help="terminal, json, md or junit.")] = CheckFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
 ) -> None:
     """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.

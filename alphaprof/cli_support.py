@@ -16,10 +16,27 @@ from alphaprof.errors import DiskFull, ExtraMissing
 
 
 class ReportFormat(StrEnum):
+    """Renderings of everything else."""
+
+    terminal = "terminal"
+    json = "json"
+
+
+class PageFormat(StrEnum):
     """Renderings of a report."""
 
     terminal = "terminal"
     json = "json"
+    md = "md"
+
+
+class CheckFormat(StrEnum):
+    """Renderings of a check."""
+
+    terminal = "terminal"
+    json = "json"
+    md = "md"
+    junit = "junit"
 
 
 class TableFormat(StrEnum):

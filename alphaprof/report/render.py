@@ -17,6 +17,7 @@ from alphaprof.report.compare import Comparison
 from alphaprof.report.comparison import comparison_json, comparison_terminal
 from alphaprof.report.json import render_json
 from alphaprof.report.latency import latency_csv, latency_json, latency_terminal
+from alphaprof.report.markdown import check_junit, check_markdown, report_markdown
 from alphaprof.report.model import Report
 from alphaprof.report.predict import Prediction
 from alphaprof.report.prediction import prediction_json, prediction_terminal
@@ -32,9 +33,11 @@ PLAIN_WIDTH = 150
 
 
 def render(report: Report, output: str, to_file: bool = False) -> str:
-    """The report as text: `terminal` (coloured and as wide as the terminal where stdout is one) or `json`."""
+    """The report as text: `terminal` (coloured and as wide as the terminal where stdout is one), `json` or `md`."""
     if output == "json":
         return render_json(report) + "\n"
+    if output == "md":
+        return report_markdown(report)
     return _drawn(partial(render_terminal, report), to_file)
 
 
@@ -67,9 +70,13 @@ def render_validation(validation: Validation, output: str) -> str:
 
 
 def render_check(check: Check, output: str, to_file: bool = False) -> str:
-    """A check as text, likewise."""
+    """A check as text, likewise; or `junit`."""
     if output == "json":
         return check_json(check) + "\n"
+    if output == "md":
+        return check_markdown(check)
+    if output == "junit":
+        return check_junit(check)
     return _drawn(partial(check_terminal, check), to_file)
 
 

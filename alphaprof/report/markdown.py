@@ -1,0 +1,140 @@
+"""Renderings for pull requests and CI: Markdown of a report and of a check, and JUnit XML of a check."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+
+from alphaprof.report import format as fmt
+from alphaprof.report.check import Check, Item
+from alphaprof.report.format import short
+from alphaprof.report.model import GammaResult, Report, Result
+
+SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
+SIGNS = {"GO": "✅", "NO-GO": "❌", "UNDECIDED": "❔", "pass": "✅", "fail": "❌", "undecided": "❔"}
+
+
+def escaped(text: str) -> str:
+    """Untrusted text as Markdown that means nothing but itself: no markup, HTML, mentions, links or line breaks."""
+    visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in short(text))
+    return SYMBOLS.sub(r"\\\1", visible).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def report_markdown(report: Report) -> str:
+    """The report's verdict, its domains and its notes."""
+    traffic = report.traffic
+    lines = [
+        f"## {SIGNS[traffic.verdict]} {traffic.verdict}: speculative decoding, at least {traffic.min_speedup:g}x wanted",
+        "",
+        escaped_sentence(traffic.reason),
+        "",
+    ]
+    if traffic.tokens_per_round is not None:
+        emits = fmt.interval(traffic.tokens_per_round)
+        setting = f"Draft {escaped(str(traffic.draft))}, rule {escaped(traffic.rule)}, gamma {traffic.gamma}"
+        lines += [f"{setting}: a round emits {emits} tokens on any engine.", ""]
+    rows = list(_rows(report.results))
+    if rows:
+        level = fmt.level(report.confidence)
+        lines += [
+            f"| domain | draft | rule | documents | alpha | gamma | tokens/round | speedup ({level}) | |",
+            "|---|---|---|--:|--:|--:|--:|--:|---|",
+            *rows,
+            "",
+        ]
+    lines += [f"- {escaped_sentence(note.message)}. {escaped_sentence(note.remedy)}." for note in report.warnings]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escaped_sentence(text: str) -> str:
+    """A sentence of ours that may quote names: escaped whole, but for what sentences are made of."""
+    visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return re.sub(r"([\\`*_{}\[\]#|~>@])", r"\\\1", visible).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _rows(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        if result.verdict is None:
+            continue
+        best = next((item for item in result.gammas if item.gamma == result.best_gamma), None)
+        yield _row(
+            escaped(result.domain),
+            escaped(result.draft),
+            escaped(result.rule),
+            fmt.documents(result.documents, result.clusters),
+            fmt.share_interval(result.alpha),
+            *_numbers(best),
+            f"{SIGNS[result.verdict]} {result.verdict}",
+        )
+
+
+def _numbers(best: GammaResult | None) -> tuple[str, str, str]:
+    if best is None:
+        return fmt.NOTHING, fmt.NOTHING, fmt.NOTHING
+    return str(best.gamma), fmt.interval(best.tokens_per_round), fmt.interval(best.speedup, "x")
+
+
+def check_markdown(check: Check) -> str:
+    """A check's outcome and its thresholds."""
+    against = f" against {escaped(check.baseline)}" if check.baseline else ""
+    lines = [
+        f"## {SIGNS[check.outcome]} {check.outcome}: draft quality of {escaped(str(check.draft))}{against}",
+        "",
+        escaped_sentence(check.reason),
+        "",
+    ]
+    if check.paired is not None:
+        lines += [f"{fmt.count(check.paired)} documents paired by prompt.", ""]
+    if check.items:
+        lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
+        lines += [_row(*_cells(item)) for item in check.items]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _cells(item: Item) -> tuple[str, ...]:
+    bounds = f"{_plain(item.low)} to {_plain(item.high)}"
+    sign = f"{SIGNS[item.outcome]} {item.outcome}"
+    value = fmt.NOTHING if item.value is None else _plain(item.value)
+    return escaped(item.domain), item.measure, fmt.count(item.documents), f"{item.threshold:g}", value, bounds, sign
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "inf"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def check_junit(check: Check) -> str:
+    """A check as JUnit XML: a test case a threshold; what is undecided is skipped."""
+    items = check.items
+    counts = {name: str(sum(item.outcome == name for item in items)) for name in ("fail", "undecided")}
+    suite = ET.Element(
+        "testsuite",
+        name="alphaprof check",
+        tests=str(max(len(items), 1)),
+        failures=counts["fail"] if items else str(int(check.outcome == "fail")),
+        skipped=counts["undecided"] if items else str(int(check.outcome == "undecided")),
+    )
+    for item in items:
+        case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.{item.measure}", name=_xml(short(item.domain)))
+        value = fmt.NOTHING if item.value is None else _plain(item.value)
+        text = f"{value}, bounds {_plain(item.low)} to {_plain(item.high)}, at least {item.threshold:g}"
+        _outcome(case, item.outcome, text)
+    if not items:
+        _outcome(ET.SubElement(suite, "testcase", classname="alphaprof", name="decision"), check.outcome, check.reason)
+    ET.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
+
+
+def _outcome(case: ET.Element, outcome: str, text: str) -> None:
+    if outcome != "pass":
+        ET.SubElement(case, "failure" if outcome == "fail" else "skipped", message=_xml(text))
+
+
+def _xml(text: str) -> str:
+    """Text that XML can hold: control characters made visible."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

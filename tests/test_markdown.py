@@ -1,0 +1,92 @@
+"""Markdown and JUnit: every number is that of the JSON, and text from the data means nothing but itself."""
+
+from __future__ import annotations
+
+import html
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from alphaprof.cli import app
+from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
+from alphaprof.report.markdown import escaped, report_markdown
+from tests.reporting import HOSTILE, reported
+from tests.synthetic import Domain, Recipe, write_run
+
+RECIPE = Recipe(
+    domains={"code": Domain(documents=12, alpha=0.8), "a|b <i>": Domain(documents=12, alpha=0.4)},
+    decision={"draft": "small", "gamma": 3},
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("markdown") / "run", RECIPE)
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a row, escaped bars being none."""
+    return [cell.strip() for cell in line.replace("\\|", "\0").strip("|").split("|")]
+
+
+def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
+    report = build_report(run)
+    text = report_markdown(report)
+    assert f"{report.traffic.verdict}: speculative decoding, at least 1.1x wanted" in text.splitlines()[0]
+    rows = [cells(line) for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 3
+    for row, result in zip(rows[1:], report.results, strict=True):
+        best = next(item for item in result.gammas if item.gamma == result.best_gamma)
+        assert best.speedup is not None
+        assert len(row) == len(rows[0])
+        assert row[7].startswith(f"{best.speedup.value:.2f}x [{best.speedup.low:.2f}, {best.speedup.high:.2f}]")
+        assert row[8].endswith(str(result.verdict))
+    assert rows[2][0] == "a\0b &lt;i\\>"
+    notes = [html.unescape(line.replace("\\", "")) for line in text.splitlines() if line.startswith("- ")]
+    assert notes == [f"- {note.message}. {note.remedy}." for note in report.warnings]
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_names_mean_nothing_but_themselves(name: str, tmp_path: Path) -> None:
+    domain = HOSTILE[name]
+    text = escaped(domain)
+    assert "\n" not in text
+    assert len(text) <= 4 * 44
+    assert "<" not in text
+    assert all(char.isprintable() for char in text)
+    report = reported(tmp_path, Recipe(domains={domain: Domain()}))
+    rows = [line for line in report_markdown(report).splitlines() if line.startswith("| ")]
+    assert len(rows) == 2
+    assert len(cells(rows[1])) == len(cells(rows[0]))
+
+
+def called(run: Run, *arguments: str) -> str:
+    return CliRunner().invoke(app, [arguments[0], str(run.path), *arguments[1:]]).stdout
+
+
+def test_the_commands_print_it(run: Run) -> None:
+    assert called(run, "report", "--format", "md") == report_markdown(build_report(run))
+    text = called(run, "check", "--min-alpha", "0.6", "--format", "md")
+    assert text.startswith("## ❌ fail: draft quality of small")
+    rows = [cells(line) for line in text.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[1:]] == ["code", "a\0b &lt;i\\>"]
+    assert [row[-1] for row in rows[1:]] == ["✅ pass", "❌ fail"]
+
+
+def test_junit_has_a_case_a_threshold(run: Run) -> None:
+    suite = ET.fromstring(called(run, "check", "--min-alpha", "0.6", "--format", "junit"))  # noqa: S314  (our own)
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "0")
+    passed, failed = suite.findall("testcase")
+    assert (passed.get("name"), list(passed)) == ("code", [])
+    assert failed.get("name") == "a|b <i>"
+    assert "at least 0.6" in str(failed[0].get("message"))
+    assert failed[0].tag == "failure"
+
+
+def test_junit_of_a_decision(run: Run) -> None:
+    suite = ET.fromstring(called(run, "check", "--format", "junit"))  # noqa: S314
+    (case,) = suite.findall("testcase")
+    assert case.get("name") == "whole traffic"
