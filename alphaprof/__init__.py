@@ -1,3 +1,18 @@
 """alphaprof: will speculative decoding pay, for which traffic and draft, and how sure is that?"""
 
+from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from alphaprof.api import OpenedRun
+
 __version__ = "0.1.0"
+
+
+def open(path: str | PathLike[str]) -> OpenedRun:  # noqa: A001  (alphaprof.open is how users say it)
+    """The run in a directory, for reading in Python. Raises `alphaprof.errors.RunUnreadable`."""
+    from alphaprof.api import OpenedRun
+
+    return OpenedRun(path)

@@ -1,0 +1,86 @@
+"""alphaprof.open: the tables of a run with what is asked for pushed down, and the page that uses them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import alphaprof
+from alphaprof.errors import RunUnreadable
+from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
+from tests.synthetic import Recipe, contents, interrupted, write_run
+
+PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
+RECIPE = Recipe(drafts={"small": 0.0, "poor": -0.3}, lookups=("ngram",), gammas=(1, 4))
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("api") / "run", RECIPE)
+
+
+def test_positions_are_those_of_the_files(stored: Run) -> None:
+    run = alphaprof.open(stored.path)
+    mine = run.positions().astype({"draft": str})
+    theirs = pd.read_parquet(stored.path / "positions").astype({"draft": str})
+    keys = ["draft", "document", "position"]
+    assert run.drafts == ["small", "poor", "ngram"]
+    pd.testing.assert_frame_equal(
+        mine.sort_values(keys, ignore_index=True)[sorted(mine)], theirs.sort_values(keys, ignore_index=True)[sorted(mine)]
+    )
+
+
+def test_columns_and_filters_are_what_comes_back(stored: Run) -> None:
+    run = alphaprof.open(str(stored.path))
+    part = run.positions(["draft", "target_margin"], [("draft", "==", "poor"), ("target_margin", "<", 0.2)])
+    assert list(part) == ["draft", "target_margin"]
+    assert set(part["draft"]) == {"poor"}
+    whole = pd.read_parquet(stored.path / "positions")
+    expected = whole[(whole["draft"] == "poor") & (whole["target_margin"] < 0.2)]
+    assert len(part) == len(expected) > 0
+    assert run.positions_arrow(["token"]).column_names == ["token"]
+
+
+def test_totals_documents_and_report(stored: Run) -> None:
+    run = alphaprof.open(stored.path)
+    assert len(run.totals()) == 3 * len(run.documents())
+    assert run.report() == build_report(stored)
+    assert {result.rule for result in run.report(["additive:0.2"]).results} == {"strict", "additive_0p2"}
+    assert run.manifest.target.reference == "synthetic/target"
+
+
+def test_what_is_not_complete_is_not_read(stored: Run, tmp_path: Path) -> None:
+    copy = interrupted(stored, tmp_path / "copy", 1)
+    before = contents(copy)
+    run = alphaprof.open(copy.path)
+    assert set(run.positions(["document"])["document"]) == set(run.documents()["document"])
+    assert len(run.documents()) == 4
+    assert contents(copy) == before
+    with pytest.raises(RunUnreadable):
+        alphaprof.open(tmp_path)
+
+
+def test_every_snippet_of_the_page_runs(stored: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    os.symlink(stored.path, tmp_path / "runs" / "demo")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    found = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(found) == 4
+    for snippet in found:
+        exec(snippet, names)  # noqa: S102  (our own page)
+    assert names["worst"]["tokens_per_round"].is_monotonic_increasing
+    assert set(names["ranks"]["rank"].dropna()) <= {1, 2, 3, 4, 5}
+
+
+def test_opening_needs_no_torch() -> None:
+    code = "import sys, alphaprof; alphaprof.open; sys.exit(bool({'torch', 'pandas', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
