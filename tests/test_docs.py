@@ -40,6 +40,16 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
             assert [option for option in re.findall(r"--[a-z-]+", line) if option not in shown] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_options_of_commands_in_blocks_exist(page: Path) -> None:
+    blocks = re.findall(r"```(?:sh|yaml)\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line.split("#")[0] for block in blocks for line in block.splitlines()]
+    for line in lines:
+        for command, rest in re.findall(r"\balphaprof ([a-z]+) (.*)", line):
+            shown = help_of(command)
+            assert [option for option in re.findall(r"--[a-z-]+", rest) if option not in shown] == [], line
+
+
 def test_the_profile_in_the_readme_is_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     assert len(blocks) == 1
