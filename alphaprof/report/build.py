@@ -136,7 +136,7 @@ def _evidence(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
             decisive[item.draft].append((item.domain, item.pool))
     names = np.unique(policies(inquiry.documents)).tolist()
     rules = list(dict.fromkeys(inquiry.question.rule_for(name) for name in names if name))
-    by_draft = {draft: _by_domain(parts) for draft, parts in decisive.items()}
+    by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
     return Evidence(rules, by_draft, undefined, observed_weights(inquiry.documents))
 
 
@@ -169,7 +169,7 @@ def _texts(documents: pa.Table) -> tuple[str, ...]:
     )
 
 
-def _by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
+def by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
     """By domain, the pools of all its kinds of text as one."""
     parts: dict[str, list[Pool]] = {}
     for domain, pool in found:

@@ -16,10 +16,10 @@ from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid
 from alphaprof.log.store import Run
-from alphaprof.report.build import Inquiry, build_report, found_pools
+from alphaprof.report.build import Inquiry, build_report, by_domain, found_pools
 from alphaprof.report.compare import Side, paired_pools, require_comparable, summed
 from alphaprof.report.format import short
-from alphaprof.report.pool import Pool, merged
+from alphaprof.report.pool import Pool
 from alphaprof.report.result import share
 
 Array = np.ndarray[Any, Any]
@@ -51,21 +51,21 @@ class Item:
     outcome: Outcome
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
 
     outcome: Outcome
     reason: str
     run: str
-    baseline: str | None
+    baseline: str | None = None
     draft: str | None
     rule: str
     gamma: int | None
     confidence: float
     items: tuple[Item, ...]
-    paired: int | None
-    unpaired: tuple[int, int] | None
+    paired: int | None = None
+    unpaired: tuple[int, int] | None = None
 
 
 Thresholds = Mapping[str, Mapping[str, float]]  # by measure, then domain
@@ -86,14 +86,11 @@ def check_decision(run: Run) -> Check:
         outcome=outcome[traffic.verdict],
         reason=traffic.reason,
         run=str(run.path),
-        baseline=None,
         draft=traffic.draft,
         rule=traffic.rule,
         gamma=traffic.gamma,
         confidence=report.confidence,
         items=items,
-        paired=None,
-        unpaired=None,
     )
 
 
@@ -101,7 +98,7 @@ def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Chec
     """A run held against least values by domain. Raises `OptionInvalid` for what the run does not have."""
     inquiry = Inquiry.of(run, "engine", run.manifest.config)
     draft, rule, gamma = _settled(run, inquiry, subject, needs_gamma=bool({LENGTH, SPEEDUP} & set(thresholds)))
-    pools = _by_domain(inquiry, draft, rule)
+    pools = _pools(inquiry, draft, rule)
     times = inquiry.book.times(inquiry.question.concurrency).get(draft) if inquiry.book else None
     if SPEEDUP in thresholds and times is None:
         raise OptionInvalid(
@@ -109,8 +106,8 @@ def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Chec
         )
     asked = [
         (measure, domain, least)
-        for measure, by_domain in thresholds.items()
-        for domain, least in _spread(by_domain, pools, run).items()
+        for measure, named in thresholds.items()
+        for domain, least in _spread(named, pools, run).items()
     ]
     gates = [Gate(least, partial(_bounds, pools[domain], measure, gamma, times)) for measure, domain, least in asked]
     judged = judge(gates, inquiry.question.confidence)
@@ -132,14 +129,11 @@ def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Chec
         outcome=outcome,
         reason=_reason(items, outcome),
         run=str(run.path),
-        baseline=None,
         draft=draft,
         rule=rule,
         gamma=gamma,
         confidence=inquiry.question.confidence,
         items=items,
-        paired=None,
-        unpaired=None,
     )
 
 
@@ -221,24 +215,22 @@ def _one_rule(inquiry: Inquiry) -> str:
     return rules[0]
 
 
-def _by_domain(inquiry: Inquiry, draft: str, rule: str) -> dict[str, Pool]:
+def _pools(inquiry: Inquiry, draft: str, rule: str) -> dict[str, Pool]:
     """Pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
-    parts: dict[str, list[Pool]] = {}
-    for item in found_pools(inquiry, [rule]):
-        if item.draft == draft and item.rule.id == rule and item.pool.defined:
-            parts.setdefault(item.domain, []).append(item.pool)
-    if not parts:
+    mine = [item for item in found_pools(inquiry, [rule]) if (item.draft, item.rule.id) == (draft, rule)]
+    found = by_domain([(item.domain, item.pool) for item in mine if item.pool.defined])
+    if not found:
         raise OptionInvalid(f"{rule} has no rounds on the text of {inquiry.run.path}", "name the rule of this text")
-    return {domain: merged(pools) for domain, pools in parts.items()}
+    return found
 
 
-def _spread(by_domain: Mapping[str, float], pools: Mapping[str, Pool], run: Run) -> dict[str, float]:
+def _spread(named: Mapping[str, float], pools: Mapping[str, Pool], run: Run) -> dict[str, float]:
     """Thresholds of every domain that has one; a domain's own goes before that of every domain."""
-    if unknown := [domain for domain in by_domain if domain != EVERY and domain not in pools]:
+    if unknown := [domain for domain in named if domain != EVERY and domain not in pools]:
         known = ", ".join(map(short, pools))
         raise OptionInvalid(f"{run.path} has no domain {short(unknown[0])!r} with rounds", f"it has: {known}")
-    general = dict.fromkeys(pools, by_domain[EVERY]) if EVERY in by_domain else {}
-    return general | {domain: least for domain, least in by_domain.items() if domain != EVERY}
+    general = dict.fromkeys(pools, named[EVERY]) if EVERY in named else {}
+    return general | {domain: least for domain, least in named.items() if domain != EVERY}
 
 
 def _value(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None) -> float | None:

@@ -97,6 +97,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def visible(text: str) -> str:
+    """Untrusted text with its control and direction-changing characters made visible."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def short(name: str) -> str:
     """The beginning of a name that may be longer than anyone wants to read."""
     return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"

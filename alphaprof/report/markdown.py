@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 
 from alphaprof.report import format as fmt
 from alphaprof.report.check import Check, Item
-from alphaprof.report.format import short
+from alphaprof.report.format import short, visible
 from alphaprof.report.model import GammaResult, Report, Result
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
+SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
 SIGNS = {"GO": "✅", "NO-GO": "❌", "UNDECIDED": "❔", "pass": "✅", "fail": "❌", "undecided": "❔"}
 
 
 def escaped(text: str) -> str:
     """Untrusted text as Markdown that means nothing but itself: no markup, HTML, mentions, links or line breaks."""
-    visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in short(text))
-    return SYMBOLS.sub(r"\\\1", visible).replace("&", "&amp;").replace("<", "&lt;")
+    return _neutral(SYMBOLS, short(text))
 
 
 def report_markdown(report: Report) -> str:
@@ -50,8 +50,11 @@ def report_markdown(report: Report) -> str:
 
 def escaped_sentence(text: str) -> str:
     """A sentence of ours that may quote names: escaped whole, but for what sentences are made of."""
-    visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return re.sub(r"([\\`*_{}\[\]#|~>@])", r"\\\1", visible).replace("&", "&amp;").replace("<", "&lt;")
+    return _neutral(SYMBOLS_IN_SENTENCES, text)
+
+
+def _neutral(symbols: re.Pattern[str], text: str) -> str:
+    return symbols.sub(r"\\\1", visible(text)).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _rows(results: Sequence[Result]) -> Iterator[str]:
@@ -120,7 +123,7 @@ def check_junit(check: Check) -> str:
         skipped=counts["undecided"] if items else str(int(check.outcome == "undecided")),
     )
     for item in items:
-        case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.{item.measure}", name=_xml(short(item.domain)))
+        case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.{item.measure}", name=visible(short(item.domain)))
         value = fmt.NOTHING if item.value is None else _plain(item.value)
         text = f"{value}, bounds {_plain(item.low)} to {_plain(item.high)}, at least {item.threshold:g}"
         _outcome(case, item.outcome, text)
@@ -132,9 +135,4 @@ def check_junit(check: Check) -> str:
 
 def _outcome(case: ET.Element, outcome: str, text: str) -> None:
     if outcome != "pass":
-        ET.SubElement(case, "failure" if outcome == "fail" else "skipped", message=_xml(text))
-
-
-def _xml(text: str) -> str:
-    """Text that XML can hold: control characters made visible."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        ET.SubElement(case, "failure" if outcome == "fail" else "skipped", message=visible(text))

@@ -19,10 +19,12 @@ from alphaprof.report.model_costs import AtConcurrency
 from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
 from alphaprof.report.speeds import (
+    Reading,
     Scope,
     by_concurrency,
     of_documents,
     pays_up_to,
+    reading_of,
     request_speedup,
     speedup_interval,
     tokens_interval,
@@ -101,7 +103,7 @@ def _rounds(subject: Subject, pool: Pool, alpha: float | None, question: Questio
     rule, draft, weights = subject.rule, subject.draft, {subject.domain: 1.0}
     book = subject.book if rule.rule.timed else None
     timing = book.timing(question.concurrency).only(draft) if book else UNTIMED
-    clock = Clock(book, timing.times.get(draft), draft, question.concurrency)
+    clock = Clock(timing.times.get(draft), reading_of(pool, book, draft) if book else None, question.concurrency)
     found = tuple(_gamma(pool, gamma, clock, alpha, question.confidence) for gamma in gammas)
     if not rule.rule.timed:  # a tree drafts more tokens than its depth
         found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
@@ -175,11 +177,10 @@ def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
 
 @dataclass(frozen=True)
 class Clock:
-    """All step times, and those of one draft at one concurrency; None where there are none."""
+    """Step times of one draft at one concurrency, and what its prompts take to read; None where they were not timed."""
 
-    book: CostBook | None
     times: StepTimes | None
-    draft: str
+    reading: Reading | None
     concurrency: int
 
 
@@ -188,7 +189,7 @@ def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = _counted(pool, gamma, free)
     faster = speedup([counts], [1.0], times) if times is not None else None
-    request = request_speedup(pool, gamma, clock.book, clock.draft, clock.concurrency) if clock.book and faster else None
+    request = request_speedup(counts, times, clock.reading, clock.concurrency) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
     full_cost = float(round_costs(times, gamma)[gamma]) if times else None
     iid_speedup = None

@@ -44,18 +44,19 @@ def by_concurrency(
     """Speedups of one draft on weighted domains at every concurrency; nothing where there are times of one alone."""
     if book is None or len(book.concurrencies) < 2:
         return ()
+    single = next(iter(pools.values())) if len(pools) == 1 else None
+    reading = reading_of(single, book, draft) if single is not None else None
     found = []
     for concurrency in book.concurrencies:
         times = book.times(concurrency).get(draft)
         if times is None:
             continue
-        single = next(iter(pools.values())) if len(pools) == 1 else None
         speedups = [
             speedup([pools[domain].counts(gamma) for domain in weights], list(weights.values()), times)
             for gamma in scope.gammas
         ]
         requests = [
-            request_speedup(single, gamma, book, draft, concurrency) if single is not None else None
+            request_speedup(single.counts(gamma), times, reading, concurrency) if single is not None else None
             for gamma in scope.gammas
         ]
         values = [item.value if item else 0.0 for item in speedups]
@@ -82,25 +83,31 @@ def pays_up_to(found: Sequence[AtConcurrency]) -> int | None:
     return last
 
 
-def request_speedup(pool: Pool, gamma: int, book: CostBook, draft: str, concurrency: int) -> Speedup | None:
-    """Time of whole requests without the draft / with it: prompts are read one by one, by the target and by a draft model,
-    and each request takes its share of the batch's decode steps. None where no prefill was timed.
-    """
-    times, reading = book.times(concurrency).get(draft), _prefill_ms(pool, book, draft)
-    if times is None or reading is None:
-        return None
-    each = times.decode.ms / concurrency  # of a sequence's decode step
-    target, own = (ms / each for ms in reading)
-    return with_prefill(pool.counts(gamma), times, target, own)
+@dataclass(frozen=True)
+class Reading:
+    """Prefill of each document's prompt by `target` and `draft`, in ms, [documents] each."""
+
+    target: Array
+    draft: Array
 
 
-def _prefill_ms(pool: Pool, book: CostBook, draft: str) -> tuple[Array, Array] | None:
-    """Prefill of each document's prompt by target and draft, [documents] each; prompt lookup reads nothing."""
+def reading_of(pool: Pool, book: CostBook, draft: str) -> Reading | None:
+    """What prompts take to read; nothing for prompt lookup. None where no prefill was timed."""
     target = book.table.prefill_ms(TARGET, pool["prompt_tokens"])
     own = book.table.prefill_ms(draft, pool["prompt_tokens"])
     if target is None or (own is None and book.manifest.drafts[draft].kind != LOOKUP):
         return None
-    return target[0], own[0] if own is not None else np.zeros(len(pool.cluster))
+    return Reading(target[0], own[0] if own is not None else np.zeros(len(pool.cluster)))
+
+
+def request_speedup(counts: RoundCounts, times: StepTimes, reading: Reading | None, concurrency: int) -> Speedup | None:
+    """Time of whole requests without the draft / with it: prompts are read one by one, by the target and by a draft model,
+    and each request takes its share of the batch's decode steps. None where no prefill was timed.
+    """
+    if reading is None:
+        return None
+    each = times.decode.ms / concurrency  # of a sequence's decode step
+    return with_prefill(counts, times, reading.target / each, reading.draft / each)
 
 
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:

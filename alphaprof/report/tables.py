@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alphaprof.report import format as fmt
+from alphaprof.report.format import visible
 
 WIDE = 140  # columns that it takes to show intervals beside their values
 NAME_LEAST, NAME_WIDTH = 10, 22  # columns of a table's first column, at least and at most; longer names fold
@@ -18,7 +19,7 @@ NAME_LEAST, NAME_WIDTH = 10, 22  # columns of a table's first column, at least a
 
 def plain(text: str) -> Text:
     """Untrusted text: control and direction-changing characters become visible, markup means nothing."""
-    return Text("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
+    return Text(visible(text))
 
 
 def named_table(name: str = "domain") -> Table:
