@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alphaprof.report.model_causes import Attribution
 from alphaprof.report.model_costs import AtConcurrency, Cost, DocumentSpeedups
 
 
@@ -272,6 +273,7 @@ class Report:
     cost: Cost | None
     traffic: Traffic
     results: tuple[Result, ...]
+    attribution: tuple[Attribution, ...]  # why drafts are rejected
     certificates: Certificates | None  # None: the log holds no thresholds
     predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
     warnings: tuple[ReportWarning, ...]
