@@ -232,14 +232,17 @@ def _granted(trace: Trace, changed: Array, kept: Array, gamma: int, texts: Texts
         run = run_lengths(kept == 1, texts.shape.start, texts.shape.stop)
         return dataclasses.replace(trace, run=run, proposed=proposed)
     # A round that fails at a changed position goes on as one that starts behind it would.
-    run = trace.run.copy()
+    last = len(changed) - 1
+    run, begin, going = trace.run.copy(), place, np.ones(len(changed), dtype=bool)
     for _ in range(gamma):
-        at = place + run
-        going = (run < proposed) & (at < stop) & changed[np.minimum(at, len(changed) - 1)]
+        end = begin + trace.run[begin]
+        going = going & (trace.run[begin] < proposed[begin]) & (end < stop) & changed[np.minimum(end, last)]
         if not going.any():
             break
-        after = np.where(at + 1 < stop, trace.run[np.minimum(at + 1, len(changed) - 1)], 0)
-        run = np.where(going, run + 1 + after, run)
+        begin = np.where(going, np.minimum(end + 1, last), begin)
+        inside = end + 1 < stop
+        run = np.where(going, run + 1 + np.where(inside, trace.run[begin], 0), run)
+        going &= inside
     return dataclasses.replace(trace, run=run, proposed=proposed)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
 
 from alphaprof.report import format as fmt
 from alphaprof.report.model_causes import Attribution, Cause
-from alphaprof.report.tables import domain_name, named_table, plain, show
+from alphaprof.report.tables import WIDE, domain_name, named_table, plain, show
 
 
 def causes_section(items: Sequence[Attribution], console: Console) -> None:
@@ -17,26 +17,24 @@ def causes_section(items: Sequence[Attribution], console: Console) -> None:
     if not items:
         return
     names = _in_order(items)
-    table = named_table()
-    for name in ("lost", *names):
-        table.add_column(name.replace(" ", "\n", 1), justify="right", no_wrap=True)
-    table.add_column("most to gain", max_width=16)
-    for name in ("now", "with it", "nothing\nlost"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for item in items:
-        shares = {cause.name: fmt.percent(cause.share.value) for cause in item.causes}
-        best = _best(item)
-        reached = [(item.tokens_per_round, item.speedup)]
-        reached += [(best.tokens_per_round, best.speedup) if best else (None, None), (None, item.perfect_speedup)]
-        cells = [fmt.percent(item.lost.value), *(shares.get(name, "") for name in names)]
-        table.add_row(
-            domain_name(item, items),
-            *cells,
-            plain(item.best or fmt.NOTHING),
-            *(_reached(tokens, faster) for tokens, faster in reached),
-        )
-    title = f"draft {items[0].draft}, rule {items[0].rule}: what is lost, by cause, and what mending it could bring"
-    show(table, title, console)
+    title = f"draft {items[0].draft}, rule {items[0].rule}: what is lost, by cause"
+    losses = {"lost": [fmt.percent(item.lost.value) for item in items]}
+    for name in names:
+        shares = [next((cause.share.value for cause in item.causes if cause.name == name), None) for item in items]
+        losses[name.replace(" ", "\n", 1)] = ["" if share is None else fmt.percent(share) for share in shares]
+    gains = {"most to gain": [item.best or fmt.NOTHING for item in items]}
+    gains |= {"now": [_reached(item.tokens_per_round, item.speedup) for item in items]}
+    gains |= {
+        "with it": [
+            _reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING for item in items
+        ]
+    }
+    gains |= {"nothing\nlost": [_reached(None, item.perfect_speedup) for item in items]}
+    if console.width >= WIDE:
+        _columns(items, losses | gains, f"{title}, and what mending it could bring", console)
+    else:
+        _columns(items, losses, title, console)
+        _columns(items, gains, f"draft {items[0].draft}, rule {items[0].rule}: what mending a cause could bring", console)
     remedies = {item.best: best.remedy for item in items if (best := _best(item))}
     for name in names:
         if name in remedies:
@@ -44,15 +42,25 @@ def causes_section(items: Sequence[Attribution], console: Console) -> None:
     console.print()
 
 
+def _columns(items: Sequence[Attribution], columns: Mapping[str, Sequence[str]], title: str, console: Console) -> None:
+    """A row a domain under named columns."""
+    table = named_table()
+    for name in columns:
+        table.add_column(name, justify="left" if name == "most to gain" else "right", no_wrap=True)
+    for item, cells in zip(items, zip(*columns.values(), strict=True), strict=True):
+        table.add_row(domain_name(item, items), *cells)
+    show(table, title, console)
+
+
 def causes_notes(items: Sequence[Attribution]) -> list[str]:
     """How to read it; nothing where nothing was attributed."""
     if not items:
         return []
     lines = [
-        "lost: share of positions whose token was not an accepted draft. Each has one cause: the first one, from left to right, "
-        "that applies.",
-        "with it: speedup (t: tokens/round) with nothing lost to that cause, at the same gamma and cost of a round: at most that. "
-        "Trees and prompt lookup held the token for a fact; the other remedies count as always right.",
+        "lost: share of positions whose token was not an accepted draft. Each has one cause: the first one, from left to "
+        "right, that applies.",
+        "with it: speedup (t: tokens/round) with nothing lost to that cause, at the same gamma and cost of a round: at most "
+        "that. Trees and prompt lookup held the token for a fact; the other remedies count as always right.",
     ]
     if unknown := list(dict.fromkeys(name for item in items for name in item.unknown)):
         lines.append(f"not known of this run: {', '.join(unknown)}.")
