@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,13 +97,9 @@ def losses(run: Run, jobs: Sequence[Job], flavour: Flavour) -> list[Losses]:
     return [_joined(parts) for parts in found]
 
 
-def lookup_draft(run: Run) -> str | None:
-    """The run's own prompt lookup, None where it has none and the default one is worked out from the texts."""
-    return next((name for name, facts in run.manifest.drafts.items() if facts.kind == "prompt_lookup"), None)
-
-
 def _texts(run: Run) -> Iterator[Texts]:
-    own = lookup_draft(run)
+    """The shards of a run; without a prompt lookup of its own the default one is worked out from the token ids."""
+    own = next((name for name, facts in run.manifest.drafts.items() if facts.kind == "prompt_lookup"), None)
     needed = CONTINUATION_COLUMNS if own is None else DOCUMENT_COLUMNS
     for shard in run.shards:
         table = run.continuations(shard.index, [column.name for column in needed])
@@ -149,31 +146,44 @@ def _losses(run: Run, job: Job, columns: dict[str, Array], texts: Texts, gamma: 
     mass = np.maximum(0.0, 1.0 - np.where(own, kept, accept))
     cause = causes(rule, columns, texts, own, (run.manifest.target, facts))
     split = np.stack([shape.sums(np.where(cause == number, mass, 0.0)) for number in range(len(CAUSES))], axis=1)
-    trace = trace_of(columns, shape, kept, run.manifest.target, facts)
-
-    def replayed(changed: Array) -> Rounds:
-        raised = np.where(changed, 1.0, kept)
-        # The control variate stays that of the text: acceptance that was granted is no luck.
-        expected = accept + (raised - kept)
-        whole = Rounds.none(len(gamma), int(job.gamma.max(initial=1)))
-        for length in np.unique(gamma[gamma > 0]).tolist():
-            rows = np.flatnonzero(gamma == length)
-            granted = some_documents(_granted(trace, changed, raised, length, texts), gamma == length)
-            _put(whole, rows, rounds_of(granted, raised, expected, Request((rule.id,), (length,), flavour))[length])
-        return whole
-
+    source = Source(trace_of(columns, shape, kept, run.manifest.target, facts), shape, kept, accept)
+    replayed = partial(_replayed, source, gamma, int(job.gamma.max(initial=1)), flavour)
     unchanged = replayed(np.zeros(len(mass), dtype=bool))
-    lost_here = [(cause == number) & (mass > 0) for number in range(len(CAUSES))]
-    recovered = tuple(replayed(changed) if changed.any() else unchanged for changed in lost_here)
+    to_each = [(cause == number) & (mass > 0) for number in range(len(CAUSES))]
     return Losses(
         positions=(shape.stop - shape.start).astype(np.float64),
         lost=shape.sums(1.0 - accept),
         split=split,
         top=shape.sums(columns["target_top_prob"]),
         unchanged=unchanged,
-        recovered=recovered,
+        recovered=tuple(replayed(changed) if changed.any() else unchanged for changed in to_each),
         perfect=replayed(np.ones(len(mass), dtype=bool)),
     )
+
+
+@dataclass(frozen=True)
+class Source:
+    """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions]."""
+
+    trace: Trace
+    shape: Shape
+    kept: Array
+    accept: Array
+
+
+def _replayed(source: Source, gamma: Array, widest: int, flavour: Flavour, changed: Array) -> Rounds:
+    """Rounds of a shard with the drafts of changed positions accepted; `gamma` [documents], 0: none are wanted."""
+    found = Rounds.none(len(gamma), widest)
+    kept = np.where(changed, 1.0, source.kept)
+    # The control variate stays that of the text: acceptance that was granted is no luck.
+    accept = source.accept + (kept - source.kept)
+    for length in np.unique(gamma[gamma > 0]).tolist():
+        trace = some_documents(_granted(source, changed, length), gamma == length)
+        part = rounds_of(trace, kept, accept, Request((), (length,), flavour))[length]
+        for name, values in vars(part).items():
+            place = (gamma == length,) if values.ndim == 1 else (gamma == length, slice(length))
+            getattr(found, name)[place] = values
+    return found
 
 
 def causes(
@@ -218,10 +228,11 @@ def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Ar
     return np.asarray(np.where(by_lot, columns["token"] != columns["target_top"], close | ~wrong))
 
 
-def _granted(trace: Trace, changed: Array, kept: Array, gamma: int, texts: Texts) -> Trace:
+def _granted(source: Source, changed: Array, gamma: int) -> Trace:
     """The trace with the drafts of changed positions accepted, and proposed where there were none."""
+    trace, shape = source.trace, source.shape
     place = np.arange(len(changed))
-    stop = texts.shape.each(trace.stop)
+    stop = shape.each(trace.stop)
     behind = place + trace.proposed  # a draft that fell silent there
     beyond = np.minimum(behind, len(changed) - 1)
     open_ended = (behind < stop) & changed[beyond] & (trace.proposed[beyond] == 0)
@@ -229,7 +240,7 @@ def _granted(trace: Trace, changed: Array, kept: Array, gamma: int, texts: Texts
         open_ended &= trace.proposed == 0
     proposed = np.where(open_ended & (trace.proposed < PROPOSED_LIMIT), PROPOSED_LIMIT, trace.proposed)
     if not trace.looked_up:
-        run = run_lengths(kept == 1, texts.shape.start, texts.shape.stop)
+        run = run_lengths(changed | (source.kept == 1), shape.start, shape.stop)
         return dataclasses.replace(trace, run=run, proposed=proposed)
     # A round that fails at a changed position goes on as one that starts behind it would.
     last = len(changed) - 1
@@ -244,16 +255,6 @@ def _granted(trace: Trace, changed: Array, kept: Array, gamma: int, texts: Texts
         run = np.where(going, run + 1 + np.where(inside, trace.run[begin], 0), run)
         going &= inside
     return dataclasses.replace(trace, run=run, proposed=proposed)
-
-
-def _put(whole: Rounds, rows: Array, part: Rounds) -> None:
-    """Rounds of some documents in their place among all, whose depth counts may be wider."""
-    for name, values in vars(part).items():
-        place = getattr(whole, name)
-        if values.ndim == 1:
-            place[rows] = values
-        else:
-            place[rows, : values.shape[1]] = values
 
 
 def rounds_at(found: Rounds, rows: Array, gamma: int) -> Rounds:

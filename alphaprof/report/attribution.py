@@ -29,7 +29,7 @@ from alphaprof.analysis.attribution import (
 from alphaprof.analysis.replay import Flavour, Rounds
 from alphaprof.analysis.roofline_costs import LOOKUP as LOOKUP_KIND
 from alphaprof.analysis.rules import SAMPLED, BoundRule
-from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, speedup
+from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, spent_and_base
 from alphaprof.log.store import Run
 from alphaprof.report.model import Interval, Result
 from alphaprof.report.model_causes import Attribution, Cause
@@ -167,11 +167,16 @@ def scaled(split: Array, lost: Array, rule: BoundRule) -> Array:
 
 
 def _speeds(found: Rounds, cluster: Array, times: StepTimes | None) -> tuple[float | None, float | None]:
-    """Tokens per round and speedup, as results have them."""
+    """Tokens per round and speedup, the points that results have; None without tokens."""
     counts = RoundCounts.of(found, cluster)
-    free = speedup([counts], [1.0], free_draft(found.drafted.shape[1]))
-    faster = speedup([counts], [1.0], times) if times is not None else None
-    return (free.value if free else None), (faster.value if faster else None)
+
+    def point(steps: StepTimes) -> float:
+        spent, base = spent_and_base(counts, steps)
+        return float(1 / (spent[base > 0].sum() / base[base > 0].sum()))
+
+    if counts.tokens.sum() == 0:
+        return None, None
+    return point(free_draft(found.drafted.shape[1])), (point(times) if times is not None else None)
 
 
 def _remedy(name: str, kind: str, item: Judged) -> str:
