@@ -348,6 +348,15 @@ def test_with_many_documents_expected_rounds_stay_the_reports_own(tmp_path: Path
     assert best.tokens_per_round is not None
     assert item.tokens_per_round == best.tokens_per_round.value
     assert [cause.name for cause in item.causes if (cause.tokens_per_round or 0) < item.tokens_per_round] == []
+    assert item.gamma is not None
+    rows = rows_with_causes(Run.open(tmp_path / "run"), "small", "lossless")
+    for cause in item.causes:  # the control variate moves an expectation by little: it does not take granted drafts for luck
+        rounds = 0.0
+        for _, text in rows.groupby("document"):
+            kept = text["kept"].mask(text["cause"] == cause.name, 1.0).tolist()
+            rounds += expected_rounds_of(kept, text["proposed"].tolist(), item.gamma)
+        plain = (len(rows) - rows["document"].nunique()) / rounds
+        assert cause.tokens_per_round == pytest.approx(plain, rel=0.03), cause.name
 
 
 # Prompt lookup at all places at once.
@@ -410,6 +419,22 @@ def test_without_rounds_causes_still_add_up(domain: Domain, decision: dict[str, 
         assert sum(shares(item).values()) == pytest.approx(item.lost.value)
         assert (item.gamma, item.tokens_per_round, item.speedup, item.perfect_speedup, item.best) == (None,) * 5
         assert {(cause.tokens_per_round, cause.speedup) for cause in item.causes} == {(None, None)}
+
+
+def test_by_lot_what_was_right_is_lost_to_the_target_and_ties_are_no_noise(tmp_path: Path) -> None:
+    """One_hot on greedy text keeps a draft with probability p(d): 0.5 at the tie, 0.001 elsewhere."""
+    item = of(build_report(by_hand(tmp_path, rule="one_hot")), "d", rule="one_hot")
+    one = 0.999 / 12
+    uncertain = 6 * one + 0.5 / 12  # five that were right, the one where the target is undecided, and the tie
+    expected = dict.fromkeys(("special tokens", "prompt lookup", "rank 2 to 4", "draft"), one)
+    expected |= {"no proposal": 1 / 12, "target uncertain": uncertain}
+    assert shares(item) == pytest.approx(expected, rel=1e-4)
+
+
+def test_prompt_lookup_is_no_remedy_for_prompt_lookup(tmp_path: Path) -> None:
+    report = reported(tmp_path, Recipe(domains={"d": Domain()}, drafts={}, lookups=("ngram", "other")))
+    assert {item.draft for item in report.attribution} == {"ngram", "other"}
+    assert all("prompt lookup" not in shares(item) for item in report.attribution)
 
 
 def test_the_ceiling_of_one_hot_is_the_mean_top_probability(sampled: Run) -> None:
