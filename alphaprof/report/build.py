@@ -19,11 +19,13 @@ from alphaprof.analysis.totals import Request, policies, read_totals, write_tota
 from alphaprof.log.store import Run
 from alphaprof.report.certificates import certificates
 from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
+from alphaprof.report.difficulty import Played, extremes, tenths
 from alphaprof.report.format import text_kind
-from alphaprof.report.model import Report, RunFacts
+from alphaprof.report.model import Report, Result, RunFacts
 from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, units
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
+from alphaprof.report.texts import texts
 from alphaprof.report.traffic import Evidence, judge_traffic
 from alphaprof.report.verdict import Question, not_defined, order_of
 from alphaprof.report.warnings import report_warnings
@@ -56,6 +58,8 @@ def build_report(
         cost=cost_of(book, question.concurrency, beyond_prefill(book, prompts)) if book else None,
         traffic=judge_traffic(_evidence(inquiry, found), book, question, run.gammas),
         results=tuple(results),
+        difficulty=tenths(run, shown, texts(documents, inquiry.independent), question.confidence),
+        documents=extremes(_played(inquiry, found, results), documents),
         certificates=certificates(run, documents, inquiry.independent, question.confidence),
         predictability=predictability(run, documents, inquiry.independent, results, question.confidence),
         warnings=(),
@@ -123,6 +127,16 @@ def found_pools(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[Found]:
                 yield Found(draft, rule, domain, pool)
 
 
+def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result]) -> list[Played]:
+    """The pools whose results carry a verdict, at the gamma that is best for each, with its draft's step times."""
+    times = inquiry.book.times(inquiry.question.concurrency) if inquiry.book else {}
+    return [
+        Played(item.domain, item.draft, item.rule.id, result.best_gamma, item.pool, times.get(item.draft))
+        for item, result in zip(found, results, strict=True)
+        if result.verdict is not None and result.best_gamma is not None and item.pool.defined
+    ]
+
+
 def _evidence(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
     """What of it the verdict on the traffic rests on."""
     decisive: dict[str, list[tuple[str, Pool]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
@@ -156,6 +170,10 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
         mean_context=mean_context(documents),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
+        target_model=manifest.target,
+        draft_models=manifest.drafts,
+        environment=manifest.environment,
+        profile=manifest.config,
     )
 
 
