@@ -84,14 +84,16 @@ def settled(run: Run) -> str | None:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """What every part of a report rests on. `independent`: see `pool.units`; `deciding`: ids of the rules of the verdict."""
+    """What every part of a report rests on. `independent`: see `pool.units`; `policies`: those of its texts, the empty one
+    (text that the target did not produce) included.
+    """
 
     run: Run
     flavour: Flavour
     question: Question
     documents: pa.Table
     independent: Array
-    deciding: list[str]
+    policies: tuple[str, ...]
     book: CostBook | None
 
     @classmethod
@@ -102,9 +104,19 @@ class Inquiry:
         documents = run.documents()
         # Step times must not hang on documents that they are held against, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
-        deciding = dict.fromkeys(question.rule_for(name) for name in np.unique(policies(documents)).tolist())
         book = open_costs(run, config["costs"], mean_context(first))
-        return cls(run, flavour, question, documents, units(documents), list(deciding), book)
+        found = tuple(np.unique(policies(documents)).tolist())
+        return cls(run, flavour, question, documents, units(documents), found, book)
+
+    @property
+    def deciding(self) -> list[str]:
+        """Ids of the rules that the verdict concerns, on any text of the run."""
+        return list(dict.fromkeys(map(self.question.rule_for, self.policies)))
+
+    @property
+    def decisive(self) -> list[str]:
+        """Those of them on text that the target produced: there alone they can have rounds, and a verdict."""
+        return list(dict.fromkeys(self.question.rule_for(policy) for policy in self.policies if policy))
 
 
 @dataclass(frozen=True)
@@ -148,10 +160,8 @@ def _evidence(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
             undefined[item.domain] = doubt
         else:
             decisive[item.draft].append((item.domain, item.pool))
-    names = np.unique(policies(inquiry.documents)).tolist()
-    rules = list(dict.fromkeys(inquiry.question.rule_for(name) for name in names if name))
     by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
-    return Evidence(rules, by_draft, undefined, observed_weights(inquiry.documents))
+    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents))
 
 
 def _facts(run: Run, documents: pa.Table) -> RunFacts:
