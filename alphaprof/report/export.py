@@ -171,10 +171,10 @@ def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
     counts = [pool.counts(scope.gamma) for pool in pools]
     free = speedup(counts, list(scope.weights.values()), free_draft(scope.gamma))
     over = form.over or ALL
+    emitted = interval(tokens_interval(free, scope.gamma, scope.question.confidence))
     yield (
         f"acceptance length {found.chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
-        f"emitted {interval(tokens_interval(free, scope.gamma, scope.question.confidence))} tokens a round (over all rounds; "
-        "the last of a text emits fewer)"
+        f"emitted {emitted} tokens a round (over all rounds; the last of a text emits fewer)"
     )
     if form.most is not None and scope.question.gamma == "auto" and max(found.depths) > form.most:
         yield f"the best gamma up to {form.most}, since the reader takes no more"

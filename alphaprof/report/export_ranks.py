@@ -54,7 +54,7 @@ def ranks_of(side: Side, wanted: Wanted) -> tuple[RankAcceptance, Said]:
     promised, replay = expected_tokens(tree, shares), number(_tokens(side, tree, parts), 3)
     notes = (
         f"{side.label}, rule strict, {where}, {count(documents)} documents, text: greedy",
-        f"{tree.nodes} nodes and the root on {tree.depth} levels: Sequoia expects {promised:.3f} tokens a round, with ranks "
+        f"{tree.nodes} nodes beside the root, depth {tree.depth}: Sequoia expects {promised:.3f} tokens a round, with ranks "
         f"taken for independent; replayed on these documents it gives {replay}",
     )
     warnings = []
@@ -71,12 +71,13 @@ def _parts(side: Side, sample: Sample, domain: str | None) -> list[Share]:
     if not texts:
         known = dict.fromkeys(named(text.domain) for text in sample.texts)
         raise OptionInvalid(f"{side.run.path} has no domain {named(domain or '')}", f"it has: {', '.join(known)}")
-    used = [text for text in texts if domain is not None or sample.weights.get(text.domain, 1) > 0]
+    given = side.run.manifest.config["decision"]["weights"] or {}
+    used = [text for text in texts if domain is not None or given.get(text.domain, 1.0) > 0]
     if odd := dict.fromkeys(named(text.domain) for text in used if text.policy != GREEDY):
         greedy = dict.fromkeys(named(text.domain) for text in sample.texts if named(text.domain) not in odd)
         raise OptionInvalid(
-            f"{', '.join(odd)}: not the target's greedy text. Where it samples, Sequoia draws the children of a node without "
-            "replacement, and ranks do not say how often it keeps one",
+            f"{', '.join(odd)}: not the target's greedy text. Where it samples, Sequoia draws the children of a node "
+            "without replacement, and ranks do not say how often it keeps one",
             f"export one domain: --domain {' or '.join(greedy)}" if greedy else "profile with continuation.kind=greedy",
         )
     weights = {text.domain: sample.weights[text.domain] if domain is None else 1.0 for text in used}
