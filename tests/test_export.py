@@ -329,10 +329,10 @@ def test_a_reader_of_few_drafts_gets_the_best_of_those_it_takes(tmp_path: Path) 
     assert any("takes no more" in note for note in found.notes)
 
 
-def table(path: Path, run: Run) -> dict[str, Any]:
+def table(path: Path, run: Run, batches: Sequence[int] = (1, 4, 16)) -> dict[str, Any]:
     """The profile with step times by which verification gets dear with the number of sequences."""
     rows = ["model,step,tokens,batch,context,ms"]
-    for batch in (1, 4, 16):
+    for batch in batches:
         rows += [f"target,{'decode' if n == 1 else 'verify'},{n},{batch},256,{10 + batch * n}" for n in range(1, 7)]
         rows += [f"small,draft,1,{batch},256,{0.6 * batch}", f"lookup,lookup,1,{batch},256,0.01"]
     path.write_text("\n".join(rows))
@@ -363,6 +363,14 @@ def test_the_schedule_is_the_best_gamma_of_the_report_at_every_batch_size(run: R
     assert 0 in expected.values()
     clipped = json.loads(written(Side(run, "small").asked(config), "vllm", gamma=2, domain="code"))
     assert max(by_batch(clipped["num_speculative_tokens_per_batch_size"]).values()) == 2
+
+
+def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(run: Run, tmp_path: Path) -> None:
+    side = Side(run, "small").asked(table(tmp_path / "times.csv", run, batches=(2, 3)))
+    found = export(side, "vllm", Wanted(gamma=1, domain="code"))
+    assert json.loads(found.text)["num_speculative_tokens_per_batch_size"] == [[1, 3, 1]]
+    assert any("takes gamma 1 beyond 3 sequences" in warning for warning in found.warnings)
+    assert any("at concurrency 2 gamma 3 would be better" in note for note in found.notes)
 
 
 def test_there_is_no_schedule_from_the_times_of_one_batch_size(run: Run) -> None:

@@ -140,7 +140,7 @@ def _stand_in(found: Acceptance) -> str:
 
 def _server(found: Acceptance) -> str:
     if found.kind == "prompt_lookup":
-        return "which server arguments go with it for prompt lookup is not known here"
+        return "whether SGLang's NGRAM heeds these variables is not known here"
     drafted = found.gamma + 1  # SGLang counts the root of the chain
     return (
         f"goes with the server's --speculative-num-steps {found.gamma} --speculative-eagle-topk 1 "
