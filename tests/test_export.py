@@ -370,7 +370,7 @@ def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(ru
     found = export(side, "vllm", Wanted(gamma=1, domain="code"))
     assert json.loads(found.text)["num_speculative_tokens_per_batch_size"] == [[1, 3, 1]]
     assert any("takes gamma 1 beyond 3 sequences" in warning for warning in found.warnings)
-    assert any("at concurrency 2 gamma 3 would be better" in note for note in found.notes)
+    assert any("at concurrency 2 gamma 2 would be better" in note for note in found.notes), found.notes
 
 
 def test_there_is_no_schedule_from_the_times_of_one_batch_size(run: Run) -> None:
