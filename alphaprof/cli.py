@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
+from alphaprof.cli_exchange import export
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
@@ -181,6 +182,7 @@ def trees(
     print_text(render_trees(found, output.value, to_file=out is not None), out)
 
 
+app.command()(export)
 app.command()(latency)
 app.command()(validate)
 app.command()(rollout)

@@ -31,7 +31,7 @@ HOMES = {
     ),
     "datasets": ("profiling/reading.py",),
     "huggingface_hub": ("profiling/hub.py",),
-    "typer": ("cli.py", "cli_models.py", "cli_support.py"),
+    "typer": ("cli.py", "cli_exchange.py", "cli_models.py", "cli_support.py"),
     "rich": (
         "report/tables.py",
         "report/terminal.py",

@@ -56,7 +56,7 @@ def build_report(
         replay=flavour,
         run=_facts(run, documents),
         cost=cost_of(book, question.concurrency, beyond_prefill(book, prompts)) if book else None,
-        traffic=judge_traffic(_evidence(inquiry, found), book, question, run.gammas),
+        traffic=judge_traffic(evidence_of(inquiry, found), book, question, run.gammas),
         results=tuple(results),
         difficulty=tenths(run, shown, texts(documents, inquiry.independent), question.confidence),
         documents=extremes(_played(inquiry, found, results), documents),
@@ -74,7 +74,7 @@ def settled(run: Run) -> str | None:
     """
     write_totals(run)
     inquiry = Inquiry.of(run, "engine", run.manifest.config)
-    evidence = _evidence(inquiry, list(found_pools(inquiry, inquiry.deciding)))
+    evidence = evidence_of(inquiry, list(found_pools(inquiry, inquiry.deciding)))
     verdict = judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas).verdict
     if verdict == "UNDECIDED" or inquiry.question.order is None:
         return None
@@ -129,10 +129,10 @@ class Found:
     pool: Pool
 
 
-def found_pools(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[Found]:
-    """The pools of every draft, rule and domain."""
+def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
+    """The pools of every draft (or of some), rule and domain."""
     run = inquiry.run
-    for draft in run.manifest.drafts:
+    for draft in drafts or run.manifest.drafts:
         totals = read_totals(run, draft, Request(rules, run.gammas, inquiry.flavour))
         for rule in rules_of(list(rules)):
             for domain, pool in pools(totals, inquiry.documents, inquiry.independent, rule.id, run.gammas):
@@ -149,7 +149,7 @@ def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result])
     ]
 
 
-def _evidence(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
+def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
     """What of it the verdict on the traffic rests on."""
     decisive: dict[str, list[tuple[str, Pool]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
     undefined: dict[str, str] = {}

@@ -198,7 +198,7 @@ class Clock:
 def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence: float) -> GammaResult:
     counts, times = pool.counts(gamma), clock.times
     free = speedup([counts], [1.0], free_draft(gamma))
-    rounds, drafted, tested, accepted = _counted(pool, gamma, free)
+    rounds, drafted, tested, accepted = counted(pool, gamma, free)
     faster = speedup([counts], [1.0], times) if times is not None else None
     request = request_speedup(counts, times, clock.reading, clock.concurrency) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
@@ -228,7 +228,7 @@ def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence
     )
 
 
-def _counted(pool: Pool, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
+def counted(pool: Pool, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
     """Rounds, and by depth rounds that drafted, were tested and accepted, over all documents.
 
     Where rounds are expectations, the control variate that mends tokens per round mends all of them: tokens stay what
