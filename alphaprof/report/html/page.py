@@ -73,7 +73,11 @@ def render_html(report: Report) -> str:
     here = files("alphaprof.report.html")
     texts = {name: (here / name).read_text(encoding="utf-8") for name in RESOURCES}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"visible": fmt.visible, "short": lambda text: fmt.visible(fmt.short(text))}
+    environment.filters |= {
+        "visible": fmt.visible,
+        "short": lambda text: fmt.visible(fmt.short(text)),
+        "sentence": _sentence,
+    }
     environment.globals |= {"fmt": fmt, "best_at": best_at, "pays": pays}
     style = Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
     parts = list(_parts(report, style))
@@ -169,6 +173,11 @@ def _others(results: Sequence[Result]) -> Iterator[Others]:
 def _title(reference: str) -> str:
     """A model as its users call it: of a local path only what it ends in."""
     return fmt.visible(reference.rstrip("/").rsplit("/", 1)[-1] if reference.startswith(("/", ".")) else reference)
+
+
+def _sentence(text: str) -> str:
+    """A sentence as it begins a line."""
+    return fmt.visible(text[:1].upper() + text[1:])
 
 
 def _pretty(value: Mapping[str, Any]) -> str:

@@ -18,7 +18,12 @@ def difficulty(report: Report, style: Style) -> Figure | None:
         return None
     kinds = _kinds(report.difficulty)
     titles = [f"{what}{kind}" for kind in kinds for what in AXES.values()]
-    grid = Grid(titles, {"title": "tenth of the positions, lowest values first", "dtick": 1}, _accepted(), columns=2)
+    grid = Grid(
+        titles,
+        {"title": "tenths of the positions (fewer where values tie), lowest first", "dtick": 1},
+        _accepted(),
+        columns=2,
+    )
     for row, key in enumerate(kinds.values()):
         for column, axis in enumerate(AXES):
             mine = [item for item in report.difficulty if item.axis == axis and _kind(item) == key]
@@ -69,7 +74,7 @@ def certified(report: Report, style: Style) -> Figure | None:
     if not keys:
         return None
     titles = [f"{rule}{kind}" for rule, _, kind in keys]
-    grid = Grid(titles, {"title": "tenth by margin, smallest first", "dtick": 1}, {"title": "share", "range": [0, 1.02]})
+    grid = Grid(titles, {"title": "tenths by margin, smallest first", "dtick": 1}, {"title": "share", "range": [0, 1.02]})
     for panel, (rule, key, _) in enumerate(keys):
         mine = [item for item in deciles if item.rule == rule and _kind(item) == key]
         for draft in dict.fromkeys(item.draft for item in mine):
