@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
+from alphaprof.cli_exchange import export
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
@@ -55,7 +56,7 @@ app.command()(profile)
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
-    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json or md.")] = PageFormat.terminal,
+    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
     overrides: Annotated[
         list[str] | None,
@@ -181,6 +182,7 @@ def trees(
     print_text(render_trees(found, output.value, to_file=out is not None), out)
 
 
+app.command()(export)
 app.command()(latency)
 app.command()(validate)
 app.command()(rollout)

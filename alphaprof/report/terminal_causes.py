@@ -60,7 +60,8 @@ def causes_notes(items: Sequence[Attribution]) -> list[str]:
         "lost: share of positions whose token was not an accepted draft. Each has one cause: the first one, from left to "
         "right, that applies.",
         "with it: speedup (t: tokens/round) with nothing lost to that cause, at the same gamma and cost of a round: at most "
-        "that. Trees and prompt lookup held the token for a fact; the other remedies count as always right.",
+        "that; below 1x its remedy alone does not make the draft pay. Trees and prompt lookup held the token for a fact; "
+        "the other remedies count as always right.",
     ]
     if unknown := list(dict.fromkeys(name for item in items for name in item.unknown)):
         lines.append(f"not known of this run: {', '.join(unknown)}.")
