@@ -216,8 +216,20 @@ def predict(
 
 
 @app.command()
-def schema() -> None:
-    """The columns of the position log: name, type, unit and meaning."""
+def schema(
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
+        ),
+    ] = None,
+) -> None:
+    """The columns of the position log: name, type, unit and meaning. Or the JSON Schema of an answer."""
+    if of is not None:
+        from alphaprof.formats import json_schema
+
+        print_text(json_schema(of), None)
+        return
     from alphaprof.log.schema import LogRules
 
     for column in LogRules(("RULE",), ("RULE",), ("RULE",)).columns:

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Write the reference pages from their one declaration: docs/columns.md (the log) and docs/profile.md (the profile file).
+"""Write what has its one declaration elsewhere: docs/columns.md (the log), docs/profile.md (the profile file), the tables of
+docs/rules.md (acceptance rules), and the JSON Schemas in alphaprof/schemas/ (make_schemas.py).
 
 python scripts/make_reference.py            (a test holds that the pages are up to date)
 """
 
 from __future__ import annotations
 
+import runpy
 import types
 import typing
 from collections.abc import Iterable
@@ -116,7 +118,8 @@ def type_name(annotation: Any) -> str:
 
 def pages() -> Iterable[tuple[Path, str]]:
     """All pages with their paths."""
-    return ((DOCS / "columns.md", columns_page()), (DOCS / "profile.md", profile_page()))
+    schemas = runpy.run_path(str(Path(__file__).with_name("make_schemas.py")))["pages"]()
+    return ((DOCS / "columns.md", columns_page()), (DOCS / "profile.md", profile_page()), *schemas)
 
 
 if __name__ == "__main__":
