@@ -246,6 +246,8 @@ def rules() -> None:
     for name, rule in RULES.items():
         text = " and ".join(rule.policies) + " text"
         print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
+        if rule.used_by:
+            print(f"    decoded so by {rule.used_by}")
         for parameter in rule.parameters:
             more = "larger" if parameter.relaxes > 0 else "smaller"
             print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")

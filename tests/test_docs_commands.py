@@ -31,10 +31,18 @@ from tests.test_predict_page import LLAMA
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINES = {"my": Domain(documents=8), "sampled": Domain(documents=8, temperature=0.8, continuation="sampled")}
-DRAFTS = {"small": 0.05, "skip": 0.0}
-GREEDY = Recipe({"code": LINES["my"], "support": LINES["my"]}, DRAFTS, lookups=("ngram",), extra_ms=0.1, draft_ms=0.2)
-SAMPLED = dataclasses.replace(GREEDY, domains={"code": LINES["sampled"]}, rules=("strict", "lossless", "one_hot"))
+GREEDY = Recipe(
+    {"code": Domain(documents=8), "support": Domain(documents=8)},
+    {"small": 0.05},
+    lookups=("ngram",),
+    extra_ms=0.1,
+    draft_ms=0.2,
+)
+SAMPLED = dataclasses.replace(
+    GREEDY,
+    domains={"code": Domain(documents=8, temperature=0.8, continuation="sampled")},
+    rules=("strict", "lossless", "one_hot"),
+)
 # The runs that pages name, and what stands in for them.
 RUNS = {
     "runs/my": GREEDY,
@@ -74,7 +82,7 @@ WITH_CODE = [page for page in PAGES if blocks(page)]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with everything that pages name: runs, the README's profile, the profiles of the repository."""
+    """A directory with everything that pages name: runs, the README's profile, those of the repository, a table of costs."""
     folder = tmp_path_factory.mktemp("pages")
     for name, recipe in RUNS.items():
         with_shapes(write_run(folder / name, recipe))
@@ -84,6 +92,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = yaml.safe_load(readme)
     for source in tree["data"]:
         source.pop("cluster", None)
+    (table,) = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "costs.md").read_text(), re.DOTALL)
+    (folder / "h100.csv").write_text(table)
     (folder / "my-independent.yaml").write_text(yaml.safe_dump(tree | INDEPENDENT))
     return folder
 
