@@ -97,6 +97,18 @@ def test_no_page_waits_for_its_text(page: Path) -> None:
     assert re.findall(r"\b[A-Z]+_(?:TEXT|PLACEHOLDER)\b|\bTODO\b", page.read_text()) == []
 
 
+def test_errors_and_notes_that_troubleshooting_quotes_are_those_of_the_program() -> None:
+    """Of an error what stands between the dots, of a note its code."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "alphaprof").rglob("*.py"))
+    quoted = re.findall(r"^\| `(.*?)` \|", page.split("## Errors")[1], re.MULTILINE)
+    assert len(quoted) > 10
+    parts = {part.strip(" :") for text in quoted for part in text.split("...")}
+    notes = {f'"{code}"' for code in re.findall(r"\bnote `(\w+)`", page)}
+    assert len(notes) > 2
+    assert {text for text in parts | notes if text not in source} == set()
+
+
 def test_the_changelog_names_the_version() -> None:
     from alphaprof import __version__
 

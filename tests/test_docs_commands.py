@@ -154,6 +154,12 @@ def alphaprof(words: list[str], expected: int, line: str) -> None:
     assert code == expected, f"{line}\n{result.output}\n{error!r}"
 
 
+@pytest.mark.parametrize("code", [0, 10])
+def test_a_line_ends_as_it_says(code: int, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    tried(f"alphaprof check runs/my --draft small --min-alpha {0.99 if code else 0.01}  # a gate: exit code {code}")
+
+
 @pytest.mark.parametrize(
     "line",
     [
