@@ -55,7 +55,7 @@ app.command()(profile)
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
-    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json or md.")] = PageFormat.terminal,
+    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
     overrides: Annotated[
         list[str] | None,

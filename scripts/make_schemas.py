@@ -244,9 +244,9 @@ def trailing(source: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def mentions(docstring: str) -> Iterator[tuple[str, str]]:
-    """Fields that a docstring explains: `name`: text, or `name`, `other[d-1]`: text; to the end of the sentence."""
+    """Fields that a docstring explains: `name`: text, `name` is text, or `name`, `other[d-1]`: text; to the next stop."""
     flat = " ".join(docstring.split())
-    starts = list(re.finditer(r"((?:`\w+(?:\[[^`]*\])?`(?:, | and )?)+): ", flat))
+    starts = list(re.finditer(r"((?:`\w+(?:\[[^`]*\])?`(?:, | and )?)+)(?:: | is | lists )", flat))
     ends = [item.start() for item in starts[1:]] + [len(flat)]
     for start, end in zip(starts, ends, strict=bool(starts)):
         text = re.split(r"\. (?=[A-Z`])", flat[start.end() : end])[0].rstrip(" .;,")

@@ -98,8 +98,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def with_shapes(run: Run) -> None:
-    """Models whose bytes and FLOPs are known, so that a roofline can tell step times."""
+def with_shapes(run: Run) -> Run:
+    """The run with models whose bytes and FLOPs are known, so that a roofline can tell step times."""
     shape = dataclasses.asdict(ModelShape.from_config(LLAMA))
     manifest = run.manifest
     drafts = {
@@ -108,6 +108,7 @@ def with_shapes(run: Run) -> None:
     }
     target = dataclasses.replace(manifest.target, shape=shape)
     run.write_manifest(dataclasses.replace(manifest, target=target, drafts=drafts))
+    return run
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.name)

@@ -17,6 +17,7 @@ from alphaprof.analysis.formulas import RoundCost
 from alphaprof.cli import app
 from alphaprof.errors import OptionInvalid
 from alphaprof.formats import json_schema, published
+from alphaprof.loader import changed_question
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.check import check_decision
@@ -34,7 +35,7 @@ from alphaprof.report.render import (
     render_validation,
 )
 from alphaprof.report.trees import build_trees, request_of
-from tests import test_rollout, test_validate
+from tests import test_docs_commands, test_rollout, test_validate
 from tests.reporting import HOSTILE
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
@@ -115,6 +116,13 @@ def test_the_report_of_every_kind_of_run_is_valid(runs: Callable[[str], Run], na
 def test_reports_of_other_questions_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
     assert_valid("report", render(build_report(runs("greedy"), "hf", rules=["tree_3"]), "json"))
     assert_valid("report", render(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)), "json"))
+
+
+def test_models_whose_shapes_are_known_and_other_step_times_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
+    run = test_docs_commands.with_shapes(write_run(tmp_path / "run", RECIPES["sampled"]))
+    config = changed_question(run.manifest.config, ["costs.source=roofline", "costs.accelerator=h100-sxm"])
+    content = assert_valid("report", render(build_report(run, config=config), "json"))
+    assert content["cost"]["source"] == "roofline"
 
 
 def test_nulls_and_infinities_are_there_to_be_seen(runs: Callable[[str], Run]) -> None:

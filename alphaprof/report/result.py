@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from alphaprof.analysis.bursts import autocorrelation
 from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.estimate import by_cluster, quantile, ratio, share_interval
 from alphaprof.analysis.rules import SAMPLED, BoundRule
@@ -77,6 +78,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         near_ties=float(pool["near_ties"].sum()) / positions if pool.sampling is None else None,
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
         self_check=_self_check(pool) if sampled and pool.defined else None,
+        burstiness=_burstiness(pool, question.confidence),
         phases=_phases(pool, question.confidence),
         gammas=rounds.gammas,
         best_gamma=rounds.best,
@@ -160,6 +162,15 @@ def _self_check(pool: Pool) -> Interval | None:
     found = ratio(difference, counts)
     half = quantile((1 + SELF_CHECK_CONFIDENCE) / 2, found.freedom) * found.stderr
     return Interval(found.value, found.value - half, found.value + half)
+
+
+def _burstiness(pool: Pool, confidence: float) -> Interval | None:
+    """How much acceptance at a position says about the next one; unknown for lossy rules, whose next one is another."""
+    sums = (pool["pairs"], pool["pairs_first"], pool["pairs_second"], pool["pairs_both"])
+    if np.isnan(sums[1]).any():
+        return None
+    found = autocorrelation(pool.cluster, sums, confidence)
+    return Interval(found.value, found.low, found.high) if found is not None else None
 
 
 def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
