@@ -1,7 +1,8 @@
 """Every command in the documentation works: those that read runs are run on synthetic ones, those that run models are parsed
 with the profile that they name, and a line that nothing here knows is a failure.
 
-A line that ends otherwise than with 0 says so in the page: `alphaprof check runs/x   # exit code 10`.
+A line that ends otherwise than with 0 says so in the page: `alphaprof check runs/x   # exit code 10`. What cannot run here
+has `<!-- not run: why -->` above it; its commands must exist all the same.
 """
 
 from __future__ import annotations
@@ -47,27 +48,29 @@ SAMPLED = dataclasses.replace(
 RUNS = {
     "runs/my": GREEDY,
     "runs/my-sampled": SAMPLED,
-    "runs/demo": GREEDY,
+    "runs/demo": dataclasses.replace(GREEDY, drafts={"skip": 0.0}),
     "runs/new": dataclasses.replace(GREEDY, seed=1),
     "runs/old": dataclasses.replace(GREEDY, seed=1),
 }
 INDEPENDENT = {"drafts": {"ngram": {"kind": "prompt_lookup"}}, "decision": {"min_speedup": 1.2}}
 WITH_MODELS = ("profile", "latency", "validate", "rollout")
-FOREIGN = ("vllm", "jq")  # other people's commands
+FOREIGN = ("vllm", "jq", "llama-server", "env")  # other people's commands
 USAGE = typer.BadParameter.__bases__[0]  # the parser's own error: typer brings its own click
 NAMES = {"predict.md": {"config": LLAMA}}  # what python blocks find
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of code in a page; `language` is sh or python."""
+    """A piece of code in a page; `language` is sh or python, `unrun` why it is not run (empty: it is)."""
 
+    unrun: str
     language: str
     text: str
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(*found) for found in re.findall(r"```(sh|python)\n(.*?)```", page.read_text(), re.DOTALL)]
+    code = r"(?:<!-- not run: ([^\n]+) -->\n\n?)?```(sh|python)\n(.*?)```"
+    return [Block(*found) for found in re.findall(code, page.read_text(), re.DOTALL)]
 
 
 def lines(block: Block) -> Iterator[str]:
@@ -115,13 +118,17 @@ def with_shapes(run: Run) -> Run:
 def test_every_command_and_snippet_of_a_page_works(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order in which they stand: a snippet may read what a command wrote."""
     monkeypatch.chdir(place)
+    work_through(page)
+
+
+def work_through(page: Path) -> None:
+    """Run or check all of its blocks."""
     names: dict[str, Any] = dict(NAMES.get(page.name, {}))
     for block in blocks(page):
-        if block.language == "python":
+        if block.language == "python" and not block.unrun:
             exec(compile(block.text, page.name, "exec"), names)  # noqa: S102  (our own page)
-            continue
-        for line in lines(block):
-            tried(line)
+        for line in lines(block) if block.language == "sh" else ():
+            parsed(shlex.split(line, comments=True)) if block.unrun else tried(line)
 
 
 def tried(line: str) -> None:
@@ -135,24 +142,46 @@ def tried(line: str) -> None:
         assert extras <= set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)), line
     elif words[0].startswith("./scripts/"):
         assert os.access(ROOT / words[0], os.X_OK), line
-    elif words[0] == "python":
+    elif words[0] == "python" and words[1].startswith("scripts/"):
         script = (ROOT / words[1]).read_text()
         assert [word for word in words if word.startswith("--") and f'"{word}"' not in script] == [], line
     else:
-        assert words[0] in FOREIGN, f"nobody knows what to do with: {line}"
+        assert words[0] in FOREIGN or words[:2] == ["python", "-m"], f"nobody knows what to do with: {line}"
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """What the command line makes of a command's words; nothing of other people's commands."""
+    if words[0] != "alphaprof":
+        return {}
+    command = typer.main.get_command(app)
+    assert isinstance(command, typer.core.TyperGroup)
+    assert words[1] in command.commands, words[1]
+    return command.commands[words[1]].make_context(words[1], words[2:]).params
 
 
 def alphaprof(words: list[str], expected: int, line: str) -> None:
     if words[0] in WITH_MODELS:
-        command = typer.main.get_command(app)
-        assert isinstance(command, typer.core.TyperGroup)
-        parsed = command.commands[words[0]].make_context(words[0], words[1:]).params
-        load_profile(parsed["profile_file"], parsed["overrides"], parsed.get("limit") or parsed.get("documents"))
+        found = parsed(["alphaprof", *words])
+        load_profile(found["profile_file"], found["overrides"], found.get("limit") or found.get("documents"))
         return
     result = CliRunner().invoke(app, words)
     error = result.exception
     code = error.exit_code if isinstance(error, AlphaprofError) else result.exit_code
     assert code == expected, f"{line}\n{result.output}\n{error!r}"
+
+
+def test_what_is_not_run_must_exist_all_the_same(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    page = tmp_path / "page.md"
+    text = "<!-- not run: needs a server -->\n```{}\n{}\n```\n"
+    page.write_text(text.format("python", "1 / 0") + text.format("sh", "alphaprof report runs/nobody\ncurl server"))
+    work_through(page)
+    page.write_text(text.format("sh", "alphaprof reprot runs/nobody"))
+    with pytest.raises(AssertionError):
+        work_through(page)
+    page.write_text("```python\n1 / 0\n```\n")
+    with pytest.raises(ZeroDivisionError):
+        work_through(page)
 
 
 @pytest.mark.parametrize("code", [0, 10])
