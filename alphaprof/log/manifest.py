@@ -37,18 +37,18 @@ class ModelFacts:
     no model.
     """
 
-    reference: str
-    kind: str
-    architecture: str
-    fingerprint: str
-    dtype: str
-    device: str
-    parameters: int
+    reference: str  # as the profile names it: hub id, directory or file
+    kind: str  # model, layer_skip or prompt_lookup
+    architecture: str  # its class
+    fingerprint: str  # SHA-256 over its configuration and a part of its weights
+    dtype: str  # of its weights
+    device: str  # that it ran on
+    parameters: int  # number of parameters
     context: int | None
-    vocabulary: int
+    vocabulary: int  # number of logits
     eos: tuple[int, ...]
     noise: float
-    shape: dict[str, float] | None = None
+    shape: dict[str, float | bool] | None = None
     special: tuple[int, ...] | None = None
 
 

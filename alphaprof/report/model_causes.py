@@ -15,19 +15,16 @@ class Cause:
     cost of a round, so that it is the most that the remedy can bring.
     """
 
-    name: str
+    name: str  # see the table of causes in docs/report.md
     share: Interval  # of the positions
     tokens_per_round: float | None  # with it recovered; None: rounds are not defined
-    speedup: float | None  # likewise; None: no step times either
-    remedy: str
+    speedup: float | None  # with it recovered; None: rounds are not defined, or there are no step times
+    remedy: str  # what would mend it, or why nothing would
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What one draft loses in a domain under a rule, split into causes that exclude each other and add up to it.
-
-    `unknown`: what the run does not say, so that a cause may hold too little.
-    """
+    """What one draft loses in a domain under a rule, split into causes that exclude each other and add up to it."""
 
     domain: str
     draft: str
@@ -41,8 +38,8 @@ class Attribution:
     ceiling: float | None  # the largest alpha of any draft that proposes one token; None: a perfect draft loses nothing
     gamma: int | None  # of the rounds that are replayed: the result's best one
     tokens_per_round: float | None  # as things are
-    speedup: float | None
+    speedup: float | None  # as things are
     causes: tuple[Cause, ...]  # those that something is lost to, in the order in which they are looked for
-    perfect_speedup: float | None  # if nothing at all were lost, at this gamma and cost of a round
+    perfect_speedup: float | None  # with nothing lost at all, at this gamma and cost of a round
     best: str | None  # name of the cause whose remedy could bring most; None: none brings anything, or nothing is known
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...]  # what the run does not say, so that a cause may hold too little
