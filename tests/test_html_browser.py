@@ -83,7 +83,7 @@ def drawn(page: Any, figure: str) -> list[dict[str, Any]]:
 
 def test_every_figure_is_drawn(page: Any) -> None:
     names = page.eval_on_selector_all(".plot", "plots => plots.map(plot => plot.dataset.figure)")
-    assert names == ["acceptance", "speedups", "difficulty", "certified", "depths", "bursts", "steps"]
+    assert names == ["acceptance", "speedups", "causes", "difficulty", "certified", "depths", "bursts", "steps"]
     for name in names:
         marks = page.eval_on_selector_all(
             f"[data-figure={name}] .trace path, [data-figure={name}] .trace .point", "all => all.length"

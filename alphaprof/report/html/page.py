@@ -17,6 +17,7 @@ from typing import Any
 
 from alphaprof.errors import ExtraMissing
 from alphaprof.report import format as fmt
+from alphaprof.report.html.causes import causes
 from alphaprof.report.html.figures import acceptance, bursts, depths, speedups, step_times
 from alphaprof.report.html.plots import Figure, Style
 from alphaprof.report.html.rejections import certified, difficulty
@@ -35,6 +36,12 @@ ABOUT = {  # by name of the figure: its heading, how it is read, and the word of
         "Speedup against γ",
         "Grounds are intervals. Dashed: break-even; dotted: what is wanted. Large points: the best γ.",
         "speedup",
+    ),
+    "causes": (
+        "Why tokens are rejected",
+        "Share of positions whose token was not an accepted draft, by cause. Under the pointer: its remedy, and what that "
+        "could bring.",
+        "causes",
     ),
     "difficulty": (
         "Where the draft is right",
@@ -107,6 +114,7 @@ def _parts(report: Report, style: Style) -> Iterator[Part]:
     figures = (
         acceptance(report, style),
         speedups(report, style),
+        causes(report, style),
         difficulty(report, style),
         certified(report, style),
         depths(report, style),

@@ -142,12 +142,12 @@ class Grid:
 
     def add(self, panel: int, trace: Trace) -> None:
         """A trace in a panel."""
-        x, y = _axes(panel)
+        x, y = axes_of(panel)
         self.traces.append(trace | {"xaxis": x, "yaxis": y})
 
     def line(self, panel: int, y: float, colour: str, dash: str) -> None:
         """A level line across a panel."""
-        across, up = _axes(panel)
+        across, up = axes_of(panel)
         shape = {"type": "line", "xref": f"{across} domain", "x0": 0, "x1": 1, "yref": up, "y0": y, "y1": y}
         self.shapes.append(shape | {"line": {"color": colour, "width": 1.2, "dash": dash}, "layer": "above"})
 
@@ -162,7 +162,7 @@ class Grid:
         for panel, title in enumerate(self.titles):
             row, column = divmod(panel, self.columns)
             left, top = column * (wide + 0.07), 1 - row * (tall + gap)
-            x, y = _axes(panel)
+            x, y = axes_of(panel)
             axes[f"xaxis{x[1:]}"] = axis(**self.x) | {"domain": [left, left + wide], "anchor": y}
             axes[f"yaxis{y[1:]}"] = axis(**self.y) | {"domain": [max(0.0, top - tall), top], "anchor": x}
             place = {"x": left, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
@@ -170,7 +170,7 @@ class Grid:
         return Figure(name, self.traces, layout(self.height, annotations=titles, shapes=self.shapes, **axes), self.height)
 
 
-def _axes(panel: int) -> tuple[str, str]:
+def axes_of(panel: int) -> tuple[str, str]:
     """What plotly calls the axes of a panel: the first ones have no number."""
     number = "" if panel == 0 else str(panel + 1)
     return f"x{number}", f"y{number}"

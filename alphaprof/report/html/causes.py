@@ -1,0 +1,82 @@
+"""The figure of what is lost, by cause: a panel a draft and rule, a bar a domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from alphaprof.analysis.attribution import CAUSES
+from alphaprof.report import format as fmt
+from alphaprof.report.html.plots import Figure, Style, Trace, axes_of, axis, categories, label, layout, meta, said
+from alphaprof.report.model import Report
+from alphaprof.report.model_causes import Attribution, Cause
+
+# In pairs of light and dark, so that neighbours in a bar differ for all eyes; hues apart from those of drafts say nothing.
+COLOURS = ("#bfc5cc", "#9aa5b1", "#f2cf63", "#8d6cab", "#4fb3a5", "#3a7ca5", "#e39774", "#a63d40", "#5f7161")
+BAR, GAP, TOP, BOTTOM = 26, 64, 84, 30  # pixels that a bar takes, what lies between panels, above and below them
+
+
+def causes(report: Report, style: Style) -> Figure | None:
+    """What is lost, in shares of the positions; causes in the order in which they are looked for."""
+    groups: dict[tuple[str, str], list[Attribution]] = {}
+    for item in report.attribution:
+        groups.setdefault((item.draft, item.rule), []).append(item)
+    known = {cause.name for item in report.attribution for cause in item.causes}
+    names = [name for name in CAUSES if name in known]
+    inner = sum(BAR * len(items) + GAP for items in groups.values()) - GAP
+    axes: dict[str, Any] = {}
+    traces: list[Trace] = []
+    titles, top = [], 1.0
+    for panel, ((draft, rule), items) in enumerate(groups.items()):
+        across, up = axes_of(panel)
+        tall = BAR * len(items) / inner
+        places = categories([_row(item, items) for item in items]) | {"range": None, "autorange": "reversed"}
+        axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
+        axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
+        title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+        titles.append(title | {"text": f"<b>{label(draft)}, {rule}</b>", "showarrow": False, "font": {"size": 12}})
+        for name in names:
+            if any(cause.name == name for item in items for cause in item.causes):
+                about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": name in known}
+                traces.append(_bars(items, name, COLOURS[CAUSES.index(name)]) | about | {"xaxis": across, "yaxis": up})
+                known.discard(name)  # the legend names a cause once
+        top -= tall + GAP / inner
+    if not traces:
+        return None
+    legend = {"orientation": "h", "y": 1 + 24 / inner, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
+    about = {"barmode": "stack", "bargap": 0.25, "showlegend": True, "legend": legend, "annotations": titles}
+    height, margin = inner + TOP + BOTTOM, {"l": 56, "r": 16, "t": TOP, "b": BOTTOM}
+    return Figure("causes", traces, layout(height, **about, **axes) | {"margin": margin}, height)
+
+
+def _bars(items: Sequence[Attribution], name: str, colour: str) -> Trace:
+    """The bars of one cause; nothing where a domain loses nothing to it."""
+    found = [(place, item, cause) for place, item in enumerate(items) for cause in item.causes if cause.name == name]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [place for place, _, _ in found],
+        "x": [cause.share.value for _, _, cause in found],
+        "text": [_told(item, cause) for _, item, cause in found],
+        "textposition": "none",
+        "hoverinfo": "text",
+        "marker": {"color": colour},
+    }
+
+
+def _row(item: Attribution, items: Sequence[Attribution]) -> str:
+    """The domain, with the kind of its text where it has several."""
+    kinds = {fmt.text_kind(other.continuation, other.sampling) for other in items if other.domain == item.domain}
+    return fmt.short(item.domain) + (f" ({fmt.text_kind(item.continuation, item.sampling)})" if len(kinds) > 1 else "")
+
+
+def _told(item: Attribution, cause: Cause) -> str:
+    now, then = (fmt.number(value, unit="x") for value in (item.speedup, cause.speedup))
+    gained = f"speedup at γ {item.gamma}: {now} now, at most {then} with it" if cause.speedup is not None else ""
+    return said(
+        f"<b>{label(item.domain)}</b>, {label(item.draft)}, {item.rule}: {cause.name}",
+        f"{fmt.share_interval(cause.share)} of the positions; lost in all {fmt.share_interval(item.lost)}",
+        gained,
+        f"remedy: {cause.remedy}",
+    )
