@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
+from alphaprof.cli_exchange import import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
@@ -50,6 +51,7 @@ def _options(
 
 
 app.command()(profile)
+app.add_typer(import_app, name="import")
 
 
 @app.command()

@@ -95,6 +95,8 @@ def shard_totals(
 
     Rounds are null where no replay is exact: for a lossy rule, and on text that the rule's own decoding would not emit.
     """
+    if target.noise is None:
+        raise ValueError("positions of a target whose dtype is unknown")
     shape = Shape.of(documents)
     columns = _columns(positions, shape, columns_of(request.rules))
     shared = _shared_counts(columns, shape, target.noise)
@@ -239,7 +241,7 @@ def read_totals(run: Run, draft: str, request: Request) -> pa.Table:
             f"the log of {run.path} cannot tell of {', '.join(unknown)}, which needs whole distributions",
             "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
         )
-    schema = arrow_schema(totals_columns(run.gammas))
+    schema = arrow_schema(run.totals_columns)
     tables = []
     for shard in run.shards:
         stored = run.totals(draft, shard.index) if request.flavour == "engine" else None

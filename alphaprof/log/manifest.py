@@ -32,7 +32,8 @@ class ModelFacts:
 
     `context` is in tokens (None: unlimited); `eos` lists the ids that end a text; `noise` is the difference of two
     logits below which this dtype cannot be trusted to order them; `shape`: the fields of `analysis.shapes.ModelShape`, None
-    where the architecture is not one whose bytes and FLOPs are known, or where there is no model.
+    where the architecture is not one whose bytes and FLOPs are known, or where there is no model. Of a model that another
+    engine ran (an imported run) `parameters`, `vocabulary` and `noise` are None, and words say "unknown".
     """
 
     reference: str
@@ -41,11 +42,11 @@ class ModelFacts:
     fingerprint: str
     dtype: str
     device: str
-    parameters: int
+    parameters: int | None
     context: int | None
-    vocabulary: int
+    vocabulary: int | None
     eos: tuple[int, ...]
-    noise: float
+    noise: float | None
     shape: dict[str, float] | None = None
 
 
@@ -53,7 +54,8 @@ class ModelFacts:
 class Manifest:
     """The content of manifest.json. `status` is running until every shard is written; `reused`: the run whose continuations
     were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`:
-    what `profiling.random_order` says of documents that came in random order, until the verdict was sure; else None.
+    what `profiling.random_order` says of documents that came in random order, until the verdict was sure; else None;
+    `imported`: engine, files and settings of a run that was imported from an engine's metrics (see `importing`); else None.
     """
 
     status: Literal["running", "complete"]
@@ -72,6 +74,7 @@ class Manifest:
     emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
     sequential: dict[str, Any] | None = None
+    imported: dict[str, Any] | None = None
 
     @property
     def documents(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -119,10 +119,16 @@ DOCUMENT_COLUMNS = (
         "Number of the row in its source, as it was read: after shuffling, where the profile asks for it.",
         low=0,
     ),
-    Column("prompt_hash", pa.string(), "SHA-256 of the prompt's token ids (little-endian int32), in hex."),
+    Column(
+        "prompt_hash",
+        pa.string(),
+        "SHA-256 of the prompt's token ids (little-endian int32), in hex; imported runs: of what tells prompts apart.",
+    ),
     Column("prompt_tokens", pa.int32(), "Length of the prompt.", "tokens", 1),
     Column("continuation_tokens", pa.int32(), "Length of the continuation, EOS included.", "tokens", 1),
-    Column("finish", CATEGORY, "eos: ended by itself; length: cut, or a given text without EOS."),
+    Column(
+        "finish", CATEGORY, "eos: ended by itself; length: cut, or a given text without EOS; unknown: an engine did not say."
+    ),
     Column("continuation", CATEGORY, "Kind of the continuation: greedy, sampled, given or text."),
     Column("on_policy", pa.bool_(), "The target produced this continuation: greedily, or sampled with these settings."),
     Column("max_new_tokens", pa.int32(), "Limit on the continuation; null: none.", "tokens", 1, nullable=True),
@@ -213,11 +219,17 @@ class LogRules:
         return (*POSITION_COLUMNS, *map(accept_column, self.accepted), *map(emitted_column, self.emitted), *certificates)
 
 
-def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
-    """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random."""
+UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
+
+
+def totals_columns(gammas: Iterable[int], imported: bool = False) -> tuple[Column, ...]:
+    """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random.
+
+    `imported`: from an engine's metrics, which leave `UNKNOWN_TO_ENGINES` null.
+    """
     gammas = tuple(gammas)
     count = pa.float64()
-    fixed = (
+    fixed: tuple[Column, ...] = (
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
         Column("rule", CATEGORY, "Id of the acceptance rule."),
         Column("positions", pa.int64(), "Positions of the document.", "positions", 1),
@@ -249,6 +261,8 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
             "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True
         ),
     )
+    if imported:
+        fixed = tuple(replace(column, nullable=column.nullable or column.name in UNKNOWN_TO_ENGINES) for column in fixed)
     rounds = (Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in gammas)
     drafted = (Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in gammas)
     control = (

@@ -96,6 +96,12 @@ def check_decision(run: Run) -> Check:
 
 def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Check:
     """A run held against least values by domain. Raises `OptionInvalid` for what the run does not have."""
+    if run.imported and ALPHA in thresholds:
+        raise OptionInvalid(
+            f"{run.path} was imported from an engine's metrics, which do not tell alpha (what follows a rejection is never "
+            "tested)",
+            "check --min-acceptance-length instead",
+        )
     inquiry = Inquiry.of(run, "engine", run.manifest.config)
     draft, rule, gamma = _settled(run, inquiry, subject, needs_gamma=bool({LENGTH, SPEEDUP} & set(thresholds)))
     pools = _pools(inquiry, draft, rule)
@@ -143,6 +149,11 @@ def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_
     Raises `NotComparable` with the reason.
     """
     require_comparable(old, new, allow_target_change)
+    if new.run.imported:
+        raise NotComparable(
+            "a baseline is a check of alpha, and imported runs do not tell alpha",
+            f"alphaprof compare {old.label} {new.label}; or a check of the new run alone: --min-acceptance-length",
+        )
     inquiry = Inquiry.of(new.run, "engine", new.run.manifest.config)
     chosen = rule or _one_rule(inquiry)
     found = paired_pools(old, new, [chosen])

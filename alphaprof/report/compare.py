@@ -63,8 +63,8 @@ class Difference:
     clusters: int  # independent units among them
     first: float | None
     second: float | None
-    first_coverage: float
-    second_coverage: float
+    first_coverage: float | None
+    second_coverage: float | None
     difference: Interval | None
     tokens_per_round: tuple[TokensDifference, ...]
 
@@ -76,7 +76,7 @@ class Comparison:
     first: str
     second: str
     confidence: float
-    same_text: bool  # both measured the same tokens
+    same_text: bool | None  # both measured the same tokens; None: imported runs do not hold them
     documents: int
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]
@@ -114,7 +114,7 @@ def compare(first: Side, second: Side, rules: Sequence[str] | None = None, gamma
         first=first.label,
         second=second.label,
         confidence=confidence,
-        same_text=first.run.path == second.run.path or _same_text(first.run, second.run, found.rows),
+        same_text=_same_text(first.run, second.run, found.rows),
         documents=found.documents,
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
         unpaired=found.unpaired,
@@ -158,6 +158,19 @@ def require_comparable(first: Side, second: Side, other_target: bool = False) ->
     if first.label == second.label:
         raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
     one, two = first.run.manifest, second.run.manifest
+    if first.run.imported != second.run.imported:
+        imported, profiled = (first, second) if first.run.imported else (second, first)
+        raise NotComparable(
+            f"{imported.run.path} was imported from an engine's metrics, and {profiled.run.path} was profiled: nothing "
+            "shows that both have the same target and text",
+            "import both, or profile both",
+        )
+    if one.imported and two.imported and one.imported["prompts_known_by"] != two.imported["prompts_known_by"]:
+        kinds = [found["prompts_known_by"] or "nothing" for found in (one.imported, two.imported)]
+        raise NotComparable(
+            f"prompts of {first.run.path} are known by {kinds[0]}, and those of {second.run.path} by {kinds[1]}",
+            "log the same with the requests of both: prompt_token_ids (return_token_ids: true) tells prompts apart best",
+        )
     if one.config.get("draft_processing") != two.config.get("draft_processing"):
         raise NotComparable(
             f"{first.run.path} and {second.run.path} have another draft_processing",
@@ -184,8 +197,15 @@ def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
 
 
 def _gammas(first: Run, second: Run, wanted: int | None) -> list[int]:
-    """The lengths to compare. Raises `OptionInvalid` for one that a run does not have."""
+    """The lengths to compare. Raises `OptionInvalid` for one that a run does not have, and `NotComparable` for imported runs
+    that were served with different ones.
+    """
     both = sorted(set(first.gammas) & set(second.gammas))
+    if first.imported and not both:
+        raise NotComparable(
+            f"{first.path} was served with gamma {first.gammas[0]}, and {second.path} with {second.gammas[0]}",
+            "serve both with the same number of speculative tokens",
+        )
     if wanted is None:
         return both
     if wanted not in both:
@@ -220,8 +240,12 @@ def _keys(documents: pa.Table) -> Iterator[tuple[Any, ...]]:
         yield (*key, seen[key])
 
 
-def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool:
-    """Whether paired documents hold the same tokens."""
+def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:
+    """Whether paired documents hold the same tokens; None where that is not known."""
+    if first.path == second.path:
+        return True
+    if first.imported:
+        return None
     texts = []
     for run, chosen in zip((first, second), rows, strict=True):
         parts = [run.continuations(shard.index, ["continuation_ids"]) for shard in run.shards]
@@ -243,9 +267,11 @@ def _pools(side: Side, documents: pa.Table, independent: Array, rules: Sequence[
 def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequence[int], confidence: float) -> Difference:
     (rule,) = rules_of([key[-1]])
     sides = [summed(pool) for pool in (first, second)]
-    counted = all(counts.sum() > 0 for _, counts in sides)
+    counted = all(counts.sum() > 0 for _, counts in sides)  # of imported runs they are not known: NaN
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sides]
-    coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in (first, second)]
+    coverages = [
+        float(pool["proposals"].sum() / pool["positions"].sum()) if pool.observed else None for pool in (first, second)
+    ]
     rounds = first.defined and second.defined
     return Difference(
         domain=key[0],

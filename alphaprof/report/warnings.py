@@ -146,6 +146,13 @@ def _cut(report: Report) -> Iterator[ReportWarning]:
 
 
 def _cost(report: Report) -> Iterator[ReportWarning]:
+    if report.cost is None and report.run.imported is not None:
+        yield ReportWarning(
+            "no_step_times",
+            "an engine's metrics hold no step times, so no speedup",
+            "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)",
+        )
+        return
     if report.cost is None:
         yield ReportWarning("no_step_times", "no step times were measured", "see the warnings of the profiling run")
         return
