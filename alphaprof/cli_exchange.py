@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from alphaprof.cli_support import one_line
 from alphaprof.errors import OptionInvalid
+
+if TYPE_CHECKING:
+    from alphaprof.log.manifest import Manifest
 
 import_app = typer.Typer(help="A run from what an engine logged about its drafts.", no_args_is_help=True)
 
@@ -21,11 +24,6 @@ class ServedRule(StrEnum):
     strict = "strict"
     one_hot = "one_hot"
     lossless = "lossless"
-
-
-@import_app.callback()
-def _group() -> None:
-    """A run from what an engine logged about its drafts."""
 
 
 @import_app.command("vllm")
@@ -60,32 +58,25 @@ def import_vllm(
     ] = None,
 ) -> None:
     """Per-request speculative decoding metrics of vLLM as a run, for report, check and compare."""
-    from alphaprof.importing import Asked, import_requests
+    from alphaprof.importing import Asked, Naming, import_requests
 
     if domain and domain_key:
         raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
-    run = import_requests(
-        Asked(
-            files=requests,
-            rule=rule.value,
-            sampling=_sampling(rule, temperature, top_k, top_p, min_p),
-            draft=draft,
-            target=target,
-            gamma=gamma,
-            domains=domain or (),
-            domain_key=domain_key,
-            cluster_key=cluster_key,
-            leave_out=leave_out,
-            overrides=overrides or (),
-        ),
-        out,
-    )
-    manifest = run.manifest
-    known_by = (manifest.imported or {})["prompts_known_by"]
+    sampling = _sampling(rule, temperature, top_k, top_p, min_p)
+    names = Naming(draft, target, domain or (), domain_key, cluster_key)
+    run = import_requests(Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ()), out)
+    _say(run.manifest, out)
+
+
+def _say(manifest: Manifest, out: Path) -> None:
+    """What was imported, on stdout; what to know about it, on stderr."""
+    if manifest.imported is None:
+        raise ValueError("not imported")
+    known_by, gamma = manifest.imported.prompts_known_by, manifest.imported.gamma
     for reason, count in manifest.skipped.items():
         print(f"warning: {count} requests left out: {one_line(reason)}", file=sys.stderr)
     print(f"prompts are known by {known_by or 'nothing: no request can be paired'}", file=sys.stderr)
-    said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {run.gammas[0]}"
+    said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {gamma}"
     print(f"{said}. Next: alphaprof report {out}")
 
 

@@ -16,7 +16,7 @@ from alphaprof.analysis.engine_requests import EngineRequest, LeftOut, request_o
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, totals_table
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
 from alphaprof.loader import apply_override, validate
-from alphaprof.log.manifest import Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import Imported, Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run, require_new
 from alphaprof.options import DRAFT_NAME
 
@@ -25,21 +25,30 @@ VLLM = "vLLM"
 ORIGIN = "import"  # in messages about options
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class Naming:
+    """What things are called, or which fields say it. `target` None: the model of the responses; `domains`: one name for all
+    files, or one for each.
+    """
+
+    draft: str
+    target: str | None
+    domains: Sequence[str]
+    domain_key: str | None
+    cluster_key: str | None
+
+
+@dataclass(frozen=True)
 class Asked:
-    """What `alphaprof import` is asked for. `domains`: one name for all files or one for each; `sampling` None: greedily."""
+    """What `alphaprof import` is asked for. `sampling` None: greedily; `gamma` None: what the metrics say."""
 
     files: Sequence[Path]
     rule: str
     sampling: dict[str, float] | None
-    draft: str = "engine"
-    target: str | None = None
-    gamma: int | None = None
-    domains: Sequence[str] = ()
-    domain_key: str | None = None
-    cluster_key: str | None = None
-    leave_out: bool = False
-    overrides: Sequence[str] = ()
+    names: Naming
+    gamma: int | None
+    leave_out: bool
+    overrides: Sequence[str]
 
 
 @dataclass
@@ -60,13 +69,15 @@ def import_requests(asked: Asked, out: Path) -> Run:
     what is asked, `RunExists` and `DiskFull`.
     """
     require_new(out, "choose another --out")
-    if not DRAFT_NAME.fullmatch(asked.draft) or asked.draft in ("auto", "target"):
-        raise OptionInvalid(f"--draft {shown(asked.draft)} is no name", "lower case, a letter first, not auto or target")
-    if len(asked.domains) > 1 and len(asked.domains) != len(asked.files):
+    if not DRAFT_NAME.fullmatch(asked.names.draft) or asked.names.draft in ("auto", "target"):
+        raise OptionInvalid(f"--draft {shown(asked.names.draft)} is no name", "lower case, not auto or target")
+    if len(asked.names.domains) > 1 and len(asked.names.domains) != len(asked.files):
         raise OptionInvalid(
-            f"{len(asked.domains)} domains for {len(asked.files)} files",
+            f"{len(asked.names.domains)} domains for {len(asked.files)} files",
             "name one --domain, or one for each file in their order",
         )
+    if twice := [str(path) for path in asked.files if asked.files.count(path) > 1]:
+        raise OptionInvalid(f"{twice[0]} is named twice", "name every file once")
     read = Read()
     for source, path in enumerate(asked.files):
         _read_file(read, source, path, asked)
@@ -75,11 +86,11 @@ def import_requests(asked: Asked, out: Path) -> Run:
         raise DataEmpty(f"no request to import: {reasons}", "see docs/import.md for how to get metrics out of vLLM")
     requests = [item.request for item in read.labelled]
     served = Served(asked.rule, requests[0].rounds.gamma, asked.sampling)
-    target = asked.target or _target(requests)
+    target = asked.names.target or _target(requests)
     config = _config(asked, served, list(dict.fromkeys(item.domain for item in read.labelled)))
     known_by = identity(requests)
     run = Run(out, _manifest(asked, read, served, config, target, known_by))
-    run.write_totals(totals_table(read.labelled, served), 0, asked.draft)
+    run.write_totals(totals_table(read.labelled, served), 0, asked.names.draft)
     run.write_documents(documents_table(read.labelled, served, known_by, read.digest.hexdigest()))
     run.write_manifest(run.manifest)
     return run
@@ -100,7 +111,7 @@ def _read_file(read: Read, source: int, path: Path, asked: Asked) -> None:
         _require_gamma(read, request)
         read.unread.update(request.unread)
         domain = _domain(line, source, asked)
-        cluster = _named(line, asked.cluster_key, "--cluster-key") if asked.cluster_key else None
+        cluster = _named(line, asked.names.cluster_key, "--cluster-key") if asked.names.cluster_key else None
         read.labelled.append(Labelled(request, source, domain, cluster))
 
 
@@ -123,12 +134,12 @@ def _require_gamma(read: Read, request: EngineRequest) -> None:
 
 
 def _domain(line: Line, source: int, asked: Asked) -> str:
-    if asked.domain_key:
-        found = _named(line, asked.domain_key, "--domain-key")
+    if asked.names.domain_key:
+        found = _named(line, asked.names.domain_key, "--domain-key")
         if found is None:
-            raise line.refuse(f"{asked.domain_key} is null, no domain", "name every request's domain")
+            raise line.refuse(f"{asked.names.domain_key} is null, no domain", "name every request's domain")
         return found
-    names = asked.domains or ("traffic",)
+    names = asked.names.domains or ("traffic",)
     return line.writable("--domain", names[source if len(names) > 1 else 0])
 
 
@@ -164,18 +175,18 @@ def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, A
     """The profile that such a run answers to: decision and costs are what reports read of it. Models are in the manifest."""
     if len(domains) > MOST_DOMAINS:
         raise OptionInvalid(
-            f"{asked.domain_key} names {len(domains)} domains, more than {MOST_DOMAINS}",
+            f"{asked.names.domain_key} names {len(domains)} domains, more than {MOST_DOMAINS}",
             "name a field that tells kinds of traffic apart",
         )
     text: dict[str, Any] = {"kind": "given", "column": "response", "on_policy": True} | (served.sampling or {})
     tree: dict[str, Any] = {
         "target": {"model": "served"},
-        "drafts": {asked.draft: {"kind": "model", "model": asked.draft}},
+        "drafts": {asked.names.draft: {"kind": "model", "model": asked.names.draft}},
         "data": [{"domain": domain, "path": str(asked.files[0]), "prompt": "{prompt}"} for domain in domains],
         "continuation": text,
         "rules": [served.rule],
         "gammas": [served.gamma],
-        "decision": {"rule": served.rule, "draft": asked.draft, "gamma": served.gamma},
+        "decision": {"rule": served.rule, "draft": asked.names.draft, "gamma": served.gamma},
     }
     # The source of step times goes before its options.
     for override in sorted(asked.overrides, key=lambda text: not text.startswith("costs.source=")):
@@ -198,24 +209,23 @@ def _manifest(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=config,
         target=_facts(target),
-        drafts={asked.draft: _facts(asked.draft)},
+        drafts={asked.names.draft: _facts(asked.names.draft)},
         tokenizer="unknown",
         environment={},
         shards=(shard,),
         skipped=dict(read.left_out),
         warnings=tuple(_notes(read, known_by)),
-        imported={
-            "engine": VLLM,
-            "files": [str(path) for path in asked.files],
-            "rule": served.rule,
-            "gamma": served.gamma,
-            "sampling": served.sampling,
-            "prompts_known_by": known_by,
-            "requests": len(requests),
-            "without_steps": sum(request.rounds.steps == 0 for request in requests),
-            "plain_steps": sum(request.rounds.plain for request in requests),
-            "beyond_the_end": sum(request.rounds.beyond for request in requests),
-        },
+        imported=Imported(
+            engine=VLLM,
+            files=tuple(str(path) for path in asked.files),
+            rule=served.rule,
+            gamma=served.gamma,
+            sampling=served.sampling,
+            prompts_known_by=known_by,
+            without_steps=sum(request.rounds.steps == 0 for request in requests),
+            plain_steps=sum(request.rounds.plain for request in requests),
+            beyond_the_end=sum(request.rounds.beyond for request in requests),
+        ),
     )
 
 

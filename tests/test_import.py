@@ -114,6 +114,27 @@ def test_rounds_follow_from_the_histogram_and_the_tokens(tmp_path: Path, written
     assert item.conditional == pytest.approx((4 / 43, 3 / 4, 1.0))
 
 
+def test_metrics_that_users_of_vllm_published_are_read() -> None:
+    """The metrics of an answer of 200 tokens (syv-ai/qwen38-27b-rtx3090, issue 66), and what `detailed` adds to others."""
+    answer = counted([0] * 2 + [1] * 3 + [2] * 2 + [3] * 2 + [4] * 4 + [6] + [7] * 19, [7] * 33, 7)
+    assert (answer["num_accepted_draft_tokens"], answer["num_draft_tokens"]) == (168, 231)
+    found = read(response(**answer) | {"usage": {"prompt_tokens": 9, "completion_tokens": 200}})
+    assert (found.steps, found.plain, found.beyond) == (33, 0, 2)
+    assert found.accepted == (31, 28, 26, 24, 20, 20, 19)
+    steps = [7, 5, 5, 4, 1, 7, 7, 7, 7, 7, 7, 3]
+    detailed = counted(steps, [7] * 12, 7, detailed=True)
+    assert (detailed["acceptance_histogram"], detailed["num_accepted_draft_tokens"]) == ([0, 1, 0, 1, 1, 2, 0, 7], 67)
+    assert read(response(**detailed) | {"usage": {"prompt_tokens": 9, "completion_tokens": 80}}).tested == (
+        12,
+        12,
+        11,
+        11,
+        10,
+        9,
+        7,
+    )
+
+
 SHORTENED = counted([1, 0, 2, 0], [2, 1, 2, 0], 2)  # drafts of 2, 1, 2 and no tokens
 BY_STEP = {"per_step_accepted": [1, 0, 2, 0], "per_step_drafted": [2, 1, 2, 0]}
 BY_LENGTH = {"acceptance_histogram_by_draft_length": {"0": [1], "1": [1, 0], "2": [0, 1, 1]}}
@@ -175,8 +196,10 @@ def test_the_metrics_are_found_where_responses_hold_them(wrap: Callable[[dict[st
     assert read(wrap(response())) == read(response())
 
 
-def as_requests(run: Run, draft: str, gamma: int) -> list[dict[str, Any]]:
-    """What an engine would log of the run's documents, walked round by round at one gamma."""
+def as_requests(run: Run, draft: str, gamma: int, beyond: int = 0) -> list[dict[str, Any]]:
+    """What an engine would log of the run's documents, walked round by round at one gamma. `beyond`: drafts that it accepts
+    behind the end of a text, at most.
+    """
     positions = pd.read_parquet(run.path / "positions").sort_values(["document", "position"])
     domains = run.documents().to_pandas().set_index("document")["domain"].astype(str)
     rows = []
@@ -188,6 +211,7 @@ def as_requests(run: Run, draft: str, gamma: int) -> list[dict[str, Any]]:
             ready = min(gamma, proposed[place])
             kept = min(ready, runs[place])
             place += kept + 1
+            kept += min(beyond, ready - kept) if place > len(text) else 0
             if ready:
                 accepted.append(kept)
                 drafted.append(ready)
@@ -231,6 +255,19 @@ def test_an_imported_run_reports_the_rounds_of_the_run_that_was_logged(simulated
         assert item.marginal == pytest.approx(other.marginal)
         assert item.conditional == pytest.approx(other.conditional)
         assert item.accepted_per_drafted == pytest.approx(other.accepted_per_drafted)
+
+
+@pytest.mark.parametrize("gamma", [2, 4])
+def test_drafts_accepted_behind_the_end_of_a_text_are_no_tokens(gamma: int, tmp_path: Path) -> None:
+    simulated = write_run(tmp_path / "simulated", Recipe(domains={"code": Domain(documents=12, alpha=0.85)}))
+    run = imported(tmp_path, as_requests(simulated, "small", gamma, beyond=2), *STRICT)
+    mine, its = only(build_report(run), "traffic", "engine"), only(build_report(simulated), "code")
+    (item,), other = mine.gammas, next(found for found in its.gammas if found.gamma == gamma)
+    assert run.manifest.imported is not None
+    assert run.manifest.imported.beyond_the_end > 0
+    assert dataclasses.astuple(item.tokens_per_round) == pytest.approx(dataclasses.astuple(other.tokens_per_round))  # type: ignore[arg-type]
+    assert item.rounds == other.rounds
+    assert item.acceptance_length > other.acceptance_length  # type: ignore[operator]
 
 
 @pytest.fixture(scope="module")
@@ -401,12 +438,13 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "uneven drafts": (changed(num_draft_tokens=128), "drafted 128 tokens, and not which of them fewer than 3"),
     "no metrics": (response() | {"metrics": None}, "no metrics.speculative_decoding"),
     "several choices": (response() | {"choices": [{}, {}]}, "several choices"),
-    "metrics of another kind": (response() | {"metrics": [1]}, "metrics is [1], no object"),
+    "metrics of another kind": (response() | {"metrics": [1]}, "metrics is a list, no object"),
     "no object": ([1, 2], "is no JSON object"),
     "no model": (response() | {"model": ""}, "there is no model"),
     "half a character": (response() | {"model": "\ud800"}, "half a character"),
     "no name": (response() | {"id": {"a": 1}}, "no name"),
     "token ids": (response() | {"prompt_token_ids": [-1]}, "prompt_token_ids[0] is -1"),
+    "a nested name": (response() | {"model": {"a": [[]]}}, "model is an object, no name"),
 }
 
 
@@ -490,7 +528,8 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
     failed = {"custom_id": "c", "response": {"status_code": 400, "body": {}}, "error": None}
     empty = response(3) | {"usage": {"prompt_tokens": 5, "completion_tokens": 0}}
     several, uneven = response(4) | {"metrics": None}, response(5, num_draft_tokens=128)
-    run = imported(tmp_path, [response(1), idle, failed, empty, several, uneven], *STRICT, "--leave-out")
+    beyond = response(6) | {"usage": {"prompt_tokens": 5, "completion_tokens": 40}}
+    run = imported(tmp_path, [response(1), idle, failed, empty, several, uneven, beyond], *STRICT, "--leave-out")
     report = build_report(run)
     (item,) = report.results[0].gammas
     assert (item.rounds, item.tokens_per_round.value) == (43 + 9, pytest.approx((53 + 9) / (43 + 9)))  # type: ignore[union-attr]
@@ -498,7 +537,7 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
     assert run.manifest.skipped == {
         "the engine answered with an error": 1,
         "no token was written": 1,
-        "their metrics do not tell their rounds": 2,
+        "their metrics do not tell their rounds": 3,
     }
     notes = {warning.code: warning.message for warning in report.warnings}
     assert notes["no_steps"].startswith("1 of 2 requests have no round with a draft")
@@ -532,7 +571,7 @@ def test_prompts_are_known_by_the_best_that_all_requests_have(
 ) -> None:
     run = imported(tmp_path, [response(1) | fields, response(2) | {"prompt": "Ho"}])
     assert run.manifest.imported is not None
-    assert run.manifest.imported["prompts_known_by"] == known_by
+    assert run.manifest.imported.prompts_known_by == known_by
     assert ("prompts_unknown" in codes(build_report(run))) == (known_by in (None, "request id"))
     assert len(set(run.documents()["prompt_hash"].to_pylist())) == 2
 
@@ -568,6 +607,11 @@ def test_each_file_may_be_a_domain(tmp_path: Path) -> None:
     result = invoke("import", "vllm", *paths, *STRICT, "--domain", "code", "--domain", "chat", "--out", tmp_path / "run")
     assert result.exit_code == 0
     assert [result.domain for result in build_report(Run.open(tmp_path / "run")).results] == ["code", "chat"]
+
+
+def test_a_file_counts_once(tmp_path: Path) -> None:
+    code, text = failure(invoke("import", "vllm", "a.jsonl", "a.jsonl", *STRICT, "--out", tmp_path / "run"))
+    assert (code, "a.jsonl is named twice" in text) == (2, True)
 
 
 def test_an_import_overwrites_nothing(tmp_path: Path) -> None:

@@ -109,7 +109,9 @@ class Line:
 
 def shown(value: Any) -> str:
     """The beginning of a value, for messages."""
-    text = repr(value) if not isinstance(value, (dict, list)) else json.dumps(value)[: SHOWN + 1]
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 

@@ -10,6 +10,7 @@ out.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,7 +152,10 @@ def _names(line: Line, body: Line, first: Line | None) -> dict[str, str]:
     for place in (line.fields, body.fields, *asked, *inner):
         prompt = place.get("prompt", place.get("messages")) if isinstance(place, Mapping) else None
         if isinstance(prompt, (str, list)) and prompt:
-            found["text"] = _hashed("text", prompt)
+            try:
+                found["text"] = _hashed("text", prompt)
+            except RecursionError:
+                raise line.refuse("the prompt is nested too deeply", "prompts are text, or lists of messages") from None
             break
     name = line.text("custom_id") or body.text("id") or line.text("id") or body.text("request_id")
     if name:
@@ -160,7 +164,7 @@ def _names(line: Line, body: Line, first: Line | None) -> dict[str, str]:
 
 
 def _hashed(kind: str, value: Any) -> str:
-    return hashlib.sha256(f"{kind} {value!r}".encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(json.dumps([kind, value], sort_keys=True).encode()).hexdigest()
 
 
 def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
@@ -178,8 +182,8 @@ def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
         )
     after = written - 1  # the prefill writes the first token
     beyond = max(0, steps + accepted - after)
-    if steps > after or beyond > int(np.flatnonzero(histogram).max(initial=0)):
-        raise metrics.refuse(
+    if beyond > int(np.flatnonzero(histogram).max(initial=0)):  # a round keeps one token at least
+        raise LeftOut(
             f"completion_tokens is {written}, and {steps} rounds that accepted {accepted} tokens write {steps + accepted} "
             "after the first",
             "only the last round may reach beyond the end of a text: see docs/import.md",

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from alphaprof.analysis.engine_requests import EngineRequest
-from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, UNKNOWN_TO_ENGINES, arrow_schema, totals_columns
+from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, UNKNOWN_TO_ENGINES, arrow_schema, imported_totals_columns
 
 KINDS = ("token ids", "text", "request id")  # what prompts are known by, the best first
 
@@ -78,7 +78,7 @@ def _document(number: int, item: Labelled, known_by: str | None, digest: str) ->
 def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
     """Rows of the totals. A round without a draft is one that the tokens ask for and the metrics do not count."""
     gamma = served.gamma
-    schema = arrow_schema(totals_columns([gamma], imported=True))
+    schema = arrow_schema(imported_totals_columns([gamma]))
     unknown = dict.fromkeys(
         (*UNKNOWN_TO_ENGINES, "emitted", "thinking_positions", "thinking_proposals", "thinking_accepted")
     )

@@ -50,12 +50,30 @@ class ModelFacts:
     shape: dict[str, float] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """Where an imported run comes from. `prompts_known_by`: what tells prompts apart: token ids, text or request id; None:
+    nothing does. Of its requests: those `without_steps` (no round with a draft), `plain_steps` (rounds without a draft that
+    follow from the tokens), and drafts accepted `beyond_the_end` of texts.
+    """
+
+    engine: str
+    files: tuple[str, ...]
+    rule: str
+    gamma: int
+    sampling: dict[str, float] | None
+    prompts_known_by: str | None
+    without_steps: int
+    plain_steps: int
+    beyond_the_end: int
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json. `status` is running until every shard is written; `reused`: the run whose continuations
     were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`:
     what `profiling.random_order` says of documents that came in random order, until the verdict was sure; else None;
-    `imported`: engine, files and settings of a run that was imported from an engine's metrics (see `importing`); else None.
+    `imported`: of a run that was imported from an engine's metrics (see `importing`); else None.
     """
 
     status: Literal["running", "complete"]
@@ -74,7 +92,7 @@ class Manifest:
     emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
     sequential: dict[str, Any] | None = None
-    imported: dict[str, Any] | None = None
+    imported: Imported | None = None
 
     @property
     def documents(self) -> int:
@@ -117,6 +135,9 @@ def _parse(data: dict[str, Any], path: Path) -> Manifest:
         values["drafts"] = {name: _facts(facts) for name, facts in values["drafts"].items()}
         values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
         values |= {name: tuple(values.get(name, ())) for name in ("warnings", "emitted", "certified")}
+        if values.get("imported") is not None:
+            found = values["imported"]
+            values["imported"] = Imported(**{**found, "files": tuple(found["files"])})
         if odd := [name for name, value in values.items() if not _fits(value, hints[name])]:
             raise TypeError(f"{', '.join(odd)} of another type than expected")
         return Manifest(**values)

@@ -219,17 +219,11 @@ class LogRules:
         return (*POSITION_COLUMNS, *map(accept_column, self.accepted), *map(emitted_column, self.emitted), *certificates)
 
 
-UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
-
-
-def totals_columns(gammas: Iterable[int], imported: bool = False) -> tuple[Column, ...]:
-    """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random.
-
-    `imported`: from an engine's metrics, which leave `UNKNOWN_TO_ENGINES` null.
-    """
+def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
+    """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random."""
     gammas = tuple(gammas)
     count = pa.float64()
-    fixed: tuple[Column, ...] = (
+    fixed = (
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
         Column("rule", CATEGORY, "Id of the acceptance rule."),
         Column("positions", pa.int64(), "Positions of the document.", "positions", 1),
@@ -261,8 +255,6 @@ def totals_columns(gammas: Iterable[int], imported: bool = False) -> tuple[Colum
             "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True
         ),
     )
-    if imported:
-        fixed = tuple(replace(column, nullable=column.nullable or column.name in UNKNOWN_TO_ENGINES) for column in fixed)
     rounds = (Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in gammas)
     drafted = (Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in gammas)
     control = (
@@ -275,6 +267,15 @@ def totals_columns(gammas: Iterable[int], imported: bool = False) -> tuple[Colum
         for name, doc in DEPTH_COUNTS.items()
     )
     return (*fixed, *rounds, *drafted, *control, *depths)
+
+
+UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
+
+
+def imported_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
+    """The same of a run that was imported from an engine's metrics, which leave `UNKNOWN_TO_ENGINES` null."""
+    columns = totals_columns(gammas)
+    return tuple(replace(column, nullable=column.nullable or column.name in UNKNOWN_TO_ENGINES) for column in columns)
 
 
 DEPTH_COUNTS = {

@@ -21,6 +21,7 @@ from alphaprof.log.schema import (
     Column,
     LogRules,
     arrow_schema,
+    imported_totals_columns,
     totals_columns,
 )
 from alphaprof.log.violations import violations
@@ -181,7 +182,7 @@ class Run:
     @property
     def totals_columns(self) -> tuple[Column, ...]:
         """The columns of the totals."""
-        return totals_columns(self.gammas, imported=self.imported)
+        return imported_totals_columns(self.gammas) if self.imported else totals_columns(self.gammas)
 
     @property
     def imported(self) -> bool:

@@ -156,7 +156,7 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
         mean_context=mean_context(documents),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
-        imported=manifest.imported["engine"] if manifest.imported else None,
+        imported=manifest.imported.engine if manifest.imported else None,
     )
 
 

@@ -17,7 +17,8 @@ from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid
 from alphaprof.log.store import Run
 from alphaprof.report.build import Inquiry, build_report, by_domain, found_pools
-from alphaprof.report.compare import Side, paired_pools, require_comparable, summed
+from alphaprof.report.comparable import require_comparable
+from alphaprof.report.compare import Side, paired_pools, summed
 from alphaprof.report.format import short
 from alphaprof.report.pool import Pool
 from alphaprof.report.result import share

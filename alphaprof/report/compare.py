@@ -18,6 +18,7 @@ from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.analysis.totals import Request, policies, read_totals
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.store import Run
+from alphaprof.report.comparable import require_comparable
 from alphaprof.report.model import Interval
 from alphaprof.report.pool import SETTINGS, Pool, pools, units
 
@@ -148,42 +149,6 @@ def paired_pools(first: Side, second: Side, rules: Sequence[str]) -> Paired:
     independent = units(pa.concat_tables(documents))[: len(rows[0])]  # what belongs together in either run
     one, two = (_pools(side, table, independent, rules) for side, table in zip((first, second), documents, strict=True))
     return Paired(rows, (one, two), (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])))
-
-
-def require_comparable(first: Side, second: Side, other_target: bool = False) -> None:
-    """Raise `NotComparable` where target, dtype, tokenizer or processing differ: a difference would not be the draft's.
-
-    `other_target`: a fine-tuned or quantised target is what is asked about.
-    """
-    if first.label == second.label:
-        raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
-    one, two = first.run.manifest, second.run.manifest
-    if first.run.imported != second.run.imported:
-        imported, profiled = (first, second) if first.run.imported else (second, first)
-        raise NotComparable(
-            f"{imported.run.path} was imported from an engine's metrics, and {profiled.run.path} was profiled: nothing "
-            "shows that both have the same target and text",
-            "import both, or profile both",
-        )
-    if one.imported and two.imported and one.imported["prompts_known_by"] != two.imported["prompts_known_by"]:
-        kinds = [found["prompts_known_by"] or "nothing" for found in (one.imported, two.imported)]
-        raise NotComparable(
-            f"prompts of {first.run.path} are known by {kinds[0]}, and those of {second.run.path} by {kinds[1]}",
-            "log the same with the requests of both: prompt_token_ids (return_token_ids: true) tells prompts apart best",
-        )
-    if one.config.get("draft_processing") != two.config.get("draft_processing"):
-        raise NotComparable(
-            f"{first.run.path} and {second.run.path} have another draft_processing",
-            "profile one of them again with the other's; --reuse-continuations keeps the text",
-        )
-    told = () if other_target else ("fingerprint", "dtype")
-    odd = [name for name in told if getattr(one.target, name) != getattr(two.target, name)]
-    odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
-    if odd:
-        raise NotComparable(
-            f"{first.run.path} and {second.run.path} have another target ({', '.join(odd)} differ)",
-            "compare drafts of one target, profiled in one dtype",
-        )
 
 
 def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
