@@ -328,6 +328,37 @@ def test_a_check_of_acceptance_length_counts_as_the_engine_does(pair: tuple[Run,
     assert (content["outcome"], content["gamma"]) == ("pass", 3)
 
 
+def lengths(run: Run) -> dict[str, tuple[Any, Any]]:
+    """Accepted drafts and rounds that had any, by domain."""
+    rows = alphaprof.open(run.path).totals()
+    domains = run.documents().to_pandas()["domain"].astype(str)
+    parts = {name: np.stack(rows[f"{name}_depths_3"].tolist()) for name in ("accepted", "drafted")}
+    return {
+        domain: (parts["accepted"][domains == domain].sum(1), parts["drafted"][domains == domain][:, 0])
+        for domain in domains.unique()
+    }
+
+
+def test_a_baseline_of_imported_runs_is_a_check_of_acceptance_length(pair: tuple[Run, Run]) -> None:
+    good, bad = pair
+    result = invoke("check", bad.path, "--baseline", good.path, "--margin", "0.1", "--format", "json")
+    content = json.loads(result.stdout)
+    assert (result.exception.exit_code, content["outcome"], content["gamma"], content["paired"]) == (10, "fail", 3, 42)  # type: ignore[union-attr]
+    rng = np.random.default_rng(0)
+    for item in content["items"]:
+        sides = [lengths(run)[item["domain"]] for run in (good, bad)]
+        before, after = (1 + accepted.sum() / rounds.sum() for accepted, rounds in sides)
+        assert (item["measure"], item["outcome"]) == ("acceptance_length_difference", "fail")
+        assert item["value"] == pytest.approx(after - before)
+        draws = rng.integers(0, 14, (2000, 14))  # documents drawn again: an independent look at the spread
+        redrawn = [accepted[draws].sum(1) / rounds[draws].sum(1) for accepted, rounds in sides]
+        spread = float((redrawn[1] - redrawn[0]).std())
+        assert 1.2 * spread < item["value"] - item["low"] < 3.5 * spread
+    again = json.loads(invoke("check", good.path, "--baseline", bad.path, "--format", "json").stdout)
+    assert again["outcome"] == "pass"
+    assert "acceptance_length_difference" in invoke("check", good.path, "--baseline", bad.path).stdout
+
+
 def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -> None:
     content = json.loads(invoke("compare", pair[0].path, pair[1].path, "--format", "json").stdout)
     reports = [build_report(run) for run in pair]
@@ -355,7 +386,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "alpha": (("check", "GOOD", "--min-alpha", "0.5"), 2, "do not tell alpha"),
     "speedup": (("check", "GOOD", "--min-speedup", "1.1"), 2, "no step times for eagle"),
     "a gamma that was not served": (("check", "GOOD", "--gamma", "2", "--min-acceptance-length", "1"), 2, "no gamma 2"),
-    "a baseline": (("check", "BAD", "--baseline", "GOOD"), 12, "--min-acceptance-length"),
+    "a profiled baseline": (("check", "GOOD", "--baseline", "PROFILED"), 12, "was profiled"),
     "a profiled run": (("compare", "GOOD", "PROFILED"), 12, "was profiled"),
 }
 
@@ -364,7 +395,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
 def test_what_needs_more_than_rounds_is_refused(
     call: tuple[str, ...], code: int, words: str, pair: tuple[Run, Run], simulated: Run
 ) -> None:
-    places = {"GOOD": pair[0].path, "BAD": pair[1].path, "PROFILED": simulated.path}
+    places = {"GOOD": pair[0].path, "BAD": pair[1].path, "PROFILED": f"{simulated.path}:small"}
     found, text = failure(invoke(*(places.get(word, word) for word in call)))
     assert found == code
     assert words in text
@@ -377,9 +408,10 @@ def test_the_position_log_of_an_imported_run_is_refused_in_python(pair: tuple[Ru
 
 
 def test_runs_served_with_different_gammas_are_not_comparable(pair: tuple[Run, Run], simulated: Run, tmp_path: Path) -> None:
-    other = imported(tmp_path, as_requests(simulated, "small", 2), *STRICT, "--domain-key", "domain")
+    other = imported(tmp_path, as_requests(simulated, "small", 2), *STRICT, "--domain-key", "domain", "--draft", "eagle")
     code, text = failure(invoke("compare", pair[0].path, other.path))
-    assert (code, "gamma 3" in text, "with 2" in text) == (12, True, True)
+    assert (code, "gamma 3" in text, "with gamma 2" in text) == (12, True, True)
+    assert failure(invoke("check", pair[0].path, "--baseline", other.path))[0] == 12
 
 
 def test_prompts_known_by_different_things_are_not_paired(pair: tuple[Run, Run], tmp_path: Path) -> None:

@@ -44,7 +44,16 @@ def _require_same_origin(first: Side, second: Side) -> None:
             "shows that both have the same target and text",
             "import both, or profile both",
         )
-    if one.imported and two.imported and one.imported.prompts_known_by != two.imported.prompts_known_by:
+    if one.imported is None or two.imported is None:
+        return
+    for name in ("gamma", "rule"):
+        served = [getattr(found, name) for found in (one.imported, two.imported)]
+        if served[0] != served[1]:
+            raise NotComparable(
+                f"{first.run.path} was served with {name} {served[0]}, and {second.run.path} with {name} {served[1]}",
+                "serve both with the same number of speculative tokens, and the same rule",
+            )
+    if one.imported.prompts_known_by != two.imported.prompts_known_by:
         kinds = [found.prompts_known_by or "nothing" for found in (one.imported, two.imported)]
         raise NotComparable(
             f"prompts of {first.run.path} are known by {kinds[0]}, and those of {second.run.path} by {kinds[1]}",

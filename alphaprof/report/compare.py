@@ -162,15 +162,8 @@ def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
 
 
 def _gammas(first: Run, second: Run, wanted: int | None) -> list[int]:
-    """The lengths to compare. Raises `OptionInvalid` for one that a run does not have, and `NotComparable` for imported runs
-    that were served with different ones.
-    """
+    """The lengths to compare. Raises `OptionInvalid` for one that a run does not have."""
     both = sorted(set(first.gammas) & set(second.gammas))
-    if first.imported and not both:
-        raise NotComparable(
-            f"{first.path} was served with gamma {first.gammas[0]}, and {second.path} with {second.gammas[0]}",
-            "serve both with the same number of speculative tokens",
-        )
     if wanted is None:
         return both
     if wanted not in both:
