@@ -74,7 +74,7 @@ def _say(manifest: Manifest, out: Path) -> None:
         raise ValueError("not imported")
     known_by, gamma = manifest.imported.prompts_known_by, manifest.imported.gamma
     for reason, count in manifest.skipped.items():
-        print(f"warning: {count} requests left out: {one_line(reason)}", file=sys.stderr)
+        print(f"warning: left out: {one_line(reason)} ({count})", file=sys.stderr)
     print(f"prompts are known by {known_by or 'nothing: no request can be paired'}", file=sys.stderr)
     said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {gamma}"
     print(f"{said}. Next: alphaprof report {out}")

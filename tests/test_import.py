@@ -414,6 +414,14 @@ def test_runs_served_with_different_gammas_are_not_comparable(pair: tuple[Run, R
     assert failure(invoke("check", pair[0].path, "--baseline", other.path))[0] == 12
 
 
+def test_runs_that_kept_drafts_by_different_rules_are_not_comparable(tmp_path: Path) -> None:
+    sides = [
+        imported(tmp_path, [response()], "--rule", rule, "--temperature", "1", name=rule) for rule in ("one_hot", "lossless")
+    ]
+    code, text = failure(invoke("compare", *(side.path for side in sides)))
+    assert (code, "rule one_hot" in text, "rule lossless" in text) == (12, True, True)
+
+
 def test_prompts_known_by_different_things_are_not_paired(pair: tuple[Run, Run], tmp_path: Path) -> None:
     row = response()
     del row["prompt_token_ids"]
@@ -467,6 +475,13 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "accepted more": (changed(per_step_accepted=[2] * 43, per_step_drafted=[1] * 43), "do not fit each other"),
     "no length": (changed(acceptance_histogram_by_draft_length={"4": [0] * 5}), "for the length '4'"),
     "other row": (changed(acceptance_histogram_by_draft_length={"2": [0] * 4}), "has 4 entries for the length '2'"),
+    "two stories": (
+        response(
+            **counted([0, 1], [2, 1], 2, detailed=True),
+            acceptance_histogram_by_draft_length={"1": [1, 0], "2": [0, 1, 0]},
+        ),
+        "by round they are 3 and [1, 1, 0]",
+    ),
     "uneven drafts": (changed(num_draft_tokens=128), "drafted 128 tokens, and not which of them fewer than 3"),
     "no metrics": (response() | {"metrics": None}, "no metrics.speculative_decoding"),
     "several choices": (response() | {"choices": [{}, {}]}, "several choices"),

@@ -49,10 +49,9 @@ def _stopped(manifest: Manifest) -> Iterator[ReportWarning]:
 
 
 def _left_out(manifest: Manifest) -> Iterator[ReportWarning]:
+    where = "see too_long and max_new_tokens in the profile" if manifest.imported is None else "see docs/import.md"
     for reason, count in manifest.skipped.items():
-        yield ReportWarning(
-            "skipped", f"{count} documents left out: {reason}", "see too_long and max_new_tokens in the profile"
-        )
+        yield ReportWarning("skipped", f"{count} documents left out: {reason}", where)
     for reason, count in manifest.truncated.items():
         yield ReportWarning("truncated", f"{count} {reason}", "their acceptance may differ from that of the whole text")
 
