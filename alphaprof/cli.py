@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
-from alphaprof.cli_exchange import import_app
+from alphaprof.cli_exchange import export, import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
@@ -57,7 +57,7 @@ app.add_typer(import_app, name="import")
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
-    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json or md.")] = PageFormat.terminal,
+    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
     overrides: Annotated[
         list[str] | None,
@@ -185,6 +185,7 @@ def trees(
     print_text(render_trees(found, output.value, to_file=out is not None), out)
 
 
+app.command()(export)
 app.command()(latency)
 app.command()(validate)
 app.command()(rollout)

@@ -16,7 +16,7 @@ from alphaprof.analysis.engine_requests import EngineRequest, LeftOut, request_o
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, totals_table
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
 from alphaprof.loader import apply_override, validate
-from alphaprof.log.manifest import Imported, Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import SERVED, Imported, Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run, require_new
 from alphaprof.options import DRAFT_NAME
 
@@ -234,7 +234,7 @@ def _facts(name: str) -> ModelFacts:
     digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
     return ModelFacts(
         reference=name,
-        kind="served",
+        kind=SERVED,
         architecture="a served model",
         fingerprint=digest,
         dtype="dtype unknown",

@@ -47,6 +47,8 @@ HOMES = {
         "report/render.py",
         "progress.py",
     ),
+    "plotly": ("report/html/page.py",),
+    "jinja2": ("report/html/page.py",),
     "yaml": ("loader.py",),
     "pydantic": ("config.py", "options.py", "loader.py"),
     "scipy": ("analysis",),

@@ -38,7 +38,8 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
     lines = [line for line in README.splitlines() if "alphaprof " in line and "pip" not in line]
     commands = {match for line in lines for match in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line)}
     with_models = {"profile", "latency", "validate", "rollout"}
-    assert commands == with_models | {"report", "check", "compare", "trees", "import", "predict", "rules", "schema"}
+    exchanged = {"import", "export"}
+    assert commands == with_models | exchanged | {"report", "check", "compare", "trees", "predict", "rules", "schema"}
     for line in lines:
         for command in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line):
             shown = help_of(command)

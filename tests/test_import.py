@@ -374,6 +374,7 @@ def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -
 
 REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "trees": (("trees", "GOOD"), 6, "no position log"),
+    "a tree": (("export", "GOOD", "--to", "sequoia"), 6, "no position log"),
     "another rule": (("report", "GOOD", "--rules", "additive:0.2"), 6, "rounds of strict at gamma 3"),
     "another flavour": (("report", "GOOD", "--replay", "hf"), 6, "no position log"),
     "another rule of the decision": (("report", "GOOD", "--set", "decision.rule=one_hot"), 6, "no position log"),
@@ -399,6 +400,22 @@ def test_what_needs_more_than_rounds_is_refused(
     found, text = failure(invoke(*(places.get(word, word) for word in call)))
     assert found == code
     assert words in text
+
+
+def test_exports_say_that_an_engine_counted_the_rounds(pair: tuple[Run, Run]) -> None:
+    content = json.loads(invoke("export", pair[0].path, "--to", "nvidia").stdout)
+    conditions = content["measurement_conditions"]
+    assert (conditions["measurement"], conditions["draft"]) == ("rounds counted by vLLM for each request", "eagle")
+    result = invoke("export", pair[0].path, "--to", "vllm", "--domain", "code")
+    (item,) = only(build_report(pair[0]), "code", "eagle").gammas
+    assert json.loads(result.stdout)["synthetic_acceptance_rates"] == pytest.approx(item.marginal, abs=1e-6)
+    assert "of the draft that was served" in result.stderr
+
+
+def test_the_page_of_an_imported_run_says_what_is_not_known(pair: tuple[Run, Run]) -> None:
+    page = invoke("report", pair[0].path, "--format", "html").stdout
+    assert "imported from per-request metrics of vLLM" in page
+    assert "nan" not in page.lower().replace("finance", "").split("<script")[0]
 
 
 def test_the_position_log_of_an_imported_run_is_refused_in_python(pair: tuple[Run, Run]) -> None:

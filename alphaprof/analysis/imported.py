@@ -14,7 +14,14 @@ from typing import Any
 import pyarrow as pa
 
 from alphaprof.analysis.engine_requests import EngineRequest
-from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, UNKNOWN_TO_ENGINES, arrow_schema, imported_totals_columns
+from alphaprof.log.schema import (
+    DEPTH_COUNTS,
+    DOCUMENT_COLUMNS,
+    PAIR_COUNTS,
+    UNKNOWN_TO_ENGINES,
+    arrow_schema,
+    imported_totals_columns,
+)
 
 KINDS = ("token ids", "text", "request id")  # what prompts are known by, the best first
 
@@ -80,7 +87,7 @@ def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
     gamma = served.gamma
     schema = arrow_schema(imported_totals_columns([gamma]))
     unknown = dict.fromkeys(
-        (*UNKNOWN_TO_ENGINES, "emitted", "thinking_positions", "thinking_proposals", "thinking_accepted")
+        (*UNKNOWN_TO_ENGINES, *PAIR_COUNTS, "emitted", "thinking_positions", "thinking_proposals", "thinking_accepted")
     )
     rows = []
     for number, item in enumerate(labelled):

@@ -13,6 +13,7 @@ from alphaprof.errors import RunUnreadable
 
 FORMAT = "alphaprof-run"
 VERSION = 1
+SERVED = "served"  # the kind of models that another engine ran
 
 
 @dataclass(frozen=True)

@@ -214,9 +214,13 @@ def _settled(run: Run, inquiry: Inquiry, subject: Subject, needs_gamma: bool) ->
 
 
 def _one_rule(inquiry: Inquiry) -> str:
-    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each."""
-    rules = [rule for rule in inquiry.deciding if rule]
-    if len(rules) != 1:
+    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
+    rules = inquiry.decisive
+    if not rules:
+        raise OptionInvalid(
+            "no text of the run is the target's own, so that no rule has rounds on it", "name one: --rule strict"
+        )
+    if len(rules) > 1:
         raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
     return rules[0]
 

@@ -37,6 +37,10 @@ class Side:
         """How it is named on the command line."""
         return f"{self.run.path}:{self.draft}"
 
+    def asked(self, config: dict[str, Any]) -> Side:
+        """The same with another decision or other costs than the run's own; nothing is written."""
+        return Side(Run(self.run.path, dataclasses.replace(self.run.manifest, config=config)), self.draft)
+
 
 @dataclass(frozen=True)
 class TokensDifference:

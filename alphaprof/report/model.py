@@ -6,8 +6,11 @@ Unknown is None. Every number says what it is: see the field comments, and `docs
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from alphaprof.log.manifest import ModelFacts
 from alphaprof.report.model_costs import AtConcurrency, Cost, DocumentSpeedups
+from alphaprof.report.model_difficulty import DocumentResult, Tenth
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Result:
     near_ties: float | None  # share of positions whose two top logits lie within the dtype's noise; None: processed logits
     impossible: float | None  # share of sampled tokens to which the scoring pass gives probability 0
     self_check: Interval | None  # mean of a_t minus mean of beta_t, 0 on average on-policy; interval at 99.9 %
+    burstiness: Interval | None  # lag-1 autocorrelation of acceptance; None: nothing varies, or a lossy rule
     phases: dict[str, Phase]  # empty where no markers are configured
     gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None
@@ -251,6 +255,10 @@ class RunFacts:
     skipped: dict[str, int]
     truncated: dict[str, int]
     imported: str | None  # the engine from whose metrics the run was imported: no alpha, coverage, near-ties, other gammas
+    target_model: ModelFacts
+    draft_models: dict[str, ModelFacts]
+    environment: dict[str, Any]  # versions and hardware that it was run with
+    profile: dict[str, Any]  # every option, as it was run
 
 
 @dataclass(frozen=True)
@@ -274,5 +282,7 @@ class Report:
     traffic: Traffic
     results: tuple[Result, ...]
     certificates: Certificates | None  # None: the log holds no thresholds
+    difficulty: tuple[Tenth, ...]  # empty without a complete shard
+    documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
     predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
     warnings: tuple[ReportWarning, ...]
