@@ -317,6 +317,19 @@ def test_step_times_of_a_table_turn_rounds_into_a_speedup(pair: tuple[Run, Run],
     assert (code["verdict"], content["traffic"]["draft"]) == ("GO", "eagle")
 
 
+def test_a_request_of_one_token_has_no_speed(tmp_path: Path) -> None:
+    table = tmp_path / "times.csv"
+    table.write_text("model,tokens,ms\ntarget,1,10\ntarget,4,11\nengine,1,1\n")
+    short = response(2, **counted([], [], 3)) | {"usage": {"prompt_tokens": 5, "completion_tokens": 1}}
+    times = ("--set", "costs.source=table", "--set", f"costs.path={table}")
+    for name, rows in {"alone": [short], "both": [response(1), short]}.items():
+        run = imported(tmp_path, rows, *STRICT, *times, name=name)
+        (result,) = build_report(run).results
+        assert (result.documents, result.verdict) == (len(rows), "UNDECIDED")
+        assert (result.gammas[0].speedup is None) == (name == "alone")
+        assert all(invoke("report", run.path, "--format", output).stdout for output in ("terminal", "json", "md", "html"))
+
+
 def test_a_check_of_acceptance_length_counts_as_the_engine_does(pair: tuple[Run, Run]) -> None:
     documents = pair[0].documents().to_pandas()
     rows = alphaprof.open(pair[0].path).totals()[documents["domain"].astype(str) == "gaps"]

@@ -82,7 +82,7 @@ def _ends(item: Played, timed: bool, documents: pa.Table) -> Iterator[DocumentRe
     pool, counts = item.pool, item.pool.counts(item.gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
     tokens = counts.tokens / np.maximum(counts.rounds, 1e-300)
-    speeds = counts.tokens / counts.spent(item.times) if item.times is not None else None
+    speeds = counts.tokens / np.maximum(counts.spent(item.times), 1e-300) if item.times is not None else None
     order = eligible[np.argsort((speeds if timed and speeds is not None else tokens)[eligible], kind="stable")]
     if len(order) > 2 * EXTREMES:
         order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])
