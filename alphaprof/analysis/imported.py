@@ -70,7 +70,7 @@ def _document(number: int, item: Labelled, known_by: str | None, digest: str) ->
         "domain": item.domain,
         "cluster": item.cluster,
         "source": item.source,
-        "source_row": request.line.number,
+        "source_row": request.line.number - 1,  # rows count from 0
         "prompt_hash": request.names[known_by] if known_by else hashlib.sha256(line.encode()).hexdigest(),
         "prompt_tokens": request.prompt_tokens,
         "continuation_tokens": request.completion_tokens,

@@ -27,8 +27,10 @@ from alphaprof.report.model import GammaResult, Report, Result
 RED = "#b42318"
 
 
-def acceptance(report: Report, style: Style) -> Figure:
-    """Alpha by domain, a point a draft and rule."""
+def acceptance(report: Report, style: Style) -> Figure | None:
+    """Alpha by domain, a point a draft and rule; None where none is known."""
+    if all(result.alpha is None for result in report.results):
+        return None
     domains = list(panels(report.results))
     pairs = list(dict.fromkeys((result.draft, result.rule) for result in report.results))
     traces: list[Trace] = []
