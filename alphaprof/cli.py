@@ -221,8 +221,20 @@ def predict(
 
 
 @app.command()
-def schema() -> None:
-    """The columns of the position log: name, type, unit and meaning."""
+def schema(
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
+        ),
+    ] = None,
+) -> None:
+    """The columns of the position log: name, type, unit and meaning. Or the JSON Schema of an answer."""
+    if of is not None:
+        from alphaprof.formats import json_schema
+
+        print_text(json_schema(of), None)
+        return
     from alphaprof.log.schema import LogRules
 
     for column in LogRules(("RULE",), ("RULE",), ("RULE",)).columns:
@@ -239,6 +251,8 @@ def rules() -> None:
     for name, rule in RULES.items():
         text = " and ".join(rule.policies) + " text"
         print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
+        if rule.used_by:
+            print(f"    decoded so by {rule.used_by}")
         for parameter in rule.parameters:
             more = "larger" if parameter.relaxes > 0 else "smaller"
             print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")

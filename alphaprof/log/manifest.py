@@ -37,18 +37,18 @@ class ModelFacts:
     engine ran (an imported run) `parameters`, `vocabulary` and `noise` are None, and words say "unknown".
     """
 
-    reference: str
-    kind: str
-    architecture: str
-    fingerprint: str
-    dtype: str
-    device: str
-    parameters: int | None
+    reference: str  # as the profile names it: hub id, directory or file
+    kind: str  # model, layer_skip or prompt_lookup; served: another engine ran it
+    architecture: str  # its class
+    fingerprint: str  # SHA-256 over its configuration and a part of its weights
+    dtype: str  # of its weights
+    device: str  # that it ran on
+    parameters: int | None  # number of parameters
     context: int | None
-    vocabulary: int | None
+    vocabulary: int | None  # number of logits
     eos: tuple[int, ...]
     noise: float | None
-    shape: dict[str, float] | None = None
+    shape: dict[str, float | bool] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

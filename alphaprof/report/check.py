@@ -42,31 +42,31 @@ class Subject:
 class Item:
     """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`analysis.gates`)."""
 
-    measure: str
+    measure: str  # alpha, acceptance_length, speedup or alpha_difference
     domain: str
-    threshold: float
+    threshold: float  # the least value that passes
     value: float | None
     low: float
     high: float
     documents: int  # independent ones
-    outcome: Outcome
+    outcome: Outcome  # of this threshold alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
 
-    outcome: Outcome
+    outcome: Outcome  # of all thresholds together
     reason: str
     run: str
-    baseline: str | None = None
+    baseline: str | None = None  # the older run and its draft; None: held against thresholds or a decision
     draft: str | None
     rule: str
     gamma: int | None
     confidence: float
-    items: tuple[Item, ...]
+    items: tuple[Item, ...]  # one for each threshold and domain
     paired: int | None = None
-    unpaired: tuple[int, int] | None = None
+    unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
 
 Thresholds = Mapping[str, Mapping[str, float]]  # by measure, then domain

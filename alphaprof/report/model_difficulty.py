@@ -20,9 +20,9 @@ class Tenth:
     on_policy: bool  # the target produced this text
     axis: str  # margin (p1 - p2) or entropy (nats)
     low: float | None  # at least, less than; None: unbounded
-    high: float | None
+    high: float | None  # less than this
     positions: int  # with a proposal
-    accepted: Interval | None
+    accepted: Interval | None  # share that the rule accepts
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class DocumentResult:
     gamma: int
     document: int  # its number in documents.parquet
     source: int  # place in the profile's data, from 0
-    source_row: int
-    prompt_hash: str
-    tokens: int
-    alpha: float | None
-    tokens_per_round: float
-    speedup: float | None
+    source_row: int  # row there, from 0
+    prompt_hash: str  # SHA-256 of the prompt's token ids
+    tokens: int  # of its continuation
+    alpha: float | None  # acceptance over its positions with a proposal; None: it has none
+    tokens_per_round: float  # over all of its rounds
+    speedup: float | None  # None: no step times
