@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,6 +22,7 @@ from alphaprof.analysis.engine_lines import LONGEST_LINE, Line
 from alphaprof.analysis.engine_requests import LeftOut, request_of
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError, NoPositionLog
+from alphaprof.formats import json_schema
 from alphaprof.log.schema import UNKNOWN_TO_ENGINES
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
@@ -301,6 +303,18 @@ def test_what_an_engine_does_not_tell_is_null_and_said(pair: tuple[Run, Run]) ->
     totals = alphaprof.open(run.path).totals()
     assert totals[list(UNKNOWN_TO_ENGINES)].isna().all(axis=None)
     assert "alpha and coverage are not known" in " ".join(as_terminal(report).split())
+
+
+def test_what_is_printed_as_json_fits_its_published_schema(pair: tuple[Run, Run]) -> None:
+    good, bad = (run.path for run in pair)
+    calls = {
+        "report": ("report", good),
+        "check": ("check", bad, "--baseline", good, "--margin", "1"),
+        "compare": ("compare", good, bad),
+    }
+    for name, call in calls.items():
+        content = json.loads(invoke(*call, "--format", "json").stdout)
+        jsonschema.Draft202012Validator(json.loads(json_schema(name))).validate(content)
 
 
 def test_step_times_of_a_table_turn_rounds_into_a_speedup(pair: tuple[Run, Run], tmp_path: Path) -> None:

@@ -32,9 +32,11 @@ class ModelFacts:
     """What identifies a model and what analysis needs to know about it.
 
     `context` is in tokens (None: unlimited); `eos` lists the ids that end a text; `noise` is the difference of two
-    logits below which this dtype cannot be trusted to order them; `shape`: the fields of `analysis.shapes.ModelShape`, None
-    where the architecture is not one whose bytes and FLOPs are known, or where there is no model. Of a model that another
-    engine ran (an imported run) `parameters`, `vocabulary` and `noise` are None, and words say "unknown".
+    logits below which this dtype cannot be trusted to order them; `special`: ids of the target's tokenizer that are no text
+    (ends of turn, template markers), None where that is not known (drafts, older runs); `shape`: the fields of
+    `analysis.shapes.ModelShape`, None where the architecture is not one whose bytes and FLOPs are known, or where there is
+    no model. Of a model that another engine ran (an imported run) `parameters`, `vocabulary` and `noise` are None, and words
+    say "unknown".
     """
 
     reference: str  # as the profile names it: hub id, directory or file
@@ -49,6 +51,14 @@ class ModelFacts:
     eos: tuple[int, ...]
     noise: float | None
     shape: dict[str, float | bool] | None = None
+    special: tuple[int, ...] | None = None
+
+    @property
+    def measured_noise(self) -> float:
+        """`noise` of a model that positions were measured with. Raises `ValueError` for one that another engine ran."""
+        if self.noise is None:
+            raise ValueError(f"no position was measured with {self.reference}")
+        return self.noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,4 +167,5 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _facts(data: dict[str, Any]) -> ModelFacts:
-    return ModelFacts(**{**data, "eos": tuple(data["eos"])})
+    special = data.get("special")
+    return ModelFacts(**{**data, "eos": tuple(data["eos"]), "special": special if special is None else tuple(special)})

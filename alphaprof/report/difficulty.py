@@ -22,8 +22,8 @@ SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from
 
 
 def tenths(run: Run, rules: Sequence[str], every: Sequence[Text], confidence: float) -> tuple[Tenth, ...]:
-    """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard."""
-    if not run.shards:
+    """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard or a log."""
+    if run.imported or not run.shards:
         return ()
     found: list[Tenth] = []
     for draft in run.manifest.drafts:
