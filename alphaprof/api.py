@@ -49,6 +49,7 @@ class OpenedRun:
 
     def positions_arrow(self, columns: Sequence[str] | None = None, filters: list[Any] | None = None) -> pa.Table:
         """The position log as an Arrow table."""
+        self._run.require_positions()
         return self._read("positions", columns, filters)
 
     def totals(self, columns: Sequence[str] | None = None, filters: list[Any] | None = None) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
-from alphaprof.cli_exchange import export
+from alphaprof.cli_exchange import export, import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
@@ -51,6 +51,7 @@ def _options(
 
 
 app.command()(profile)
+app.add_typer(import_app, name="import")
 
 
 @app.command()
@@ -105,7 +106,9 @@ def check(
     baseline: Annotated[
         str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run (of the same draft): no domain may be worse.")
     ] = None,
-    margin: Annotated[float, typer.Option(min=0, max=1, help="By how much alpha may be lower than the baseline's.")] = 0.02,
+    margin: Annotated[
+        float, typer.Option(min=0, max=1, help="By how much alpha (imported runs: acceptance length) may be lower.")
+    ] = 0.02,
     target_change: Annotated[
         bool, typer.Option("--allow-target-change", help="The target may be another one, fine-tuned or quantised.")
     ] = False,

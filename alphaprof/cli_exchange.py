@@ -1,16 +1,20 @@
-"""The command that hands a run's acceptance to other tools. Heavy imports stay inside it."""
+"""The commands that hand a run's acceptance to other tools, and take theirs. Heavy imports stay inside them."""
 
 from __future__ import annotations
 
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from alphaprof.cli_support import one_line, print_text
+from alphaprof.errors import OptionInvalid
 from alphaprof.report.export_formats import EXPORTS
+
+if TYPE_CHECKING:
+    from alphaprof.log.manifest import Manifest
 
 ExportFormat = StrEnum("ExportFormat", list(EXPORTS))  # type: ignore[misc]
 
@@ -51,3 +55,87 @@ def export(
     for kind, lines in (("note", found.notes), ("warning", found.warnings)):
         for line in lines:
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
+
+
+import_app = typer.Typer(help="A run from what an engine logged about its drafts.", no_args_is_help=True)
+
+
+class ServedRule(StrEnum):
+    """Acceptance rules that engines decode by."""
+
+    strict = "strict"
+    one_hot = "one_hot"
+    lossless = "lossless"
+
+
+@import_app.command("vllm")
+def import_vllm(
+    requests: Annotated[list[Path], typer.Argument(metavar="REQUESTS.jsonl", help="Responses of vLLM, one a line.")],
+    out: Annotated[Path, typer.Option(help="Directory of the run; new.")],
+    rule: Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")],
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=0, help="Likewise; 0: all tokens.")] = 0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Likewise; 1: all tokens.")] = 1.0,
+    min_p: Annotated[float, typer.Option(min=0, max=1, help="Likewise; 0: all tokens.")] = 0.0,
+    draft: Annotated[str, typer.Option(help="What to call the draft.")] = "engine",
+    target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the responses.")] = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
+    ] = None,
+    domain: Annotated[
+        list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
+    ] = None,
+    domain_key: Annotated[str | None, typer.Option(help="Or the field that names it: domain, or metadata.domain.")] = None,
+    cluster_key: Annotated[
+        str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")
+    ] = None,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Leave out requests whose metrics do not tell their rounds, and count them.")
+    ] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
+    ] = None,
+) -> None:
+    """Per-request speculative decoding metrics of vLLM as a run, for report, check and compare."""
+    from alphaprof.importing import Asked, Naming, import_requests
+
+    if domain and domain_key:
+        raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
+    sampling = _sampling(rule, temperature, top_k, top_p, min_p)
+    names = Naming(draft, target, domain or (), domain_key, cluster_key)
+    run = import_requests(Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ()), out)
+    _say(run.manifest, out)
+
+
+def _say(manifest: Manifest, out: Path) -> None:
+    """What was imported, on stdout; what to know about it, on stderr."""
+    if manifest.imported is None:
+        raise ValueError("not imported")
+    known_by, gamma = manifest.imported.prompts_known_by, manifest.imported.gamma
+    for reason, count in manifest.skipped.items():
+        print(f"warning: left out: {one_line(reason)} ({count})", file=sys.stderr)
+    print(f"prompts are known by {known_by or 'nothing: no request can be paired'}", file=sys.stderr)
+    said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {gamma}"
+    print(f"{said}. Next: alphaprof report {out}")
+
+
+def _sampling(
+    rule: ServedRule, temperature: float | None, top_k: int, top_p: float, min_p: float
+) -> dict[str, float] | None:
+    """The settings of sampled text; None: greedy. Raises `OptionInvalid` where rule and temperature do not fit."""
+    if rule is ServedRule.strict:
+        if temperature:
+            raise OptionInvalid(
+                f"strict is greedy decoding, and temperature {temperature:g} samples",
+                "name what the engine did: --rule one_hot (its default when it samples), or lossless",
+            )
+        return None
+    if not temperature:
+        raise OptionInvalid(
+            f"{rule.value} keeps drafts by the target's distribution, and its temperature is not named",
+            "add --temperature, as the requests had it; at temperature 0 the rule is strict",
+        )
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}

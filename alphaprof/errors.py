@@ -114,6 +114,12 @@ class RunUnreadable(AlphaprofError):
     exit_code = 6
 
 
+class NoPositionLog(AlphaprofError):
+    """A run was imported from an engine's metrics, and what is asked needs every position."""
+
+    exit_code = 6
+
+
 class RunMismatch(AlphaprofError):
     """A run cannot be continued or reused, because profile, models or data are not those that made it."""
 

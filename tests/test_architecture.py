@@ -106,7 +106,17 @@ def test_nothing_grows_beyond_what_can_be_read_at_once(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["profile", "--help"], ["report", "--help"], ["validate", "--help"], ["rollout", "--help"], ["schema"]],
+    [
+        *(
+            ["--help"],
+            ["profile", "--help"],
+            ["report", "--help"],
+            ["validate", "--help"],
+            ["rollout", "--help"],
+            ["schema"],
+        ),
+        ["import", "vllm", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (

@@ -19,10 +19,15 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INDEX = ROOT / "docs" / "README.md"
 
 
+GROUPS = {"import": ("vllm",)}  # commands that have commands of their own
+
+
 def help_of(command: str) -> str:
-    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    return result.output
+    """What --help says of a command, with that of its own commands."""
+    calls = [[command, "--help"], *([command, name, "--help"] for name in GROUPS.get(command, ()))]
+    results = [CliRunner().invoke(app, call, env={"COLUMNS": "200"}) for call in calls]
+    assert [result.exit_code for result in results] == [0] * len(calls)
+    return "\n".join(result.output for result in results)
 
 
 def anchors(page: Path) -> set[str]:
@@ -40,7 +45,8 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
     lines = [line for line in README.splitlines() if "alphaprof " in line and "pip" not in line]
     commands = {match for line in lines for match in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line)}
     with_models = {"profile", "latency", "validate", "rollout"}
-    assert commands == with_models | {"report", "check", "compare", "trees", "export", "predict", "rules", "schema"}
+    exchanged = {"import", "export"}
+    assert commands == with_models | exchanged | {"report", "check", "compare", "trees", "predict", "rules", "schema"}
     for line in lines:
         for command in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line):
             shown = help_of(command)

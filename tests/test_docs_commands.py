@@ -8,6 +8,7 @@ has `<!-- not run: why -->` above it; its commands must exist all the same.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 import typer.main
@@ -28,6 +30,7 @@ from alphaprof.errors import AlphaprofError
 from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
 from tests.synthetic import Domain, Recipe, write_run
+from tests.test_import import counted, response
 from tests.test_predict_page import LLAMA
 
 ROOT = Path(__file__).parent.parent
@@ -97,8 +100,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source.pop("cluster", None)
     (table,) = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "costs.md").read_text(), re.DOTALL)
     (folder / "h100.csv").write_text(table)
+    (times,) = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "import.md").read_text(), re.DOTALL)
+    (folder / "eagle3.csv").write_text(times)
+    for name, chances in {"requests": (0.7, 0.5), "requests-new": (0.8, 0.65)}.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(logged(dict(zip(("code", "chat"), chances, strict=True)))))
     (folder / "my-independent.yaml").write_text(yaml.safe_dump(tree | INDEPENDENT))
     return folder
+
+
+def logged(chances: dict[str, float]) -> Iterator[str]:
+    """Lines that an engine might have logged of drafts that are right with some probability, by domain."""
+    rng = np.random.default_rng(0)
+    for number, domain in enumerate(list(chances) * 30):
+        accepted = np.minimum(rng.geometric(1 - chances[domain], 40) - 1, 4).tolist()
+        usage = {"prompt_tokens": 2, "completion_tokens": 1 + 40 + sum(accepted)}
+        yield json.dumps(response(number, **counted(accepted, [4] * 40, 4)) | {"domain": domain, "usage": usage})
 
 
 def with_shapes(run: Run) -> Run:

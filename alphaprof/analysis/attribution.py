@@ -208,7 +208,7 @@ def causes(
     found = {
         BEYOND: silent & model & (draft.context is not None) & (texts.reach >= (draft.context or 0)),
         NO_PROPOSAL: silent,
-        TIE: (guess != wanted) & shape.each(shape.plain) & ordered & (gap <= target.noise * (1 + 1e-3)),
+        TIE: (guess != wanted) & shape.each(shape.plain) & ordered & (gap <= target.measured_noise * (1 + 1e-3)),
         SPECIAL: missed & np.isin(wanted, (*target.eos, *(target.special or ()))),
         LOOKUP: missed & model & (texts.looked_up == wanted),
         RANK: missed & (token == wanted) & (rank >= 2) & (rank <= WIDTH),

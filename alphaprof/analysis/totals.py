@@ -97,7 +97,7 @@ def shard_totals(
     """
     shape = Shape.of(documents)
     columns = _columns(positions, shape, columns_of(request.rules))
-    shared = _shared_counts(columns, shape, target.noise)
+    shared = _shared_counts(columns, shape, target.measured_noise)
     tables = []
     for rule in rules_of(list(request.rules)):
         accept = np.where(columns["proposed"] > 0, rule.accept(columns), 0.0)
@@ -248,7 +248,7 @@ def read_totals(run: Run, draft: str, request: Request) -> pa.Table:
             f"the log of {run.path} cannot tell of {', '.join(unknown)}, which needs whole distributions",
             "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
         )
-    schema = arrow_schema(totals_columns(run.gammas))
+    schema = arrow_schema(run.totals_columns)
     tables = []
     for shard in run.shards:
         stored = run.totals(draft, shard.index) if request.flavour == "engine" else None

@@ -13,6 +13,7 @@ from alphaprof.errors import RunUnreadable
 
 FORMAT = "alphaprof-run"
 VERSION = 1
+SERVED = "served"  # the kind of models that another engine ran
 
 
 @dataclass(frozen=True)
@@ -34,29 +35,56 @@ class ModelFacts:
     logits below which this dtype cannot be trusted to order them; `special`: ids of the target's tokenizer that are no text
     (ends of turn, template markers), None where that is not known (drafts, older runs); `shape`: the fields of
     `analysis.shapes.ModelShape`, None where the architecture is not one whose bytes and FLOPs are known, or where there is
-    no model.
+    no model. Of a model that another engine ran (an imported run) `parameters`, `vocabulary` and `noise` are None, and words
+    say "unknown".
     """
 
     reference: str  # as the profile names it: hub id, directory or file
-    kind: str  # model, layer_skip or prompt_lookup
+    kind: str  # model, layer_skip or prompt_lookup; served: another engine ran it
     architecture: str  # its class
     fingerprint: str  # SHA-256 over its configuration and a part of its weights
     dtype: str  # of its weights
     device: str  # that it ran on
-    parameters: int  # number of parameters
+    parameters: int | None  # number of parameters
     context: int | None
-    vocabulary: int  # number of logits
+    vocabulary: int | None  # number of logits
     eos: tuple[int, ...]
-    noise: float
+    noise: float | None
     shape: dict[str, float | bool] | None = None
     special: tuple[int, ...] | None = None
+
+    @property
+    def measured_noise(self) -> float:
+        """`noise` of a model that positions were measured with. Raises `ValueError` for one that another engine ran."""
+        if self.noise is None:
+            raise ValueError(f"no position was measured with {self.reference}")
+        return self.noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """Where an imported run comes from. `prompts_known_by`: what tells prompts apart: token ids, text or request id; None:
+    nothing does. Of its requests: those `without_steps` (no round with a draft), `plain_steps` (rounds without a draft that
+    follow from the tokens), and drafts accepted `beyond_the_end` of texts.
+    """
+
+    engine: str
+    files: tuple[str, ...]
+    rule: str
+    gamma: int
+    sampling: dict[str, float] | None
+    prompts_known_by: str | None
+    without_steps: int
+    plain_steps: int
+    beyond_the_end: int
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json. `status` is running until every shard is written; `reused`: the run whose continuations
     were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`:
-    what `profiling.random_order` says of documents that came in random order, until the verdict was sure; else None.
+    what `profiling.random_order` says of documents that came in random order, until the verdict was sure; else None;
+    `imported`: of a run that was imported from an engine's metrics (see `importing`); else None.
     """
 
     status: Literal["running", "complete"]
@@ -75,6 +103,7 @@ class Manifest:
     emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
     sequential: dict[str, Any] | None = None
+    imported: Imported | None = None
 
     @property
     def documents(self) -> int:
@@ -117,6 +146,9 @@ def _parse(data: dict[str, Any], path: Path) -> Manifest:
         values["drafts"] = {name: _facts(facts) for name, facts in values["drafts"].items()}
         values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
         values |= {name: tuple(values.get(name, ())) for name in ("warnings", "emitted", "certified")}
+        if values.get("imported") is not None:
+            found = values["imported"]
+            values["imported"] = Imported(**{**found, "files": tuple(found["files"])})
         if odd := [name for name, value in values.items() if not _fits(value, hints[name])]:
             raise TypeError(f"{', '.join(odd)} of another type than expected")
         return Manifest(**values)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -119,10 +119,16 @@ DOCUMENT_COLUMNS = (
         "Number of the row in its source, as it was read: after shuffling, where the profile asks for it.",
         low=0,
     ),
-    Column("prompt_hash", pa.string(), "SHA-256 of the prompt's token ids (little-endian int32), in hex."),
+    Column(
+        "prompt_hash",
+        pa.string(),
+        "SHA-256 of the prompt's token ids (little-endian int32), in hex; imported runs: of what tells prompts apart.",
+    ),
     Column("prompt_tokens", pa.int32(), "Length of the prompt.", "tokens", 1),
     Column("continuation_tokens", pa.int32(), "Length of the continuation, EOS included.", "tokens", 1),
-    Column("finish", CATEGORY, "eos: ended by itself; length: cut, or a given text without EOS."),
+    Column(
+        "finish", CATEGORY, "eos: ended by itself; length: cut, or a given text without EOS; unknown: an engine did not say."
+    ),
     Column("continuation", CATEGORY, "Kind of the continuation: greedy, sampled, given or text."),
     Column("on_policy", pa.bool_(), "The target produced this continuation: greedily, or sampled with these settings."),
     Column("max_new_tokens", pa.int32(), "Limit on the continuation; null: none.", "tokens", 1, nullable=True),
@@ -262,6 +268,15 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         for name, doc in DEPTH_COUNTS.items()
     )
     return (*fixed, *rounds, *drafted, *control, *depths)
+
+
+UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
+
+
+def imported_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
+    """The same of a run that was imported from an engine's metrics, which leave `UNKNOWN_TO_ENGINES` null."""
+    columns = totals_columns(gammas)
+    return tuple(replace(column, nullable=column.nullable or column.name in UNKNOWN_TO_ENGINES) for column in columns)
 
 
 PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule

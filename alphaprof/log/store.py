@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphaprof.errors import DiskFull, RunUnreadable
+from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.manifest import Manifest, Shard, read_manifest
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
@@ -21,6 +21,7 @@ from alphaprof.log.schema import (
     Column,
     LogRules,
     arrow_schema,
+    imported_totals_columns,
     totals_columns,
 )
 from alphaprof.log.violations import violations
@@ -56,6 +57,19 @@ def require_writable(folder: Path) -> None:
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = "is no directory" if not parent.is_dir() else "is not writable"
         raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or mend permissions")
+
+
+def require_new(folder: Path, hint: str) -> None:
+    """Raise `RunExists` rather than overwrite anything, and `DiskFull` where a directory cannot be made.
+
+    `hint`: what to do where it holds a run already.
+    """
+    if (folder / "manifest.json").exists():
+        raise RunExists(f"{folder} holds a run already", hint)
+    # A process that is killed at once may leave a directory with a half-written manifest: a hidden file.
+    if folder.exists() and not (folder.is_dir() and all(item.name.startswith(".") for item in folder.iterdir())):
+        raise RunExists(f"{folder} exists and is not empty", "choose a new directory for --out")
+    require_writable(folder)
 
 
 @contextlib.contextmanager
@@ -136,15 +150,15 @@ class Run:
 
     def write_totals(self, table: pa.Table, index: int, draft: str) -> None:
         """Write one shard of a draft's totals."""
-        write_table(self.part("totals", index, draft), table, totals_columns(self.gammas))
+        write_table(self.part("totals", index, draft), table, self.totals_columns)
 
     def write_continuations(self, table: pa.Table, index: int) -> None:
         """Write the documents and token ids of one shard."""
         write_table(self.part("continuations", index), table, CONTINUATION_COLUMNS)
 
-    def write_documents(self) -> None:
-        """Collect documents.parquet from the shards."""
-        write_table(self.path / "documents.parquet", self.documents(), DOCUMENT_COLUMNS)
+    def write_documents(self, table: pa.Table | None = None) -> None:
+        """Collect documents.parquet from the shards; or write it as it is, for a run without continuations."""
+        write_table(self.path / "documents.parquet", self.documents() if table is None else table, DOCUMENT_COLUMNS)
 
     def write_latency(self, table: pa.Table) -> None:
         """Write the step times."""
@@ -166,18 +180,39 @@ class Run:
         return list(self.manifest.config["gammas"])
 
     @property
+    def totals_columns(self) -> tuple[Column, ...]:
+        """The columns of the totals."""
+        return imported_totals_columns(self.gammas) if self.imported else totals_columns(self.gammas)
+
+    @property
+    def imported(self) -> bool:
+        """Whether the run comes from an engine's metrics: documents and totals at one gamma, no position log, no text."""
+        return self.manifest.imported is not None
+
+    def require_positions(self) -> None:
+        """Raise `NoPositionLog` for an imported run."""
+        if self.imported:
+            known = f"rounds of {', '.join(self.rules)} at gamma {', '.join(map(str, self.gammas))}"
+            raise NoPositionLog(
+                f"{self.path} was imported from an engine's metrics: it has {known}, and no position log",
+                "ask for these only; alphaprof profile on the same prompts writes a position log",
+            )
+
+    @property
     def shards(self) -> tuple[Shard, ...]:
         """Complete shards, in order."""
         return self.manifest.shards
 
     def positions(self, draft: str, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of a draft's position log: all of its columns, or some of them."""
+        self.require_positions()
         wanted = [column for column in self.log_rules.columns if columns is None or column.name in columns]
         path = self.part("positions", index, draft)
         return _completed(self._read(path, columns), wanted, path)
 
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
+        self.require_positions()
         wanted = [column for column in CONTINUATION_COLUMNS if columns is None or column.name in columns]
         path = self.part("continuations", index)
         return _completed(self._read(path, columns), wanted, path).select([column.name for column in wanted])
@@ -185,8 +220,11 @@ class Run:
     def documents(self) -> pa.Table:
         """All documents of complete shards: the rows of documents.parquet."""
         names = [column.name for column in DOCUMENT_COLUMNS]
-        tables = [self.continuations(shard.index, names) for shard in self.shards]
         schema = arrow_schema(DOCUMENT_COLUMNS)
+        if self.imported:
+            path = self.path / "documents.parquet"
+            return _completed(self._read(path), DOCUMENT_COLUMNS, path).select(names).cast(schema)
+        tables = [self.continuations(shard.index, names) for shard in self.shards]
         return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
 
     def totals(self, draft: str, index: int) -> pa.Table | None:

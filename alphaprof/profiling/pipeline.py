@@ -18,9 +18,9 @@ import torch
 
 from alphaprof import __version__
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import OutOfMemory, ProfileInvalid, RunExists, RunMismatch, StepsNotTimed
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
 from alphaprof.log.manifest import Manifest
-from alphaprof.log.store import Run, require_writable
+from alphaprof.log.store import Run, require_new
 from alphaprof.options import MeasuredCosts
 from alphaprof.profiling import hub, latency
 from alphaprof.profiling.batching import is_out_of_memory
@@ -165,12 +165,7 @@ def _earlier(out: Path, resume: bool) -> Run | None:
         run = Run.open(out)
         run.remove_leftovers()
         return run
-    if (out / "manifest.json").exists():
-        raise RunExists(f"{out} holds a run already", "add --resume to finish it, or choose another --out")
-    # A process that is killed at once may leave a directory with a half-written manifest: a hidden file.
-    if out.exists() and not (out.is_dir() and all(item.name.startswith(".") for item in out.iterdir())):
-        raise RunExists(f"{out} exists and is not empty", "choose a new directory for --out")
-    require_writable(out)
+    require_new(out, "add --resume to finish it, or choose another --out")
     return None
 
 

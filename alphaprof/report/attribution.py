@@ -72,8 +72,10 @@ def attribution(
 ) -> tuple[Attribution, ...]:
     """What is lost under the rules that verdicts concern, and under the three that keep the text where it is theirs.
 
-    `documents`: numbers of the run's documents, ascending.
+    `documents`: numbers of the run's documents, ascending. Nothing for imported runs: causes are told by positions.
     """
+    if run.imported:
+        return ()
     told = [
         item
         for item in judged

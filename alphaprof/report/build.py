@@ -16,6 +16,7 @@ from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import BoundRule
 from alphaprof.analysis.totals import Request, policies, read_totals, write_totals
+from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.attribution import Judged, attribution
 from alphaprof.report.certificates import certificates
@@ -168,6 +169,14 @@ def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
     return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents))
 
 
+def _asked(manifest: Manifest) -> dict[str, Any]:
+    """Every option of a profile; of an imported run, which has none, where it comes from and what it is asked."""
+    if manifest.imported is None:
+        return manifest.config
+    asked = {name: manifest.config[name] for name in ("costs", "decision")}
+    return {"imported": dataclasses.asdict(manifest.imported)} | asked
+
+
 def _facts(run: Run, documents: pa.Table) -> RunFacts:
     manifest = run.manifest
     return RunFacts(
@@ -184,10 +193,11 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
         mean_context=mean_context(documents),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
+        imported=manifest.imported.engine if manifest.imported else None,
         target_model=manifest.target,
         draft_models=manifest.drafts,
         environment=manifest.environment,
-        profile=manifest.config,
+        profile=_asked(manifest),
     )
 
 

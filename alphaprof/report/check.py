@@ -11,20 +11,21 @@ import numpy as np
 
 from alphaprof.analysis.estimate import bounded_ratio, by_cluster, quantile
 from alphaprof.analysis.gates import Gate, Outcome, judge, together
-from alphaprof.analysis.paired import share_difference
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid
 from alphaprof.log.store import Run
+from alphaprof.report.baseline import accepted_of, compared, difference, difference_bounds
 from alphaprof.report.build import Inquiry, build_report, by_domain, found_pools
-from alphaprof.report.compare import Side, paired_pools, require_comparable, summed
+from alphaprof.report.comparable import require_comparable
+from alphaprof.report.compare import Side, paired_pools
 from alphaprof.report.format import short
 from alphaprof.report.pool import Pool
 from alphaprof.report.result import share
 
 Array = np.ndarray[Any, Any]
 ALPHA, LENGTH, SPEEDUP = "alpha", "acceptance_length", "speedup"
-DIFFERENCE = "alpha_difference"
+DIFFERENCE, LENGTH_DIFFERENCE = "alpha_difference", "acceptance_length_difference"
 EVERY = ""  # the domain of a threshold that holds for every domain
 
 
@@ -96,6 +97,12 @@ def check_decision(run: Run) -> Check:
 
 def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Check:
     """A run held against least values by domain. Raises `OptionInvalid` for what the run does not have."""
+    if run.imported and ALPHA in thresholds:
+        raise OptionInvalid(
+            f"{run.path} was imported from an engine's metrics, which do not tell alpha (what follows a rejection is never "
+            "tested)",
+            "check --min-acceptance-length instead",
+        )
     inquiry = Inquiry.of(run, "engine", run.manifest.config)
     draft, rule, gamma = _settled(run, inquiry, subject, needs_gamma=bool({LENGTH, SPEEDUP} & set(thresholds)))
     pools = _pools(inquiry, draft, rule)
@@ -138,32 +145,31 @@ def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Chec
 
 
 def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_target_change: bool) -> Check:
-    """A draft held against an older one on the same prompts: no domain's alpha may be lower by more than `margin`.
-
-    Raises `NotComparable` with the reason.
+    """A draft held against an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
+    imported runs, which do not tell alpha, no acceptance length. Raises `NotComparable` with the reason.
     """
     require_comparable(old, new, allow_target_change)
+    gamma = new.run.gammas[0] if new.run.imported else None
     inquiry = Inquiry.of(new.run, "engine", new.run.manifest.config)
     chosen = rule or _one_rule(inquiry)
+    confidence = inquiry.question.confidence
     found = paired_pools(old, new, [chosen])
     gates, names = [], []
     for key, before in found.pools[0].items():
         after = found.pools[1].get(key)
         if after is None or before.policy not in parse_rule(chosen).rule.policies:
             continue
-        sides = (summed(before), summed(after))
+        sides = (compared(before, gamma), compared(after, gamma))
         if all(counts.sum() > 0 for _, counts in sides):
-            gates.append(Gate(-margin, partial(_difference, *sides)))
-            names.append((key[0], sides))
+            gates.append(Gate(-margin, partial(difference_bounds, *sides, gamma)))
+            names.append((key[0], difference(*sides, confidence, gamma)))
     if not gates:
         raise NotComparable(f"no paired text belongs to {chosen}", "name the rule of this text: --rule strict, or one_hot")
-    confidence = inquiry.question.confidence
-    items = []
-    for (domain, sides), gate, judged in zip(names, gates, judge(gates, confidence), strict=True):
-        value = share_difference(*sides, confidence)
-        items.append(
-            Item(DIFFERENCE, domain, gate.threshold, value.value, judged.low, judged.high, value.documents, judged.outcome)
-        )
+    measure = DIFFERENCE if gamma is None else LENGTH_DIFFERENCE
+    items = [
+        Item(measure, domain, gate.threshold, value.value, judged.low, judged.high, value.documents, judged.outcome)
+        for (domain, value), gate, judged in zip(names, gates, judge(gates, confidence), strict=True)
+    ]
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
@@ -172,7 +178,7 @@ def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_
         baseline=old.label,
         draft=new.draft,
         rule=chosen,
-        gamma=None,
+        gamma=gamma,
         confidence=confidence,
         items=tuple(items),
         paired=found.documents,
@@ -242,17 +248,10 @@ def _value(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None)
     if measure == SPEEDUP:
         faster = speedup([pool.counts(gamma)], [1.0], times) if times is not None and gamma is not None else None
         return faster.value if faster is not None else None
-    totals, counts = _accepted(pool, gamma if measure == LENGTH else None)
+    totals, counts = accepted_of(pool, gamma if measure == LENGTH else None)
     if not counts.sum():
         return None
     return float(totals.sum() / counts.sum()) + (measure == LENGTH)
-
-
-def _accepted(pool: Pool, gamma: int | None) -> tuple[Array, Array]:
-    """Accepted positions and those with a proposal; at a gamma, accepted drafts and rounds that had any."""
-    if gamma is None:
-        return pool["accepted"], pool["proposals"]
-    return pool[f"accepted_depths_{gamma}"].sum(1), pool[f"drafted_depths_{gamma}"][:, 0]
 
 
 def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None, tail: float) -> tuple[float, float]:
@@ -265,17 +264,12 @@ def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None
     if measure == SPEEDUP:
         faster = speedup([pool.counts(gamma)], [1.0], times) if times is not None else None
         return faster.bounds(tail) if faster is not None else (0.0, np.inf)
-    accepted, rounds = by_cluster(pool.cluster, *_accepted(pool, gamma))
+    accepted, rounds = by_cluster(pool.cluster, *accepted_of(pool, gamma))
     if not rounds.sum():
         return 1.0, gamma + 1.0
     mean = bounded_ratio(accepted, rounds, 0.0, float(gamma))
     half = quantile(1 - tail, mean.freedom) * mean.stderr
     return max(1.0, 1 + mean.value - half), min(gamma + 1.0, 1 + mean.value + half)
-
-
-def _difference(old: tuple[Array, Array], new: tuple[Array, Array], tail: float) -> tuple[float, float]:
-    found = share_difference(old, new, 1 - 2 * tail)
-    return found.low, found.high
 
 
 def _reason(items: Sequence[Item], outcome: Outcome) -> str:

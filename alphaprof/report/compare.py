@@ -18,6 +18,7 @@ from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.analysis.totals import Request, policies, read_totals
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.store import Run
+from alphaprof.report.comparable import require_comparable
 from alphaprof.report.model import Interval
 from alphaprof.report.pool import SETTINGS, Pool, pools, units
 
@@ -67,8 +68,8 @@ class Difference:
     clusters: int  # independent units among them
     first: float | None  # alpha of the first; None: no proposals
     second: float | None  # alpha of the second
-    first_coverage: float  # share of positions with a proposal
-    second_coverage: float  # likewise
+    first_coverage: float | None  # share of positions with a proposal; None: imported runs
+    second_coverage: float | None  # likewise
     difference: Interval | None  # alpha of the second less that of the first
     tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
 
@@ -80,7 +81,7 @@ class Comparison:
     first: str  # run and draft
     second: str  # run and draft
     confidence: float
-    same_text: bool  # both measured the same tokens
+    same_text: bool | None  # both measured the same tokens; None: imported runs do not hold them
     documents: int
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
@@ -118,7 +119,7 @@ def compare(first: Side, second: Side, rules: Sequence[str] | None = None, gamma
         first=first.label,
         second=second.label,
         confidence=confidence,
-        same_text=first.run.path == second.run.path or _same_text(first.run, second.run, found.rows),
+        same_text=_same_text(first.run, second.run, found.rows),
         documents=found.documents,
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
         unpaired=found.unpaired,
@@ -152,29 +153,6 @@ def paired_pools(first: Side, second: Side, rules: Sequence[str]) -> Paired:
     independent = units(pa.concat_tables(documents))[: len(rows[0])]  # what belongs together in either run
     one, two = (_pools(side, table, independent, rules) for side, table in zip((first, second), documents, strict=True))
     return Paired(rows, (one, two), (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])))
-
-
-def require_comparable(first: Side, second: Side, other_target: bool = False) -> None:
-    """Raise `NotComparable` where target, dtype, tokenizer or processing differ: a difference would not be the draft's.
-
-    `other_target`: a fine-tuned or quantised target is what is asked about.
-    """
-    if first.label == second.label:
-        raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
-    one, two = first.run.manifest, second.run.manifest
-    if one.config.get("draft_processing") != two.config.get("draft_processing"):
-        raise NotComparable(
-            f"{first.run.path} and {second.run.path} have another draft_processing",
-            "profile one of them again with the other's; --reuse-continuations keeps the text",
-        )
-    told = () if other_target else ("fingerprint", "dtype")
-    odd = [name for name in told if getattr(one.target, name) != getattr(two.target, name)]
-    odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
-    if odd:
-        raise NotComparable(
-            f"{first.run.path} and {second.run.path} have another target ({', '.join(odd)} differ)",
-            "compare drafts of one target, profiled in one dtype",
-        )
 
 
 def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
@@ -224,8 +202,12 @@ def _keys(documents: pa.Table) -> Iterator[tuple[Any, ...]]:
         yield (*key, seen[key])
 
 
-def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool:
-    """Whether paired documents hold the same tokens."""
+def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:
+    """Whether paired documents hold the same tokens; None where that is not known."""
+    if first.path == second.path:
+        return True
+    if first.imported:
+        return None
     texts = []
     for run, chosen in zip((first, second), rows, strict=True):
         parts = [run.continuations(shard.index, ["continuation_ids"]) for shard in run.shards]
@@ -247,9 +229,11 @@ def _pools(side: Side, documents: pa.Table, independent: Array, rules: Sequence[
 def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequence[int], confidence: float) -> Difference:
     (rule,) = rules_of([key[-1]])
     sides = [summed(pool) for pool in (first, second)]
-    counted = all(counts.sum() > 0 for _, counts in sides)
+    counted = all(counts.sum() > 0 for _, counts in sides)  # of imported runs they are not known: NaN
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sides]
-    coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in (first, second)]
+    coverages = [
+        float(pool["proposals"].sum() / pool["positions"].sum()) if pool.observed else None for pool in (first, second)
+    ]
     rounds = first.defined and second.defined
     return Difference(
         domain=key[0],

@@ -18,6 +18,11 @@ from alphaprof.report.tables import named_table, plain, show
 
 FORMAT = "alphaprof-compare"
 VERSION = 1
+TEXTS = {
+    True: "the same text",
+    False: "texts of their own for the same prompts",
+    None: "texts that imported runs do not hold: alpha is not known, rounds are",
+}
 
 
 def comparison_json(comparison: Comparison) -> str:
@@ -30,7 +35,7 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
     """Print the comparison: a table of acceptance, and one of tokens per round where rules have rounds."""
     console.print(plain(f"first   {comparison.first}"))
     console.print(plain(f"second  {comparison.second}"))
-    text = "the same text" if comparison.same_text else "texts of their own for the same prompts"
+    text = TEXTS[comparison.same_text]
     left = ", ".join(
         f"{fmt.count(count)} of {name}" for count, name in zip(comparison.unpaired, ("first", "second"), strict=True)
     )
@@ -38,7 +43,8 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
         f"{fmt.count(comparison.documents)} documents paired by prompt, on {text}; without a partner: {left}\n",
         highlight=False,
     )
-    show(_acceptance(comparison), "alpha", console)
+    if comparison.same_text is not None:
+        show(_acceptance(comparison), "alpha", console)
     for side in comparison.interrupted:
         console.print(
             Text("note: ", "yellow").append_text(plain(f"{side} is of an interrupted run: its first documents only"))

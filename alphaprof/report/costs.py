@@ -143,7 +143,8 @@ def cost_of(book: CostBook, concurrency: int, beyond_prefill: float | None) -> C
     measured = options["source"] == MEASURED
     environment, target = manifest.environment, manifest.target
     contexts = book.table.contexts(concurrency) or book.table.contexts(book.concurrencies[0])
-    engine = {MEASURED: f"transformers {environment['packages']['transformers']}", ROOFLINE: "roofline"}
+    version = environment.get("packages", {}).get("transformers", "unknown")  # of an imported run there is none
+    engine = {MEASURED: f"transformers {version}", ROOFLINE: "roofline"}
     device = {MEASURED: target.device, TABLE: Path(str(options.get("path"))).name}
     first = next(iter(times.values()), None)
     return Cost(

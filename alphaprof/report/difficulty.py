@@ -22,8 +22,8 @@ SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from
 
 
 def tenths(run: Run, rules: Sequence[str], every: Sequence[Text], confidence: float) -> tuple[Tenth, ...]:
-    """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard."""
-    if not run.shards:
+    """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard or a log."""
+    if run.imported or not run.shards:
         return ()
     found: list[Tenth] = []
     for draft in run.manifest.drafts:
@@ -82,7 +82,7 @@ def _ends(item: Played, timed: bool, documents: pa.Table) -> Iterator[DocumentRe
     pool, counts = item.pool, item.pool.counts(item.gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
     tokens = counts.tokens / np.maximum(counts.rounds, 1e-300)
-    speeds = counts.tokens / counts.spent(item.times) if item.times is not None else None
+    speeds = counts.tokens / np.maximum(counts.spent(item.times), 1e-300) if item.times is not None else None
     order = eligible[np.argsort((speeds if timed and speeds is not None else tokens)[eligible], kind="stable")]
     if len(order) > 2 * EXTREMES:
         order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])
@@ -98,7 +98,7 @@ def _ends(item: Played, timed: bool, documents: pa.Table) -> Iterator[DocumentRe
             document=int(pool["document"][place]),
             **about,
             tokens=int(pool["positions"][place]),
-            alpha=float(pool["accepted"][place]) / proposals if proposals else None,
+            alpha=float(pool["accepted"][place]) / proposals if proposals > 0 else None,
             tokens_per_round=float(tokens[place]),
             speedup=float(speeds[place]) if speeds is not None else None,
         )

@@ -13,6 +13,7 @@ from alphaprof import __version__
 from alphaprof.analysis.roofline_costs import LOOKUP
 from alphaprof.analysis.speedup import free_draft, speedup
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.manifest import SERVED
 from alphaprof.report.compare import Side
 from alphaprof.report.export_formats import EXPORTS, Export
 from alphaprof.report.export_model import ALL, PROPOSING, Acceptance, Depths
@@ -139,11 +140,12 @@ def _conditions(scope: Scope) -> dict[str, Any]:
     """What was measured, for a reader who has the file and nothing else. Models by the last two parts of their path."""
     manifest = scope.side.run.manifest
     draft = manifest.drafts[scope.side.draft]
+    replayed = "rounds replayed from a teacher-forced log" + ("" if scope.exact else ", exact expectations")
     return {
         "tool": f"alphaprof {__version__}",
-        "measurement": "rounds replayed from a teacher-forced log" + ("" if scope.exact else ", exact expectations"),
+        "measurement": f"rounds counted by {manifest.imported.engine} for each request" if manifest.imported else replayed,
         "target": _published(manifest.target.reference),
-        "draft": _published(draft.reference) if draft.kind == "model" else draft.kind,
+        "draft": _published(draft.reference) if draft.kind in ("model", SERVED) else draft.kind,
         "dtype": manifest.target.dtype,
         "rule": scope.rules,
         "texts": list(scope.texts),

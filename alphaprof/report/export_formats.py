@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from alphaprof.log.manifest import SERVED
 from alphaprof.report.export_model import ALL, PROPOSING, Acceptance, Over, RankAcceptance
 
 DIGITS = 6  # of rates and lengths, as NVIDIA's own producer rounds them
@@ -135,6 +136,8 @@ def _nothing(_: Acceptance) -> str:
 def _stand_in(found: Acceptance) -> str:
     if found.kind in ("model", "prompt_lookup"):
         return ""
+    if found.kind == SERVED:
+        return "add method and model of the draft that was served"
     return "vLLM has no method that skips layers: add method and model of a draft that takes as long"
 
 

@@ -82,8 +82,8 @@ class Result:
     documents: int
     clusters: int  # independent units of the intervals: documents, those of one cluster or with equal prompts as one
     positions: int
-    alpha: Interval | None  # acceptance pooled over positions with a proposal
-    coverage: float  # share of positions with a proposal
+    alpha: Interval | None  # acceptance pooled over positions with a proposal; this, coverage, None: an imported run
+    coverage: float | None  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
     clear_mismatches: float | None  # those of them that are no near-ties
     near_ties: float | None  # share of positions whose two top logits lie within the dtype's noise; None: processed logits
@@ -194,7 +194,7 @@ class FreeDraft:
 
     draft: str
     rule: str
-    coverage: float  # share of positions with a proposal
+    coverage: float | None  # share of positions with a proposal
     alpha: Interval | None  # acceptance pooled over positions with a proposal
     gamma: int | None  # of the most tokens per round
     tokens_per_round: Interval | None  # at gamma
@@ -257,6 +257,7 @@ class RunFacts:
     mean_context: float | None  # tokens in the cache while these documents decode, on average over positions
     skipped: dict[str, int]
     truncated: dict[str, int]
+    imported: str | None  # the engine from whose metrics the run was imported: no alpha, coverage, near-ties, other gammas
     target_model: ModelFacts  # what identifies the target
     draft_models: dict[str, ModelFacts]  # what identifies the drafts, by name
     environment: dict[str, Any]  # versions and hardware that it was run with

@@ -38,6 +38,11 @@ class Pool:
         """Whether the rule has rounds on this text."""
         return not np.isnan(self.columns["tokens"]).any()
 
+    @property
+    def observed(self) -> bool:
+        """Whether every position is known: alpha, coverage, near-ties. An engine's metrics tell of rounds alone."""
+        return not np.isnan(self.columns["proposals"]).any()
+
     def __getitem__(self, name: str) -> Array:
         """One column."""
         return self.columns[name]

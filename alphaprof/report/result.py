@@ -12,7 +12,7 @@ import numpy as np
 from alphaprof.analysis.bursts import autocorrelation
 from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.estimate import by_cluster, quantile, ratio, share_interval
-from alphaprof.analysis.rules import SAMPLED, BoundRule
+from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report.costs import CostBook
 from alphaprof.report.model import GammaResult, Interval, Phase, Result
@@ -52,12 +52,12 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
     """Everything about one domain, draft and rule."""
     rule = subject.rule
     positions = int(pool["positions"].sum())
-    coverage = float(pool["proposals"].sum()) / positions
-    alpha = share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence)
+    coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
+    alpha = share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
     rounds = Rounds((), (), None, no_decision(not_defined(rule.id, pool.policy)))
     if pool.defined:
         rounds = _rounds(subject, pool, alpha.value if alpha and coverage == 1 else None, question, gammas)
-    greedy, sampled = pool.policy == "greedy", pool.policy == SAMPLED
+    greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decides = question.rule_for(pool.policy) == rule.id
     return Result(
         domain=subject.domain,
@@ -75,7 +75,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         coverage=coverage,
         mismatches=float(pool["mismatches"].sum()) / positions if greedy else None,
         clear_mismatches=float(pool["clear_mismatches"].sum()) / positions if greedy else None,
-        near_ties=float(pool["near_ties"].sum()) / positions if pool.sampling is None else None,
+        near_ties=float(pool["near_ties"].sum()) / positions if pool.observed and pool.sampling is None else None,
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
         self_check=_self_check(pool) if sampled and pool.defined else None,
         burstiness=_burstiness(pool, question.confidence),
@@ -127,7 +127,9 @@ def _reason(decision: Decision, decides: bool, pool: Pool, rule: BoundRule, ques
 
 
 def contradiction(pool: Pool) -> str:
-    """Why a text cannot be what it is said to be; empty where nothing contradicts it."""
+    """Why a text cannot be what it is said to be; empty where nothing contradicts it, or nothing could."""
+    if not pool.observed:
+        return ""
     positions = pool["positions"].sum()
     if pool.policy == SAMPLED:
         check = _self_check(pool)

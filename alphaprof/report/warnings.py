@@ -49,10 +49,9 @@ def _stopped(manifest: Manifest) -> Iterator[ReportWarning]:
 
 
 def _left_out(manifest: Manifest) -> Iterator[ReportWarning]:
+    where = "see too_long and max_new_tokens in the profile" if manifest.imported is None else "see docs/import.md"
     for reason, count in manifest.skipped.items():
-        yield ReportWarning(
-            "skipped", f"{count} documents left out: {reason}", "see too_long and max_new_tokens in the profile"
-        )
+        yield ReportWarning("skipped", f"{count} documents left out: {reason}", where)
     for reason, count in manifest.truncated.items():
         yield ReportWarning("truncated", f"{count} {reason}", "their acceptance may differ from that of the whole text")
 
@@ -146,6 +145,13 @@ def _cut(report: Report) -> Iterator[ReportWarning]:
 
 
 def _cost(report: Report) -> Iterator[ReportWarning]:
+    if report.cost is None and report.run.imported is not None:
+        yield ReportWarning(
+            "no_step_times",
+            "an engine's metrics hold no step times, so no speedup",
+            "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)",
+        )
+        return
     if report.cost is None:
         yield ReportWarning("no_step_times", "no step times were measured", "see the warnings of the profiling run")
         return

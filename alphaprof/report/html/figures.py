@@ -27,8 +27,10 @@ from alphaprof.report.model import GammaResult, Report, Result
 RED = "#b42318"
 
 
-def acceptance(report: Report, style: Style) -> Figure:
-    """Alpha by domain, a point a draft and rule."""
+def acceptance(report: Report, style: Style) -> Figure | None:
+    """Alpha by domain, a point a draft and rule; None where none is known."""
+    if all(result.alpha is None for result in report.results):
+        return None
     domains = list(panels(report.results))
     pairs = list(dict.fromkeys((result.draft, result.rule) for result in report.results))
     traces: list[Trace] = []
@@ -60,7 +62,7 @@ def acceptance(report: Report, style: Style) -> Figure:
 def _alpha_said(item: Result) -> str:
     off = "" if item.on_policy else "off-policy: the rule's own decoding would not emit this text"
     lossy = "lossy: one step at a time along the target's own text" if item.lossy else ""
-    covered = f"coverage {fmt.share(item.coverage)}" if item.coverage < 1 else ""
+    covered = f"coverage {fmt.share(item.coverage)}" if item.coverage is not None and item.coverage < 1 else ""
     counted = f"{fmt.documents(item.documents, item.clusters)} documents, {fmt.count(item.positions)} positions"
     who = f"<b>{label(item.domain)}</b>, {label(item.draft)}, {item.rule}"
     return said(who, f"α {fmt.share_interval(item.alpha)}", covered, counted, off, lossy)

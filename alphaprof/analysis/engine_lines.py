@@ -1,0 +1,156 @@
+"""A log of requests as JSON lines: what is read of a line, with errors that name file and line. The file is not trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alphaprof.errors import ColumnMissing, DataUnreadable
+
+LONGEST_LINE = 64 * 2**20  # bytes: a request with the token ids of its prompt fits, and no file fills the memory
+MOST = 2**31 - 1  # of a count: what the log's columns hold
+SHOWN = 60  # characters of a value that a message repeats
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a log, or an object inside it: `fields`, and where they stand."""
+
+    path: Path
+    number: int
+    fields: Mapping[str, Any]
+
+    @property
+    def where(self) -> str:
+        """File and line, for messages."""
+        return f"{self.path}, line {self.number}"
+
+    def inside(self, fields: Mapping[str, Any]) -> Line:
+        """An object of this line."""
+        return Line(self.path, self.number, fields)
+
+    def refuse(self, problem: str, hint: str) -> DataUnreadable:
+        """What is wrong with this line."""
+        return DataUnreadable(f"{self.where}: {problem}", hint)
+
+    def group(self, name: str) -> Line | None:
+        """An object inside this one, None where there is none. Raises `DataUnreadable` for a value that is no object."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.refuse(f"{name} is {shown(value)}, no object", "each line is one response of the engine, as it came")
+        return self.inside(value)
+
+    def count(self, *names: str) -> int | None:
+        """A whole number from 0 under the first of several names, None without it. Raises `DataUnreadable`."""
+        for name in names:
+            if self.fields.get(name) is not None:
+                return self.whole(name, self.fields[name])
+        return None
+
+    def required(self, *names: str) -> int:
+        """The same, which must be there. Raises `ColumnMissing`."""
+        found = self.count(*names)
+        if found is None:
+            raise ColumnMissing(
+                f"{self.where}: {names[0]} is missing", f"it stands beside {self.known()}: see docs/import.md"
+            )
+        return found
+
+    def whole(self, name: str, value: Any) -> int:
+        """A value as a whole number from 0. Raises `DataUnreadable`."""
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST:
+            raise self.refuse(
+                f"{name} is {shown(value)}, no whole number from 0 to {MOST}", "counts are written as they are"
+            )
+        return value
+
+    def wholes(self, name: str, value: Any) -> list[int]:
+        """A value as a list of such numbers. Raises `DataUnreadable`."""
+        if not isinstance(value, list):
+            raise self.refuse(f"{name} is {shown(value)}, no list", "it is a list of counts")
+        return [self.whole(f"{name}[{index}]", item) for index, item in enumerate(value)]
+
+    def text(self, name: str) -> str | None:
+        """A name or id under a key; None without it. Raises `DataUnreadable` for what is neither text nor a number."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if isinstance(value, (dict, list, bool, float)):
+            raise self.refuse(f"{name} is {shown(value)}, no name", "names are text")
+        return self.writable(name, str(value))
+
+    def writable(self, name: str, text: str) -> str:
+        """Text that files can hold. Raises `DataUnreadable` for half a character."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise self.refuse(f"{name} holds half a character ({shown(text)})", "write the file as UTF-8") from None
+        return text
+
+    def at(self, path: str) -> tuple[bool, Any]:
+        """Whether there is a value at a dotted path, and the value."""
+        found: Any = self.fields
+        for name in path.split("."):
+            if not isinstance(found, dict) or name not in found:
+                return False, None
+            found = found[name]
+        return True, found
+
+    def known(self) -> str:
+        """The fields that are here, for messages."""
+        names = [shown(name) for name in list(self.fields)[:8]]
+        return ", ".join(names) + (", ..." if len(self.fields) > len(names) else "") or "nothing"
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value, for messages."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
+    """The lines of a file that are not blank; `digest` gets the bytes of each line. Raises `DataUnreadable`."""
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(LONGEST_LINE + 1):
+                number += 1
+                digest(line)
+                if len(line) > LONGEST_LINE:
+                    raise DataUnreadable(
+                        f"{path}, line {number}: longer than {LONGEST_LINE // 2**20} MiB", "write one response a line"
+                    )
+                if line.strip():
+                    yield Line(path, number, _object(path, number, line))
+    except OSError as error:
+        raise DataUnreadable(f"cannot read {path}: {error.strerror}", "give a file of JSON lines") from None
+
+
+def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", None) or str(error)
+        raise DataUnreadable(f"{path}, line {number}: {reason}", "each line is one JSON object, in UTF-8") from None
+    if not isinstance(found, dict):
+        raise DataUnreadable(f"{path}, line {number}: {shown(found)} is no JSON object", "write one response a line")
+    return found
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {shown(next(name for name in names if names.count(name) > 1))} occurs twice")
+    return found

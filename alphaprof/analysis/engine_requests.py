@@ -1,0 +1,296 @@
+"""One request as vLLM logs its speculative decoding: which fields, where they may stand, and what must hold between them.
+
+The format is that of vLLM's docs/features/speculative_decoding/acceptance_metrics.md (pull request 48915; since v0.29.0):
+the object `metrics.speculative_decoding` of a response. `acceptance_histogram[j]` counts the rounds (vLLM: verification
+steps) that accepted exactly j drafts, whatever became of these: where a text ends inside its last round, the drafts behind
+the end count as well (vLLM issue 56101), and `usage.completion_tokens` does not hold them. Steps without any draft are left
+out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alphaprof.analysis.engine_lines import Line, shown
+from alphaprof.errors import ColumnMissing
+
+Array = np.ndarray[Any, Any]
+METRICS = ("speculative_decoding", "spec_decode_metrics")
+MOST_DRAFTED = 64  # tokens in one round
+ENDED = {"stop": "eos", "tool_calls": "eos", "function_call": "eos", "length": "length"}
+ACCEPTED = ("num_accepted_draft_tokens", "num_accepted_tokens")  # vLLM's name first
+BY_LENGTH, BY_STEP = "acceptance_histogram_by_draft_length", ("per_step_accepted", "per_step_drafted")
+DERIVED = ("mean_acceptance_length", "draft_acceptance_rate")  # they follow from the others
+COUNTS = ("acceptance_histogram", "num_spec_steps", "num_draft_tokens", "num_spec_tokens")
+READ = frozenset((*COUNTS, *ACCEPTED, BY_LENGTH, *BY_STEP, *DERIVED))
+
+
+@dataclass(frozen=True)
+class EngineRounds:
+    """Rounds of one request at the served gamma. `steps` that proposed something or were counted as such, `plain` ones that
+    follow from the tokens; by depth d = 1..gamma the rounds that `drafted` at least d tokens, that `tested` the d-th, and
+    that `accepted` the first d; `beyond`: tokens of the last round behind the end of the text.
+    """
+
+    gamma: int
+    steps: int
+    plain: int
+    beyond: int
+    drafted: tuple[int, ...]
+    tested: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics that mean nothing
+    here.
+    """
+
+    line: Line
+    model: str | None
+    request_id: str | None
+    names: dict[str, str]
+    prompt_tokens: int
+    completion_tokens: int
+    finish: str
+    rounds: EngineRounds
+    unread: tuple[str, ...]
+
+
+class LeftOut(Exception):
+    """A request that has no rounds to tell of. `settled`: nothing was measured; else its metrics do not tell enough."""
+
+    def __init__(self, reason: str, hint: str, settled: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.hint, self.settled = reason, hint, settled
+
+
+def request_of(line: Line, gamma: int | None) -> EngineRequest:
+    """The request of a line; `gamma`: what it must have been served with (None: what it says).
+
+    Raises `LeftOut`, and `DataUnreadable` or `ColumnMissing` for a line that contradicts itself or lacks what it needs.
+    """
+    body = _body(line)
+    usage = body.group("usage") or body
+    written = usage.required("completion_tokens")
+    if written == 0:
+        raise LeftOut("no token was written", "nothing was decoded", settled=True)
+    metrics = _metrics(body)
+    choices = body.fields.get("choices")
+    if isinstance(choices, list) and len(choices) > 1:
+        raise LeftOut("several choices (n > 1) in one response", "ask with n = 1")
+    first = body.inside(choices[0]) if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+    names = _names(line, body, first)
+    prompt = usage.count("prompt_tokens")
+    if prompt is None and "token ids" in names:
+        prompt = len(_ids(body, first) or ())
+    if not prompt:
+        raise ColumnMissing(f"{body.where}: prompt_tokens is missing, or 0", "it stands in usage, beside completion_tokens")
+    reason = (first or body).fields.get("finish_reason")
+    return EngineRequest(
+        line=line.inside({}),  # a log may be larger than the memory
+        model=body.text("model") or None,
+        request_id=body.text("id") or body.text("request_id"),
+        names=names,
+        prompt_tokens=prompt,
+        completion_tokens=written,
+        finish=ENDED.get(reason, "unknown") if isinstance(reason, str) else "unknown",
+        rounds=_rounds(metrics, written, gamma),
+        unread=tuple(name for name in metrics.fields if name not in READ),
+    )
+
+
+def _body(line: Line) -> Line:
+    """The response in a line: the line itself, or what a batch file or a proxy wrapped in `response` and `body`."""
+    failed = LeftOut("the engine answered with an error", "nothing was decoded", settled=True)
+    if line.fields.get("error") is not None:
+        raise failed
+    if "response" not in line.fields:
+        return line
+    response = line.group("response")
+    status = response.count("status_code") if response is not None else None
+    if response is None or (status is not None and status >= 400):
+        raise failed
+    body = response.group("body") or response
+    if body.fields.get("error") is not None or body.fields.get("object") == "error":
+        raise failed
+    return body
+
+
+def _metrics(body: Line) -> Line:
+    for place in (body.group("metrics"), body):
+        for name in METRICS:
+            if place is not None and (found := place.group(name)) is not None:
+                return found
+    raise LeftOut(
+        "no metrics.speculative_decoding",
+        "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and ask with n = 1",
+    )
+
+
+def _ids(body: Line, first: Line | None) -> list[int] | None:
+    for place in (body, first):
+        if place is not None and place.fields.get("prompt_token_ids") is not None:
+            return place.wholes("prompt_token_ids", place.fields["prompt_token_ids"])
+    return None
+
+
+def _names(line: Line, body: Line, first: Line | None) -> dict[str, str]:
+    """What tells this prompt from others, by kind."""
+    found = {}
+    if ids := _ids(body, first):
+        found["token ids"] = hashlib.sha256(np.array(ids, dtype="<i4").tobytes()).hexdigest()
+    asked = [place.fields.get("request") for place in (line, body)]
+    inner = [place.get("body") for place in asked if isinstance(place, dict)]
+    for place in (line.fields, body.fields, *asked, *inner):
+        prompt = place.get("prompt", place.get("messages")) if isinstance(place, Mapping) else None
+        if isinstance(prompt, (str, list)) and prompt:
+            try:
+                found["text"] = _hashed("text", prompt)
+            except RecursionError:
+                raise line.refuse("the prompt is nested too deeply", "prompts are text, or lists of messages") from None
+            break
+    name = line.text("custom_id") or body.text("id") or line.text("id") or body.text("request_id")
+    if name:
+        found["request id"] = _hashed("id", name)
+    return found
+
+
+def _hashed(kind: str, value: Any) -> str:
+    return hashlib.sha256(json.dumps([kind, value], sort_keys=True).encode()).hexdigest()
+
+
+def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
+    histogram = _histogram(metrics, wanted)
+    gamma = len(histogram) - 1
+    steps, accepted = int(histogram.sum()), int((np.arange(gamma + 1) * histogram).sum())
+    _same(metrics, "num_spec_steps", metrics.required("num_spec_steps"), steps, "the histogram adds up to")
+    _same(metrics, ACCEPTED[0], metrics.required(*ACCEPTED), accepted, "the histogram says")
+    drafted = metrics.required("num_draft_tokens")
+    if not accepted <= drafted <= steps * gamma:
+        raise metrics.refuse(
+            f"num_draft_tokens is {drafted}, and {steps} rounds of up to {gamma} that accepted {accepted} draft "
+            f"{accepted} to {steps * gamma}",
+            "the metrics of a request must agree with each other",
+        )
+    after = written - 1  # the prefill writes the first token
+    beyond = max(0, steps + accepted - after)
+    if beyond > int(np.flatnonzero(histogram).max(initial=0)):  # a round keeps one token at least
+        raise LeftOut(
+            f"completion_tokens is {written}, and {steps} rounds that accepted {accepted} tokens write {steps + accepted} "
+            "after the first",
+            "only the last round may reach beyond the end of a text: see docs/import.md",
+        )
+    joint = _joint(metrics, histogram, drafted)
+    depth = np.arange(1, gamma + 1)
+    length, kept = np.arange(gamma + 1)[:, None], np.arange(gamma + 1)[None, :]
+    reached = [int(joint[(length >= d) & (kept >= d - 1)].sum()) for d in depth]
+    return EngineRounds(
+        gamma=gamma,
+        steps=steps,
+        plain=max(0, after - steps - accepted),
+        beyond=beyond,
+        drafted=tuple(int(joint[d:].sum()) for d in depth),
+        tested=tuple(reached),
+        accepted=tuple(int(histogram[d:].sum()) for d in depth),
+    )
+
+
+def _histogram(metrics: Line, wanted: int | None) -> Array:
+    """Rounds by accepted drafts, [gamma + 1]."""
+    if "acceptance_histogram" not in metrics.fields:
+        raise ColumnMissing(
+            f"{metrics.where}: acceptance_histogram is missing", f"it stands beside {metrics.known()}: see docs/import.md"
+        )
+    found = metrics.wholes("acceptance_histogram", metrics.fields["acceptance_histogram"])
+    if not 2 <= len(found) <= MOST_DRAFTED + 1:
+        raise metrics.refuse(
+            f"acceptance_histogram has {len(found)} entries", f"it has one for 0 to gamma drafts, 2 to {MOST_DRAFTED + 1}"
+        )
+    gamma = metrics.count("num_spec_tokens")
+    for name, value in (("num_spec_tokens", gamma), ("--gamma", wanted)):
+        if value is not None and value != len(found) - 1:
+            raise metrics.refuse(
+                f"{name} is {value}, and acceptance_histogram counts 0 to {len(found) - 1} drafts",
+                "import requests of one number of speculative tokens at a time",
+            )
+    return np.array(found, dtype=np.int64)
+
+
+def _same(metrics: Line, name: str, value: int, other: int, how: str) -> None:
+    if value != other:
+        raise metrics.refuse(f"{name} is {value}, and {how} {other}", "the metrics of a request must agree with each other")
+
+
+def _joint(metrics: Line, histogram: Array, drafted: int) -> Array:
+    """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` where the metrics do not tell."""
+    given = [found for found in (_by_length(metrics, histogram), _by_step(metrics, histogram)) if found is not None]
+    size = len(histogram)
+    for found in given:
+        told = int((np.arange(size)[:, None] * found).sum())
+        if told != drafted or not np.array_equal(found.sum(0), histogram) or not np.array_equal(found, given[0]):
+            raise metrics.refuse(
+                f"num_draft_tokens is {drafted} and the histogram {histogram.tolist()}; by round they are {told} and "
+                f"{found.sum(0).tolist()}",
+                "the metrics of a request must agree with each other",
+            )
+    if given:
+        return given[0]
+    joint = np.zeros((size, size), dtype=np.int64)
+    if drafted == histogram.sum() * (size - 1):  # every round drafted gamma tokens
+        joint[-1] = histogram
+    elif drafted == (np.arange(size) * histogram).sum():  # none drafted more than it accepted
+        joint[np.arange(size), np.arange(size)] = histogram
+    elif size == 2:
+        joint[1] = drafted - histogram[1], histogram[1]
+        joint[0, 0] = histogram.sum() - drafted
+    else:
+        raise LeftOut(
+            f"{int(histogram.sum())} rounds drafted {drafted} tokens, and not which of them fewer than {size - 1}",
+            "start vLLM with --per-request-spec-decode-metrics detailed",
+        )
+    return joint
+
+
+def _by_length(metrics: Line, histogram: Array) -> Array | None:
+    """From a histogram of accepted tokens for each number of drafted ones."""
+    name, size = BY_LENGTH, len(histogram)
+    rows = metrics.group(name)
+    if rows is None:
+        return None
+    joint, lengths = np.zeros((size, size), dtype=np.int64), {str(length): length for length in range(size)}
+    for key, row in rows.fields.items():
+        counts = rows.wholes(f"{name}[{shown(key)}]", row)
+        if key not in lengths or len(counts) != lengths[key] + 1:
+            raise metrics.refuse(
+                f"{name} has {len(counts)} entries for the length {shown(key)}",
+                f"lengths are 0 to {size - 1}, each with one entry more",
+            )
+        joint[lengths[key], : len(counts)] = counts
+    return joint
+
+
+def _by_step(metrics: Line, histogram: Array) -> Array | None:
+    """From what each round accepted and drafted."""
+    if all(metrics.fields.get(name) is None for name in BY_STEP):
+        return None
+    accepted, drafted = (metrics.wholes(name, metrics.fields.get(name)) for name in BY_STEP)
+    if len(accepted) != len(drafted) or any(not a <= d < len(histogram) for a, d in zip(accepted, drafted, strict=True)):
+        raise metrics.refuse(
+            f"{BY_STEP[0]} ({len(accepted)}) and {BY_STEP[1]} ({len(drafted)}) do not fit each other",
+            f"one entry a round: accepted, of drafted ones, of at most {len(histogram) - 1}",
+        )
+    joint = np.zeros((len(histogram), len(histogram)), dtype=np.int64)
+    np.add.at(joint, (_array(drafted), _array(accepted)), 1)
+    return joint
+
+
+def _array(values: Sequence[int]) -> Array:
+    return np.array(values, dtype=np.int64)

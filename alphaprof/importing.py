@@ -1,0 +1,287 @@
+"""A run from the metrics that an engine logged for each request: drafts that are served and cannot be loaded here."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alphaprof import __version__
+from alphaprof.analysis.engine_lines import Line, json_lines, shown
+from alphaprof.analysis.engine_requests import EngineRequest, LeftOut, request_of
+from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, totals_table
+from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
+from alphaprof.loader import apply_override, validate
+from alphaprof.log.manifest import SERVED, Imported, Manifest, ModelFacts, Shard
+from alphaprof.log.store import Run, require_new
+from alphaprof.options import DRAFT_NAME
+
+MOST_DOMAINS = 200  # more are no domains
+VLLM = "vLLM"
+ORIGIN = "import"  # in messages about options
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What things are called, or which fields say it. `target` None: the model of the responses; `domains`: one name for all
+    files, or one for each.
+    """
+
+    draft: str
+    target: str | None
+    domains: Sequence[str]
+    domain_key: str | None
+    cluster_key: str | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `alphaprof import` is asked for. `sampling` None: greedily; `gamma` None: what the metrics say."""
+
+    files: Sequence[Path]
+    rule: str
+    sampling: dict[str, float] | None
+    names: Naming
+    gamma: int | None
+    leave_out: bool
+    overrides: Sequence[str]
+
+
+@dataclass
+class Read:
+    """What was read: requests in order, how many were left out by reason, and fields that mean nothing here."""
+
+    labelled: list[Labelled] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    unread: Counter[str] = field(default_factory=Counter)
+    seen: dict[str, Line] = field(default_factory=dict)
+    digest: Any = field(default_factory=hashlib.sha256)  # of all lines
+
+
+def import_requests(asked: Asked, out: Path) -> Run:
+    """Write the run of all requests of some files into a new directory.
+
+    Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for
+    what is asked, `RunExists` and `DiskFull`.
+    """
+    require_new(out, "choose another --out")
+    if not DRAFT_NAME.fullmatch(asked.names.draft) or asked.names.draft in ("auto", "target"):
+        raise OptionInvalid(f"--draft {shown(asked.names.draft)} is no name", "lower case, not auto or target")
+    if len(asked.names.domains) > 1 and len(asked.names.domains) != len(asked.files):
+        raise OptionInvalid(
+            f"{len(asked.names.domains)} domains for {len(asked.files)} files",
+            "name one --domain, or one for each file in their order",
+        )
+    if twice := [str(path) for path in asked.files if asked.files.count(path) > 1]:
+        raise OptionInvalid(f"{twice[0]} is named twice", "name every file once")
+    read = Read()
+    for source, path in enumerate(asked.files):
+        _read_file(read, source, path, asked)
+    if not read.labelled:
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "no line at all"
+        raise DataEmpty(f"no request to import: {reasons}", "see docs/import.md for how to get metrics out of vLLM")
+    requests = [item.request for item in read.labelled]
+    served = Served(asked.rule, requests[0].rounds.gamma, asked.sampling)
+    target = asked.names.target or _target(requests)
+    config = _config(asked, served, list(dict.fromkeys(item.domain for item in read.labelled)))
+    known_by = identity(requests)
+    run = Run(out, _manifest(asked, read, served, config, target, known_by))
+    run.write_totals(totals_table(read.labelled, served), 0, asked.names.draft)
+    run.write_documents(documents_table(read.labelled, served, known_by, read.digest.hexdigest()))
+    run.write_manifest(run.manifest)
+    return run
+
+
+def _read_file(read: Read, source: int, path: Path, asked: Asked) -> None:
+    for line in json_lines(path, read.digest.update):
+        try:
+            request = request_of(line, asked.gamma)
+        except LeftOut as found:
+            if not found.settled and not asked.leave_out:
+                raise DataUnreadable(
+                    f"{line.where}: {found.reason}", f"{found.hint}; --leave-out imports the other requests and counts these"
+                ) from None
+            read.left_out[found.reason if found.settled else "their metrics do not tell their rounds"] += 1
+            continue
+        _require_new_request(read, request)
+        _require_gamma(read, request)
+        read.unread.update(request.unread)
+        domain = _domain(line, source, asked)
+        cluster = _named(line, asked.names.cluster_key, "--cluster-key") if asked.names.cluster_key else None
+        read.labelled.append(Labelled(request, source, domain, cluster))
+
+
+def _require_new_request(read: Read, request: EngineRequest) -> None:
+    if request.request_id is None:
+        return
+    before = read.seen.setdefault(request.request_id, request.line)
+    if before is not request.line:
+        raise request.line.refuse(
+            f"the request {shown(request.request_id)} stands in {before.where} as well", "leave every request in once"
+        )
+
+
+def _require_gamma(read: Read, request: EngineRequest) -> None:
+    if read.labelled and (first := read.labelled[0].request).rounds.gamma != request.rounds.gamma:
+        raise request.line.refuse(
+            f"served with {request.rounds.gamma} speculative tokens, and {first.line.where} with {first.rounds.gamma}",
+            "import requests of one number of speculative tokens at a time",
+        )
+
+
+def _domain(line: Line, source: int, asked: Asked) -> str:
+    if asked.names.domain_key:
+        found = _named(line, asked.names.domain_key, "--domain-key")
+        if found is None:
+            raise line.refuse(f"{asked.names.domain_key} is null, no domain", "name every request's domain")
+        return found
+    names = asked.names.domains or ("traffic",)
+    return line.writable("--domain", names[source if len(names) > 1 else 0])
+
+
+def _named(line: Line, key: str, option: str) -> str | None:
+    """The text under a dotted key of a line, or of the response in it; None where it is null."""
+    found, value = line.at(key)
+    if not found and (body := line.fields.get("response")) is not None:
+        found, value = line.inside({"response": body}).at(f"response.{key}")
+        if not found:
+            found, value = line.inside({"response": body}).at(f"response.body.{key}")
+    if not found:
+        raise ColumnMissing(
+            f"{line.where}: there is no {shown(key)}", f"{option} names a field; the line has {line.known()}"
+        )
+    return line.inside({key: value}).text(key)
+
+
+def _target(requests: Sequence[EngineRequest]) -> str:
+    """The model that every request names. Raises `ColumnMissing` and `DataUnreadable`."""
+    first = requests[0]
+    for request in requests:
+        if request.model is None:
+            raise ColumnMissing(f"{request.line.where}: there is no model", "name the served model: --target NAME")
+        if request.model != first.model:
+            raise request.line.refuse(
+                f"model {shown(request.model)}, and {first.line.where} has {shown(first.model)}",
+                "import requests of one target at a time; or name it: --target NAME",
+            )
+    return str(first.model)
+
+
+def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, Any]:
+    """The profile that such a run answers to: decision and costs are what reports read of it. Models are in the manifest."""
+    if len(domains) > MOST_DOMAINS:
+        raise OptionInvalid(
+            f"{asked.names.domain_key} names {len(domains)} domains, more than {MOST_DOMAINS}",
+            "name a field that tells kinds of traffic apart",
+        )
+    text: dict[str, Any] = {"kind": "given", "column": "response", "on_policy": True} | (served.sampling or {})
+    tree: dict[str, Any] = {
+        "target": {"model": "served"},
+        "drafts": {asked.names.draft: {"kind": "model", "model": asked.names.draft}},
+        "data": [{"domain": domain, "path": str(asked.files[0]), "prompt": "{prompt}"} for domain in domains],
+        "continuation": text,
+        "rules": [served.rule],
+        "gammas": [served.gamma],
+        "decision": {"rule": served.rule, "draft": asked.names.draft, "gamma": served.gamma},
+    }
+    # The source of step times goes before its options.
+    for override in sorted(asked.overrides, key=lambda text: not text.startswith("costs.source=")):
+        if not override.startswith(("decision.", "costs.")):
+            raise ProfileInvalid(
+                f"--set {override}: an import can set decision.* and costs.* only", "everything else is what the engine did"
+            )
+        apply_override(tree, override)
+    return validate(tree, ORIGIN).resolved(Path()).model_dump(mode="json")
+
+
+def _manifest(
+    asked: Asked, read: Read, served: Served, config: dict[str, Any], target: str, known_by: str | None
+) -> Manifest:
+    requests = [item.request for item in read.labelled]
+    shard = Shard(0, len(requests), sum(request.completion_tokens for request in requests), read.digest.hexdigest())
+    return Manifest(
+        status="complete",
+        alphaprof=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        config=config,
+        target=_facts(target),
+        drafts={asked.names.draft: _facts(asked.names.draft)},
+        tokenizer="unknown",
+        environment={},
+        shards=(shard,),
+        skipped=dict(read.left_out),
+        warnings=tuple(_notes(read, known_by)),
+        imported=Imported(
+            engine=VLLM,
+            files=tuple(str(path) for path in asked.files),
+            rule=served.rule,
+            gamma=served.gamma,
+            sampling=served.sampling,
+            prompts_known_by=known_by,
+            without_steps=sum(request.rounds.steps == 0 for request in requests),
+            plain_steps=sum(request.rounds.plain for request in requests),
+            beyond_the_end=sum(request.rounds.beyond for request in requests),
+        ),
+    )
+
+
+def _facts(name: str) -> ModelFacts:
+    """What is known of a model that another engine ran: what it is called."""
+    digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
+    return ModelFacts(
+        reference=name,
+        kind=SERVED,
+        architecture="a served model",
+        fingerprint=digest,
+        dtype="dtype unknown",
+        device="unknown",
+        parameters=None,
+        context=None,
+        vocabulary=None,
+        eos=(),
+        noise=None,
+    )
+
+
+def _notes(read: Read, known_by: str | None) -> Iterator[dict[str, str]]:
+    """What a reader of the report has to know, as code, message and remedy."""
+    yield {
+        "code": "imported",
+        "message": "rounds are those that the engine counted. Alpha is not known: drafts behind a rejection are never "
+        "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
+        "remedy": "alphaprof profile measures them, for drafts that it can load",
+    }
+    if known_by in (None, "request id"):
+        yield {
+            "code": "prompts_unknown",
+            "message": f"prompts are known by {known_by or 'nothing'}: equal ones count as independent, which makes "
+            "intervals too narrow where prompts repeat",
+            "remedy": "log prompt_token_ids (return_token_ids: true) or the prompt's text with every request",
+        }
+    requests = [item.request for item in read.labelled]
+    plain = [request for request in requests if request.rounds.plain]
+    if plain:
+        yield {
+            "code": "plain_steps",
+            "message": f"{sum(request.rounds.plain for request in plain)} rounds without a draft, in {len(plain)} of "
+            f"{len(requests)} requests, follow from completion_tokens alone: up to gamma more a request may hide where its "
+            "last round reaches beyond the end",
+            "remedy": "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
+        }
+    if idle := sum(request.rounds.steps == 0 for request in requests):
+        yield {
+            "code": "no_steps",
+            "message": f"{idle} of {len(requests)} requests have no round with a draft; they are kept as plain decoding",
+            "remedy": "answers of one token have none; else see whether drafting was switched off under load",
+        }
+    if read.unread:
+        names = ", ".join(f"{shown(name)} ({count})" for name, count in read.unread.most_common(8))
+        yield {
+            "code": "unread_fields",
+            "message": f"fields of the metrics that are not read: {names}",
+            "remedy": "a newer vLLM may tell more, or mean something else: see docs/import.md",
+        }

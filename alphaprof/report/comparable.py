@@ -1,0 +1,61 @@
+"""May two runs be compared: would a difference between them be the draft's?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from alphaprof.errors import NotComparable
+
+if TYPE_CHECKING:
+    from alphaprof.report.compare import Side
+
+
+def require_comparable(first: Side, second: Side, other_target: bool = False) -> None:
+    """Raise `NotComparable` where target, dtype, tokenizer or processing differ: a difference would not be the draft's.
+
+    `other_target`: a fine-tuned or quantised target is what is asked about.
+    """
+    if first.label == second.label:
+        raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
+    _require_same_origin(first, second)
+    one, two = first.run.manifest, second.run.manifest
+    if one.config.get("draft_processing") != two.config.get("draft_processing"):
+        raise NotComparable(
+            f"{first.run.path} and {second.run.path} have another draft_processing",
+            "profile one of them again with the other's; --reuse-continuations keeps the text",
+        )
+    told = () if other_target else ("fingerprint", "dtype")
+    odd = [name for name in told if getattr(one.target, name) != getattr(two.target, name)]
+    odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
+    if odd:
+        raise NotComparable(
+            f"{first.run.path} and {second.run.path} have another target ({', '.join(odd)} differ)",
+            "compare drafts of one target, profiled in one dtype",
+        )
+
+
+def _require_same_origin(first: Side, second: Side) -> None:
+    """The same for runs of which one was imported from an engine's metrics, or both."""
+    one, two = first.run.manifest, second.run.manifest
+    if first.run.imported != second.run.imported:
+        imported, profiled = (first, second) if first.run.imported else (second, first)
+        raise NotComparable(
+            f"{imported.run.path} was imported from an engine's metrics, and {profiled.run.path} was profiled: nothing "
+            "shows that both have the same target and text",
+            "import both, or profile both",
+        )
+    if one.imported is None or two.imported is None:
+        return
+    for name in ("gamma", "rule"):
+        served = [getattr(found, name) for found in (one.imported, two.imported)]
+        if served[0] != served[1]:
+            raise NotComparable(
+                f"{first.run.path} was served with {name} {served[0]}, and {second.run.path} with {name} {served[1]}",
+                "serve both with the same number of speculative tokens, and the same rule",
+            )
+    if one.imported.prompts_known_by != two.imported.prompts_known_by:
+        kinds = [found.prompts_known_by or "nothing" for found in (one.imported, two.imported)]
+        raise NotComparable(
+            f"prompts of {first.run.path} are known by {kinds[0]}, and those of {second.run.path} by {kinds[1]}",
+            "log the same with the requests of both: prompt_token_ids (return_token_ids: true) tells prompts apart best",
+        )
