@@ -34,7 +34,7 @@ from alphaprof.profiling.checks import (
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import load_drafts
 from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.models import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
@@ -165,13 +165,18 @@ def _earlier(out: Path, resume: bool) -> Run | None:
         run = Run.open(out)
         run.remove_leftovers()
         return run
+    require_new(out)
+    return None
+
+
+def require_new(out: Path) -> None:
+    """Raise `RunExists` or `DiskFull` where a new run cannot go."""
     if (out / "manifest.json").exists():
         raise RunExists(f"{out} holds a run already", "add --resume to finish it, or choose another --out")
     # A process that is killed at once may leave a directory with a half-written manifest: a hidden file.
     if out.exists() and not (out.is_dir() and all(item.name.startswith(".") for item in out.iterdir())):
         raise RunExists(f"{out} exists and is not empty", "choose a new directory for --out")
     require_writable(out)
-    return None
 
 
 def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -> None:
@@ -186,7 +191,7 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     """Load models and find the data; no run is made of them. Raises the errors of `errors.py`."""
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
-    target = load_model("target", options.target, options.target.dtype, extra_eos=_eos(tokenizer))
+    target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
     documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
@@ -220,7 +225,7 @@ def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Cours
         certified=held.certified,
         sequential=order,
     )
-    require_costs(options, manifest)
+    require_costs(options, manifest.target, manifest.drafts)
     if isinstance(loaded.documents, Reused):
         loaded.documents.require_same_target(manifest)
     run = Run(out, manifest)
@@ -238,10 +243,6 @@ def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Cours
 
 def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model) -> Corpus:
     return Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
-
-
-def _eos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
 
 def _environment(device: torch.device) -> dict[str, object]:
