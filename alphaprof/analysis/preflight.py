@@ -161,14 +161,15 @@ class Memory:
 @dataclass(frozen=True)
 class Estimate:
     """What the run will take: `documents`, `positions` at most, `seconds` and `disk` in bytes are None where it is not known
-    how many documents there are; those of one document are means over the documents seen.
+    how many documents there are; those of one document are means over the documents seen. Seconds are None as well where
+    it is not known how fast the target generates.
     """
 
     documents: int | None
     positions: int | None
     seconds: float | None
     disk: int | None
-    document_seconds: float
+    document_seconds: float | None
     document_bytes: float
 
 
@@ -204,32 +205,39 @@ def estimated(sources: Sequence[SourceSeen], speed: Speed, storage: Storage, sha
     sources = [source for source in sources if source.documents]
     if not sources:
         return None
-    seconds = [_seconds(source, speed) for source in sources]  # of all documents seen of a source
+    seen = sum(source.documents for source in sources)
+    seconds = [_seconds(source, speed) for source in sources]  # of all documents seen of a source, like the sizes
     sizes = [
         source.new_tokens * storage.position_bytes + 4 * (source.prompt_tokens + source.new_tokens) for source in sources
     ]
-    seen = sum(source.documents for source in sources)
-    document_bytes = sum(sizes) / seen + storage.shard_bytes / shard_documents
-    document_seconds = sum(seconds) / seen
+    each_s, each_bytes = _sum(seconds, [1 / seen] * len(sources)), sum(sizes) / seen + storage.shard_bytes / shard_documents
     planned = [source.planned for source in sources if source.planned is not None]
     if len(planned) < len(sources):
-        return Estimate(None, None, None, None, document_seconds, document_bytes)
+        return Estimate(None, None, None, None, each_s, each_bytes)
     shares = [count / source.documents for count, source in zip(planned, sources, strict=True)]
+    total = _sum(seconds, shares)
     shards = math.ceil(sum(planned) / shard_documents)
     return Estimate(
         documents=sum(planned),
         positions=round(sum(share * source.new_tokens for share, source in zip(shares, sources, strict=True))),
-        seconds=sum(share * each for share, each in zip(shares, seconds, strict=True)) + (speed.timing_s or 0.0),
-        disk=round(sum(share * each for share, each in zip(shares, sizes, strict=True)) + shards * storage.shard_bytes),
-        document_seconds=document_seconds,
-        document_bytes=document_bytes,
+        seconds=None if total is None else total + (speed.timing_s or 0.0),
+        disk=round(sum(share * size for share, size in zip(shares, sizes, strict=True)) + shards * storage.shard_bytes),
+        document_seconds=each_s,
+        document_bytes=each_bytes,
     )
 
 
-def _seconds(source: SourceSeen, speed: Speed) -> float:
-    """What generating and scoring the documents seen of a source takes."""
+def _sum(seconds: Sequence[float | None], shares: Sequence[float]) -> float | None:
+    """Weighted sum; None where a part is not known."""
+    known = [each for each in seconds if each is not None]
+    return sum(each * share for each, share in zip(known, shares, strict=True)) if len(known) == len(seconds) else None
+
+
+def _seconds(source: SourceSeen, speed: Speed) -> float | None:
+    """What generating and scoring the documents seen of a source takes; None where it is not known how fast text comes."""
     scoring = (source.prompt_tokens + source.new_tokens) / speed.scored
     if not source.generated:
         return scoring
-    reading = source.prompt_tokens / speed.prompts if speed.prompts else 0.0
-    return scoring + reading + (source.new_tokens / speed.generated if speed.generated else 0.0)
+    if speed.prompts is None or speed.generated is None:
+        return None
+    return source.prompt_tokens / speed.prompts + source.new_tokens / speed.generated + scoring

@@ -70,21 +70,22 @@ def _costs(seen: Seen) -> Iterator[Check]:
     elif speed.timing_s is not None:
         yield Check("costs", "run", OK, f"steps can be timed here; that takes about {duration(speed.timing_s)}")
     elif not any(refusal.check == "costs" for refusal in seen.refusals):
-        yield Check("costs", "run", OK, "step times from elsewhere can be read")
+        yield Check("costs", "run", OK, "step times from elsewhere are at hand")
 
 
 def _time(seen: Seen) -> Iterator[Check]:
     speed, estimate = seen.speed, seen.estimate
     if speed is None or estimate is None:
         return
-    rates = (
-        (speed.prompts, "prompts"),
-        (speed.generated, f"generation {count(speed.batch)} at a time"),
-        (speed.scored, "scoring"),
-    )
-    parts = ", ".join(f"{name} {number(rate, 0)}" for rate, name in rates if rate is not None)
+    generation = f"generation ({count(speed.batch)} at a time)"
+    rates = (("prompts", speed.prompts), (generation, speed.generated), ("scoring", speed.scored))
+    parts = ", ".join(f"{name} {number(rate, 0)}" for name, rate in rates if rate is not None)
     text = f"tokens a second on {many(speed.documents, 'document')} of {many(speed.new_tokens, 'new token')}: {parts}"
-    if estimate.seconds is None:
+    if estimate.document_seconds is None:
+        unknown = "not known how fast the target generates, since its steps cannot be timed"
+        remedy = "profile a few documents with --limit first, and look at the clock"
+        yield Check("time", "run", NOTE, f"{unknown}; {text}", remedy)
+    elif estimate.seconds is None:
         each = f"roughly {duration(estimate.document_seconds)} a document; how many there are is not known"
         yield Check("time", "run", NOTE, f"{each}; {text}", "give a source on the hub a limit, or use --limit")
     else:
