@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
@@ -35,6 +36,7 @@ from alphaprof.loader import load_profile
 from alphaprof.log.store import table_bytes, write_table
 from alphaprof.profiling import inspection, trial
 from alphaprof.profiling.continuations import Continuation
+from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import layer_skip
 from alphaprof.profiling.preflight import preflight
 from alphaprof.report.preflight import Preflight, build_preflight, require_clear
@@ -379,8 +381,6 @@ class Shaky:
 
 
 def texts(*lengths: int) -> list[Continuation]:
-    import numpy as np
-
     prompts = [np.arange(2, dtype=np.int32) for _ in lengths]
     return [
         Continuation(cast(Any, SimpleNamespace(prompt=prompt)), np.arange(size, dtype=np.int32), "length")
@@ -502,6 +502,34 @@ def test_sampled_and_given_text_can_be_tried_out(tiny: Path, tmp_path: Path) -> 
     assert result.speed.batch == 2  # of the four documents of a shard; the given ones are not generated
 
 
+def document(number: int, prompt: int) -> Document:
+    ids = np.arange(prompt, dtype=np.int32)
+    return Document(number, "code", None, 0, number, ids, None, cut=False, max_new_tokens=8, kind="greedy", on_policy=True)
+
+
+def test_documents_are_taken_in_turns_from_their_sources_and_numbered_anew() -> None:
+    turns = trial.in_turns([[document(0, 1), document(1, 2), document(2, 3)], [document(0, 4)]])
+    assert [(item.document, len(item.prompt)) for item in turns] == [(0, 1), (1, 4), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "device", "parameters", "budget", "count"),
+    [
+        ([8] * 99, "cpu", 1, 10**6, trial.DOCUMENTS),
+        ([8] * 99, "cpu", 1, 160, 4),  # 8 + 32 tokens each
+        ([8, 8, 48, 8], "cpu", 1, 160, 2),  # three of 80, padded
+        ([8] * 99, "cpu", trial.PARAMETER_TOKENS // 200, 10**6, 5),
+        ([8] * 99, "cuda", trial.PARAMETER_TOKENS // 200, 10**6, trial.DOCUMENTS),
+        ([900, 900, 900], "cpu", 1, 160, 2),  # never fewer: a batch has others in it
+        ([8], "cpu", 1, 160, 1),
+    ],
+)
+def test_a_trial_stays_small(prompts: list[int], device: str, parameters: int, budget: int, count: int) -> None:
+    target = SimpleNamespace(device=SimpleNamespace(type=device), facts=lambda: SimpleNamespace(parameters=parameters))
+    every = [document(number, size) for number, size in enumerate(prompts)]
+    assert trial.chosen(every, cast(Any, target), budget) == every[:count]
+
+
 @pytest.fixture
 def ordinary(tiny: Path, tmp_path: Path) -> Path:
     """A profile whose target is a copy that a test may change."""
@@ -535,6 +563,22 @@ def test_a_dry_run_prints_its_checks_and_ends_in_0(
     code, text, _ = command(monkeypatch, capsys, ordinary, "--dry-run", "--format", "json", "--out", ordinary.parent / "run")
     assert (code, json.loads(text)["format"]) == (0, "alphaprof-preflight")
     assert snapshot(ordinary.parent) == before
+
+
+@pytest.mark.models
+def test_logits_that_are_not_finite_stop_the_run(
+    ordinary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = llama()
+    with torch.no_grad():
+        broken.model.norm.weight[0] = torch.nan
+    broken.save_pretrained(ordinary.parent / "target")
+    code, text, errors = command(monkeypatch, capsys, ordinary, "--dry-run", "--format", "json")
+    content = json.loads(text)
+    assert [check["name"] for check in content["checks"] if check["stops"]] == ["trial"]
+    assert [content["seen"][name] for name in ("self_draft", "noise", "speed", "storage", "estimate")] == [None] * 5
+    assert code == 4
+    assert "the logits of target hold NaN or infinity" in errors
 
 
 @pytest.mark.models
