@@ -46,6 +46,7 @@ from tests.synthetic import Recipe, facts, write_run
 from tests.test_pipeline import Silent, profile_file
 from tests.tiny import llama, tokenizer
 
+FINE = "none of which stops the run. Nothing was written."
 BOS = 257  # <pad> of the tiny tokenizers, here the token that begins texts
 
 
@@ -182,6 +183,13 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "2 of 64 top tokens flip (3%)",
     ),
     "data": ({}, "data", "code.jsonl", "ok", "code: about 100 documents; prompts of 5 to 40, median 20 tokens"),
+    "equal lengths": (
+        {"sources": (source(shortest_prompt=20, longest_prompt=20),)},
+        "data",
+        "code.jsonl",
+        "ok",
+        "prompts of 20 tokens",
+    ),
     "single": ({"sources": (source(documents=1, planned=1),)}, "data", "code.jsonl", "note", "has no interval"),
     "left out": (
         {"sources": (source(skipped={"longer than the context": 3}),)},
@@ -239,7 +247,7 @@ def test_every_fact_becomes_a_check_with_its_level_and_words(name: str) -> None:
 def test_nothing_to_complain_about_is_ok_everywhere() -> None:
     report = build_preflight(seen())
     assert {check.level for check in report.checks} == {"ok"}
-    assert (report.stops, report.conclusion) == (False, "Nothing stops the run: 0 problems, 0 notes; nothing was written.")
+    assert (report.stops, report.conclusion) == (False, f"0 problems and 0 notes, {FINE}")
     require_clear(report)
 
 
@@ -255,7 +263,7 @@ def test_the_first_error_is_raised_after_all_were_listed_at_their_checks() -> No
         ("other", "choose another draft"),
         ("code.jsonl", "did you mean y?"),
     ]
-    assert report.conclusion.startswith("2 of the problems would stop the run")
+    assert report.conclusion.startswith("2 problems and 0 notes, of which 2 would stop the run")
     with pytest.raises(ColumnMissing, match="no column 'x'") as caught:
         require_clear(report)
     assert caught.value.hint == "did you mean y?"
@@ -559,7 +567,7 @@ def test_a_dry_run_prints_its_checks_and_ends_in_0(
     code, text, _ = command(monkeypatch, capsys, ordinary, "--dry-run", "--limit", 2, "--set", "batch_tokens=80")
     assert code == 0
     assert text.count("2 documents; prompts of") == 2
-    assert text.endswith("Nothing stops the run: 0 problems, 1 note; nothing was written.\n")
+    assert text.endswith(f"0 problems and 1 note, {FINE}\n")
     code, text, _ = command(monkeypatch, capsys, ordinary, "--dry-run", "--format", "json", "--out", ordinary.parent / "run")
     assert (code, json.loads(text)["format"]) == (0, "alphaprof-preflight")
     assert snapshot(ordinary.parent) == before

@@ -51,10 +51,10 @@ def _conclusion(checks: Sequence[Check]) -> str:
     """What follows, in a line."""
     stopping = sum(check.stops for check in checks)
     problems, notes = (sum(check.level == level for check in checks) for level in (PROBLEM, NOTE))
-    seen = f"{many(problems, 'problem')}, {many(notes, 'note')}; nothing was written"
-    if not problems:
-        return f"Nothing stops the run: {seen}."
-    return f"{stopping or 'None'} of the problems would stop the run: {seen}."
+    found = f"{many(problems, 'problem')} and {many(notes, 'note')}"
+    if stopping:
+        return f"{found}, of which {stopping} would stop the run. Nothing was written."
+    return f"{found}, none of which stops the run. Nothing was written."
 
 
 def require_clear(preflight: Preflight) -> None:

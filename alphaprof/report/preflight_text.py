@@ -12,7 +12,7 @@ from rich.text import Text
 
 from alphaprof.report.json import plain_values
 from alphaprof.report.preflight import Preflight
-from alphaprof.report.preflight_checks import NOTE, OK, PROBLEM
+from alphaprof.report.preflight_checks import NOTE, OK, PROBLEM, many
 from alphaprof.report.tables import plain
 
 FORMAT = "alphaprof-preflight"
@@ -29,7 +29,8 @@ def preflight_json(preflight: Preflight) -> str:
 def preflight_terminal(preflight: Preflight, console: Console) -> None:
     """Print every check with its cause and remedy, and what follows."""
     facts = preflight.seen.target.facts
-    console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {len(preflight.seen.drafts)} drafts"))
+    drafts = many(len(preflight.seen.drafts), "draft")
+    console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {drafts}"))
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, width in (("check", 14), ("of", 20), ("result", 7)):
         table.add_column(name, overflow="fold", max_width=width)

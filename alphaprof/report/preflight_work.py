@@ -36,7 +36,9 @@ def _source(source: SourceSeen) -> Iterator[Check]:
         planned = f"more than {count(source.documents)}, how many is not known without reading all"
     else:
         planned = f"{'about ' if source.planned > source.documents else ''}{many(source.planned, 'document')}"
-    lengths = f"{count(source.shortest_prompt)} to {count(source.longest_prompt)}, median {count(source.median_prompt)}"
+    lengths = count(source.median_prompt)
+    if source.shortest_prompt < source.longest_prompt:
+        lengths = f"{count(source.shortest_prompt)} to {count(source.longest_prompt)}, median {lengths}"
     text = f"{domains}: {planned}; prompts of {lengths} tokens"
     if source.planned == 1:
         yield Check("data", source.path, NOTE, text, "a single document has no interval, and no verdict: add more")
