@@ -39,6 +39,7 @@ from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import layer_skip
 from alphaprof.profiling.preflight import preflight
+from alphaprof.profiling.scoring import Layout, _proposed
 from alphaprof.report.preflight import Preflight, build_preflight, require_clear
 from alphaprof.report.preflight_checks import Check
 from alphaprof.report.render import render_preflight
@@ -461,6 +462,9 @@ def test_a_dry_run_measures_speed_and_size(looked: Seen) -> None:
     assert (looked.speed.documents, looked.speed.new_tokens, looked.speed.untimed) == (10, 24, None)
     assert min(looked.speed.prompts or 0, looked.speed.generated or 0, looked.speed.scored, looked.speed.timing_s or 0) > 0
     assert (looked.estimate.documents, looked.estimate.positions) == (10, 240)
+    owners = [looked.target, *(view for view in looked.drafts if view.name != "skip")]
+    assert looked.memory.weights == sum(4 * view.facts.parameters for view in owners)
+    assert looked.memory.cache == 4096 * 2 * 4 * 2 * 8 * 4  # tokens x keys and values x layers x heads x size x bytes
     assert looked.storage.free is not None
     assert 0 < looked.storage.position_bytes < 4 * 200  # of four drafts
 
@@ -507,12 +511,24 @@ def test_sampled_and_given_text_can_be_tried_out(tiny: Path, tmp_path: Path) -> 
     assert result.self_draft.accepted == result.self_draft.agreeing == result.self_draft.positions
     assert result.speed is not None
     assert result.speed.new_tokens == 9
+    assert result.noise is not None
+    assert result.noise.documents == result.speed.documents == 12  # greedy text is written for all of them
     assert result.speed.batch == 2  # of the four documents of a shard; the given ones are not generated
 
 
 def document(number: int, prompt: int) -> Document:
     ids = np.arange(prompt, dtype=np.int32)
     return Document(number, "code", None, 0, number, ids, None, cut=False, max_new_tokens=8, kind="greedy", on_policy=True)
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 9, 10, 11, 12])
+@pytest.mark.parametrize("new", [1, 2, 5, 6, 7])
+def test_a_document_goes_beyond_a_context_where_scoring_sees_no_proposal(prompt: int, new: int) -> None:
+    item = dataclasses.replace(document(0, prompt), max_new_tokens=new)
+    layout = Layout.of([Continuation(item, np.zeros(new, dtype=np.int32), "length")])
+    proposed = _proposed(cast(Any, SimpleNamespace(vocabulary=300, context=10)), layout)
+    assert inspection.outside([item], 10) == (bool((proposed == 0).any()), bool((proposed == 0).all()))
+    assert inspection.outside([item], None) == (0, 0)
 
 
 def test_documents_are_taken_in_turns_from_their_sources_and_numbered_anew() -> None:
