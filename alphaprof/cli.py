@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from alphaprof import __version__
+from alphaprof.cli_exchange import export
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
 from alphaprof.errors import AlphaprofError
@@ -55,7 +56,7 @@ app.command()(profile)
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
-    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json or md.")] = PageFormat.terminal,
+    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
     overrides: Annotated[
         list[str] | None,
@@ -181,6 +182,7 @@ def trees(
     print_text(render_trees(found, output.value, to_file=out is not None), out)
 
 
+app.command()(export)
 app.command()(latency)
 app.command()(validate)
 app.command()(rollout)
@@ -216,8 +218,20 @@ def predict(
 
 
 @app.command()
-def schema() -> None:
-    """The columns of the position log: name, type, unit and meaning."""
+def schema(
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
+        ),
+    ] = None,
+) -> None:
+    """The columns of the position log: name, type, unit and meaning. Or the JSON Schema of an answer."""
+    if of is not None:
+        from alphaprof.formats import json_schema
+
+        print_text(json_schema(of), None)
+        return
     from alphaprof.log.schema import LogRules
 
     for column in LogRules(("RULE",), ("RULE",), ("RULE",)).columns:
@@ -234,6 +248,8 @@ def rules() -> None:
     for name, rule in RULES.items():
         text = " and ".join(rule.policies) + " text"
         print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
+        if rule.used_by:
+            print(f"    decoded so by {rule.used_by}")
         for parameter in rule.parameters:
             more = "larger" if parameter.relaxes > 0 else "smaller"
             print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")

@@ -28,6 +28,7 @@ class PageFormat(StrEnum):
     terminal = "terminal"
     json = "json"
     md = "md"
+    html = "html"
 
 
 class CheckFormat(StrEnum):

@@ -25,7 +25,8 @@ profile profiles/demo-sampled.yaml runs/demo-sampled --limit 8
 echo "== the two drafts against each other, document by document"
 .venv/bin/alphaprof compare runs/demo:skip runs/demo:ngram --rules strict --gamma 4
 for run in runs/demo-sampled runs/demo; do
-  echo "== report of $run (also in $run/report.json)"
+  echo "== report of $run (also in $run/report.json, and with figures in $run/report.html)"
   .venv/bin/alphaprof report "$run" --format json --out "$run/report.json"
+  .venv/bin/alphaprof report "$run" --format html --out "$run/report.html"
   .venv/bin/alphaprof report "$run"
 done

@@ -17,5 +17,5 @@ if [ "$(cat .venv/.installed 2>/dev/null)" = "$wanted" ]; then
 fi
 echo "== making .venv with $("$python" --version) and installing alphaprof (a few minutes, about 2 GB on disk with a CPU build of torch)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gguf,dev]'
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gguf,html,dev]'
 echo "$wanted" > .venv/.installed

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Write the reference pages from their one declaration: docs/columns.md (the log) and docs/profile.md (the profile file).
+"""Write what has its one declaration elsewhere: docs/columns.md (the log), docs/profile.md (the profile file), the tables of
+docs/rules.md (acceptance rules), and the JSON Schemas in alphaprof/schemas/ (make_schemas.py).
 
 python scripts/make_reference.py            (a test holds that the pages are up to date)
 """
 
 from __future__ import annotations
 
+import runpy
 import types
 import typing
 from collections.abc import Iterable
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaprof import config, options
+from alphaprof.analysis import rule_names, rules
 from alphaprof.log import schema
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -114,9 +117,54 @@ def type_name(annotation: Any) -> str:
     )
 
 
+def rules_page() -> str:
+    """The page about acceptance rules: its own text, with the tables between the marks written anew."""
+    text = (DOCS / "rules.md").read_text(encoding="utf-8")
+    tables = {"rules": rules_table(), "parameters": parameters_table(), "not modelled": not_modelled_table()}
+    for name, rows in tables.items():
+        mark = f"<!-- {name}: written by scripts/make_reference.py -->\n"
+        before, rest = text.split(mark)
+        text = f"{before}{mark}{rows}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+    return text
+
+
+def rules_table() -> str:
+    """The rules: when a token is kept, what becomes of the text, and who decodes like this."""
+    rows = [
+        "| rule | keeps the drafted token d | output | its own text | rounds | decoded so by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, rule in rules.RULES.items():
+        output = "another text" if rule.lossy else "the target's"
+        kind = "none" if rule.lossy else "timed" if rule.timed else "not timed"
+        cells = (f"`{name}`", rule.about, output, " and ".join(rule.policies), kind, rule.used_by)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def parameters_table() -> str:
+    """The parameters of rules, how they are written, and which values every run has."""
+    rows = ["| written | parameter | from | to | accept more | in every run |", "|---|---|---|---|---|---|"]
+    for name, rule in rules.RULES.items():
+        default = ", ".join(f"`{item}`" for item in rules.DEFAULT_RULES if rule_names.parse_rule(item).name == name)
+        for item in rule.parameters:
+            kind = "whole number" if item.whole else "number"
+            limits = f"{item.low:g} | {item.high:g} | {'larger' if item.relaxes > 0 else 'smaller'} values"
+            rows.append(f"| `{rule_names.spelling(name)}` | {item.name}, {kind} | {limits} | {default} |")
+    return "\n".join(rows)
+
+
+def not_modelled_table() -> str:
+    """The rules that alphaprof knows of and does not have."""
+    rows = ["| rule | keeps the drafted token d |", "|---|---|"]
+    return "\n".join([*rows, *(f"| `{name}` | {about} |" for name, about in rules.NOT_MODELLED.items())])
+
+
 def pages() -> Iterable[tuple[Path, str]]:
     """All pages with their paths."""
-    return ((DOCS / "columns.md", columns_page()), (DOCS / "profile.md", profile_page()))
+    schemas = runpy.run_path(str(Path(__file__).with_name("make_schemas.py")))["pages"]()
+    written = (("columns.md", columns_page()), ("profile.md", profile_page()), ("rules.md", rules_page()))
+    return (*((DOCS / name, text) for name, text in written), *schemas)
 
 
 if __name__ == "__main__":

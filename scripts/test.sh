@@ -6,6 +6,14 @@ cd "$(dirname "$0")/.."
 ./scripts/install.sh
 echo "== demo model"
 .venv/bin/python scripts/fetch_demo_models.py models
+if ! command -v chromium > /dev/null; then
+  echo "== chromium, for the tests of the HTML report"
+  root=""
+  [ "$(id -u)" = 0 ] || root="sudo -n"
+  if ! { $root apt-get update && $root apt-get install --yes --no-install-recommends chromium; } > /dev/null 2>&1; then
+    echo "chromium could not be installed: tests that need a browser are skipped (in CI they fail)" >&2
+  fi
+fi
 echo "== lint"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .

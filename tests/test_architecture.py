@@ -33,7 +33,7 @@ HOMES = {
     ),
     "datasets": ("profiling/reading.py",),
     "huggingface_hub": ("profiling/hub.py",),
-    "typer": ("cli.py", "cli_models.py", "cli_support.py"),
+    "typer": ("cli.py", "cli_exchange.py", "cli_models.py", "cli_support.py"),
     "rich": (
         "report/tables.py",
         "report/terminal.py",
@@ -50,6 +50,8 @@ HOMES = {
         "report/render.py",
         "progress.py",
     ),
+    "plotly": ("report/html/page.py",),
+    "jinja2": ("report/html/page.py",),
     "yaml": ("loader.py",),
     "pydantic": ("config.py", "options.py", "loader.py"),
     "scipy": ("analysis",),

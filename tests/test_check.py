@@ -163,3 +163,24 @@ def test_the_console_script_ends_with_the_code(run: Run, monkeypatch: pytest.Mon
         main()
     assert caught.value.code == 10
     assert capsys.readouterr().err.startswith("error: check failed: alpha of code")
+
+
+@pytest.mark.parametrize("other", [Domain(on_policy=False, continuation="given"), None])
+def test_text_that_the_target_did_not_write_asks_for_no_rule(tmp_path: Path, other: Domain | None) -> None:
+    """Its rule has no rounds on it, and thus no part in the check."""
+    sampled = Domain(temperature=1.0, continuation="sampled", documents=12)
+    domains = {"story": sampled} | ({"notes": other} if other else {})
+    run = write_run(tmp_path / "run", Recipe(domains=domains, rules=("one_hot",)))
+    found = CliRunner().invoke(
+        app, ["check", str(run.path), "--min-alpha", "story=0.01", "--gamma", "2", "--format", "json"]
+    )
+    assert found.exit_code == 0, found.output
+    assert [item["domain"] for item in json.loads(found.stdout)["items"]] == ["story"]
+
+
+def test_two_rules_of_two_kinds_of_text_must_be_told_apart(tmp_path: Path) -> None:
+    domains = {"story": Domain(temperature=1.0, continuation="sampled"), "code": Domain()}
+    run = write_run(tmp_path / "run", Recipe(domains=domains, rules=("strict", "one_hot")))
+    found = CliRunner().invoke(app, ["check", str(run.path), "--min-alpha", "0.01"])
+    assert isinstance(found.exception, AlphaprofError)
+    assert "each with a rule of its own" in found.exception.message

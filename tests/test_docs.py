@@ -16,12 +16,19 @@ from alphaprof.config import ProfileOptions
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+INDEX = ROOT / "docs" / "README.md"
 
 
 def help_of(command: str) -> str:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     return result.output
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to the parts of a page are made of: headings in lower case, without punctuation, with hyphens."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_reference_pages_are_what_the_declarations_say() -> None:
@@ -33,7 +40,7 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
     lines = [line for line in README.splitlines() if "alphaprof " in line and "pip" not in line]
     commands = {match for line in lines for match in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line)}
     with_models = {"profile", "latency", "validate", "rollout"}
-    assert commands == with_models | {"report", "check", "compare", "trees", "predict", "rules", "schema"}
+    assert commands == with_models | {"report", "check", "compare", "trees", "export", "predict", "rules", "schema"}
     for line in lines:
         for command in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line):
             shown = help_of(command)
@@ -50,17 +57,27 @@ def test_options_of_commands_in_blocks_exist(page: Path) -> None:
             assert [option for option in re.findall(r"--[a-z-]+", rest) if option not in shown] == [], line
 
 
-def test_the_profile_in_the_readme_is_valid() -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 1
-    ProfileOptions.model_validate(yaml.safe_load(blocks[0]))
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_profiles_in_a_page_are_valid(page: Path) -> None:
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)]
+    profiles = [block for block in blocks if isinstance(block, dict) and "target" in block]
+    assert len(profiles) == (page.name in ("README.md", "getting-started.md") and page != INDEX)
+    for profile in profiles:
+        ProfileOptions.model_validate(profile)
+
+
+def test_the_index_names_every_page_once_and_the_readme_leads_to_it() -> None:
+    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path != INDEX]
+    assert sorted(re.findall(r"^- \[(.*?\.md)\]\(\1\): ", INDEX.read_text(), re.MULTILINE)) == sorted(pages)
+    assert "(docs/README.md)" in README
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_and_scripts_named_in_a_page_exist(page: Path) -> None:
     text = page.read_text()
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
         assert (page.parent / link).exists(), link
+        assert not anchor or anchor in anchors(page.parent / link if link else page), f"{link}#{anchor}"
     for script in re.findall(r"\bscripts/[a-z_]+\.(?:py|sh)\b", text):
         assert (ROOT / script).exists(), script
 
@@ -78,6 +95,18 @@ def test_the_file_tree_in_the_readme_is_the_file_tree() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_no_page_waits_for_its_text(page: Path) -> None:
     assert re.findall(r"\b[A-Z]+_(?:TEXT|PLACEHOLDER)\b|\bTODO\b", page.read_text()) == []
+
+
+def test_errors_and_notes_that_troubleshooting_quotes_are_those_of_the_program() -> None:
+    """Of an error what stands between the dots, of a note its code."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    source = "".join(path.read_text() for path in (ROOT / "alphaprof").rglob("*.py"))
+    quoted = re.findall(r"^\| `(.*?)` \|", page.split("## Errors")[1], re.MULTILINE)
+    assert len(quoted) > 10
+    parts = {part.strip(" :") for text in quoted for part in text.split("...")}
+    notes = {f'"{code}"' for code in re.findall(r"\bnote `(\w+)`", page)}
+    assert len(notes) > 2
+    assert {text for text in parts | notes if text not in source} == set()
 
 
 def test_the_changelog_names_the_version() -> None:

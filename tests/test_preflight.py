@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -32,6 +33,7 @@ from alphaprof.analysis.preflight import (
     estimated,
 )
 from alphaprof.errors import ColumnMissing
+from alphaprof.formats import json_schema
 from alphaprof.loader import load_profile
 from alphaprof.log.store import table_bytes, write_table
 from alphaprof.profiling import inspection, trial
@@ -285,6 +287,7 @@ def test_an_estimate_by_hand() -> None:
 def test_the_json_holds_checks_and_facts_and_no_nan() -> None:
     text = render_preflight(build_preflight(seen(estimate=estimated(UNKNOWN, SPEED, STORAGE, 64))), "json")
     content = json.loads(text, parse_constant=pytest.fail)
+    jsonschema.validate(content, json.loads(json_schema("preflight")))
     assert (content["format"], content["version"], content["stops"]) == ("alphaprof-preflight", 1, False)
     assert {"name", "subject", "level", "cause", "remedy", "stops"} == set(content["checks"][0])
     assert content["seen"]["estimate"]["seconds"] is None
@@ -440,6 +443,7 @@ def test_a_dry_run_sees_padding_contexts_and_raw_prompts(looked: Seen) -> None:
     assert (views["skip"].tokens, looked.scored_ids) == (None, 260)
     assert views["brief"].beyond > views["close"].beyond == 0
     checks = build_preflight(looked)
+    jsonschema.validate(json.loads(render_preflight(checks, "json")), json.loads(json_schema("preflight")))
     assert found(checks, "vocabulary", "wide")[0].level == "note"
     assert found(checks, "context", "brief")[0].level == "note"
     assert found(checks, "chat template")[0].level == "note"

@@ -272,7 +272,7 @@ def test_a_relaxed_parameter_never_accepts_less(name: str, index: int, data: Any
     tight, loose = ordered if parameters[index].relaxes > 0 else reversed(ordered)
     log = columns(data.draw(st.lists(positions(), min_size=1, max_size=6)))
     less, more = (parse_rule({name: [*values[:index], value, *values[index + 1 :]]}).accept(log) for value in (tight, loose))
-    assert (less <= more).all()
+    assert (less <= more + 1e-12).all()  # multi_draft adds up shares: 1e-16 is rounding
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,22 @@ def test_bounds_of_what_a_token_costs() -> None:
     """At best every round is full (1.9 for three tokens, and 0.1 more), at worst every round yields one token after such."""
     assert cost_bounds(TIMES, 2) == pytest.approx((1.9 / 3, 1.9))
     dearer = dataclasses.replace(TIMES, draft_after_full=StepTime(3.0, 0.0))
-    assert cost_bounds(dearer, 2) == pytest.approx((1.9 / 3, 2.0))
+    assert cost_bounds(dearer, 2) == pytest.approx((2.0 / 3, 2.0))
     cheaper = dataclasses.replace(TIMES, draft_after_full=StepTime(1.0, 0.0))
     assert cost_bounds(cheaper, 2) == pytest.approx((1.8 / 3, 1.9))
+
+
+@pytest.mark.parametrize("draft", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("two", [0.001, 1.0, 300.0])
+def test_bounds_hold_for_every_round_whatever_was_timed(draft: float, two: float) -> None:
+    """Noise can make a step over two tokens far cheaper than one over one: time per token stays above 0 and in bounds."""
+    times = dataclasses.replace(TIMES, draft=StepTime(draft, 0.0), draft_after_full=StepTime(two, 0.0))
+    best, worst = cost_bounds(times, 2)
+    cost = round_costs(times, 2)
+    rounds = [(cost[drafted], 1 + kept) for drafted in range(3) for kept in range(drafted + 1) if kept < 2]
+    rounds += [(cost[2] + times.after_full(), tokens) for tokens in (1, 2, 3)]
+    assert 0 < best == pytest.approx(min(spent / tokens for spent, tokens in rounds))
+    assert worst == pytest.approx(max(spent / tokens for spent, tokens in rounds))
 
 
 def test_relative_time_by_hand() -> None:

@@ -26,10 +26,10 @@ class RoundCost:
     drafts, verify + gamma * verify_slope (v); `overhead` everything else (o).
     """
 
-    draft: float
-    verify: float = 1.0
-    verify_slope: float = 0.0
-    overhead: float = 0.0
+    draft: float  # c, one draft step
+    verify: float = 1.0  # v without its slope
+    verify_slope: float = 0.0  # added to it for every drafted token
+    overhead: float = 0.0  # everything else in a round
 
     def verification(self, gamma: int) -> float:
         """v: one target step over gamma + 1 tokens."""

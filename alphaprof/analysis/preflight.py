@@ -11,189 +11,158 @@ from alphaprof.log.manifest import ModelFacts
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error that would stop the run: of which check and about what, the name of its class, its two lines, exit code."""
+    """An error that would stop the run."""
 
-    check: str
-    subject: str
-    kind: str
-    message: str
-    hint: str
-    exit_code: int
+    check: str  # name of the check that it belongs to
+    subject: str  # model, source or directory that it is about
+    kind: str  # name of the error's class in alphaprof.errors
+    message: str  # what is wrong
+    hint: str  # what to do next
+    exit_code: int  # that the run would end with
 
 
 @dataclass(frozen=True)
 class Special:
-    """A special token that two tokenizers name differently; None: one of them has none."""
+    """A special token that two tokenizers name differently."""
 
-    name: str
-    target: str | None
-    draft: str | None
+    name: str  # bos, eos, unk or pad
+    target: str | None  # the target's; None: it has none
+    draft: str | None  # the draft's likewise
 
 
 @dataclass(frozen=True)
 class ModelSeen:
-    """The target or a draft that was loaded.
+    """The target or a draft that was loaded."""
 
-    `tokens`: one more than the largest id of its own tokenizer, None where it has none of its own; `shared`: ids that both
-    that and the target's tokenizer have; `special`: special tokens that differ. Of the documents seen, `beyond` are longer
-    than its context with all of their new tokens, and of `silent` the prompt alone fills it.
-    """
-
-    name: str
-    facts: ModelFacts
-    tokens: int | None
-    shared: int | None = None
-    special: tuple[Special, ...] = ()
-    beyond: int = 0
-    silent: int = 0
+    name: str  # target, or the draft's name in the profile
+    facts: ModelFacts  # as a run's manifest has them
+    tokens: int | None  # one more than the largest id of its own tokenizer; None: it has none of its own
+    shared: int | None = None  # ids that its own tokenizer and the target's both have
+    special: tuple[Special, ...] = ()  # special tokens that are not the target's
+    beyond: int = 0  # documents seen that are longer than its context with all of their new tokens
+    silent: int = 0  # those of them whose prompt alone fills it
 
 
 @dataclass(frozen=True)
 class Bos:
-    """The token that begins texts (None: there is none), whether the tokenizer adds it to plain text, and whether the chat
-    template writes it (None: no template, or one that refuses a lone user turn).
-    """
+    """The token that begins texts."""
 
-    token: str | None
-    added: bool
-    in_template: bool | None
+    token: str | None  # None: there is none
+    added: bool  # whether the tokenizer adds it to plain text
+    in_template: bool | None  # whether the chat template writes it; None: no template, or one that wants more than one turn
 
 
 @dataclass(frozen=True)
 class SourceSeen:
-    """The first documents of one source.
+    """The first documents of one source. Token counts are over the documents that were seen."""
 
-    `prompts`: messages, chat, prompt, prompt_ids or text, where prompts come from; `generated`: whether the target writes
-    the continuations; `planned`: how many documents the run will take, None where only reading all would tell. Token
-    counts are over the `documents` seen; `new_tokens` is their sum of what continuations may have at most. `double_bos`
-    documents begin with BOS twice, `without_bos` with none.
-    """
-
-    source: int
-    path: str
-    domains: tuple[str, ...]
-    prompts: str
-    generated: bool
-    documents: int
-    planned: int | None
-    shortest_prompt: int
-    median_prompt: int
-    longest_prompt: int
-    prompt_tokens: int
-    new_tokens: int
-    longest: int
-    skipped: dict[str, int]
-    truncated: dict[str, int]
-    double_bos: int
-    without_bos: int
+    source: int  # its place in the profile's data, from 0
+    path: str  # last part of its path or hub id
+    domains: tuple[str, ...]  # that its documents belong to
+    prompts: str  # where prompts come from: messages, chat, prompt, prompt_ids or text
+    generated: bool  # whether the target writes the continuations
+    documents: int  # that were seen
+    planned: int | None  # documents that the run will take; None: only reading all would tell
+    shortest_prompt: int  # tokens
+    median_prompt: int  # tokens
+    longest_prompt: int  # tokens
+    prompt_tokens: int  # sum over prompts
+    new_tokens: int  # sum of what continuations may have at most
+    longest: int  # tokens of the longest document with its continuation
+    skipped: dict[str, int]  # rows left out among the first, by reason
+    truncated: dict[str, int]  # texts or prompts that were cut, likewise
+    double_bos: int  # documents that begin with BOS twice
+    without_bos: int  # documents that begin with none, where plain text would have it
 
 
 @dataclass(frozen=True)
 class SelfDraft:
-    """The target as its own draft on greedy text. Of `positions`: `agreeing`, where both scored the same top token;
-    `accepted`, where that is the token which was generated; `near_ties` among those where it is not.
-    """
+    """The target as its own draft on greedy text."""
 
-    draft: str
+    draft: str  # model: the target itself; layer_skip: through layer skip without a dropped layer
     positions: int
-    agreeing: int
-    accepted: int
-    near_ties: int
+    agreeing: int  # positions where both scored the same top token
+    accepted: int  # positions where that is the token which was generated
+    near_ties: int  # positions where it is not, and the two are no further apart than the noise of the dtype
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """The target on the same texts alone and padded in a batch of `documents`. Of `positions`: `flips` of the top token,
-    `near_ties`, whose two top logits are no further apart than `noise`; the largest difference of a logit and of a
-    probability.
-    """
+    """The target on the same texts alone, and padded in one batch."""
 
-    documents: int
+    documents: int  # in the batch
     positions: int
-    flips: int
-    near_ties: int
-    noise: float
-    logit_difference: float
-    probability_difference: float
+    flips: int  # positions whose top token is another one
+    near_ties: int  # positions whose two top logits are no further apart than `noise`
+    noise: float  # logit difference below which this dtype cannot be trusted to order two tokens
+    logit_difference: float  # largest of one logit
+    probability_difference: float  # largest of one probability
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens a second that were measured on `documents` with `new_tokens` each: prompts read, tokens generated `batch`
-    documents at a time, as the run will (None: the target writes no continuation, or it is not known), and tokens scored
-    by target and drafts together. `timing_s`: what timing the steps will take; None: nothing to time, or `untimed` says
-    why that is impossible.
-    """
+    """Tokens a second of a run in small."""
 
-    documents: int
-    new_tokens: int
-    prompts: float | None
-    generated: float | None
-    batch: int
-    scored: float
-    timing_s: float | None
-    untimed: str | None
+    documents: int  # that it was tried on
+    new_tokens: int  # of each of them
+    prompts: float | None  # tokens read a second; None: the target writes no continuation
+    generated: float | None  # tokens generated a second; None: likewise, or its steps cannot be timed
+    batch: int  # documents that the run will generate at a time
+    scored: float  # tokens a second through target and drafts together
+    timing_s: float | None  # seconds that timing the steps will take; None: nothing is timed
+    untimed: str | None  # why steps cannot be timed; None: they can, or need not
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Size of the position log: bytes per position over all drafts, bytes of a shard's files beside them, columns, and the
-    bytes that are free where the run will be written (None: no place was named).
-    """
+    """Size of the position log."""
 
-    position_bytes: float
-    shard_bytes: float
-    columns: int
-    free: int | None
+    position_bytes: float  # of a position, over all drafts
+    shard_bytes: float  # of a shard's files beside that
+    columns: int  # of the log
+    free: int | None  # bytes free where the run will be written; None: no place was named
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of all weights, of the KV cache of a full batch (None: not known of the architecture), and free on the device
-    once the models are there (None: not known).
-    """
+    """What models take, in bytes."""
 
-    weights: int
-    cache: int | None
-    free: int | None
+    weights: int  # of target and drafts
+    cache: int | None  # KV cache of a full batch; None: not known of the architecture
+    free: int | None  # on the device beside the weights; None: not known
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the run will take: `documents`, `positions` at most, `seconds` and `disk` in bytes are None where it is not known
-    how many documents there are; those of one document are means over the documents seen. Seconds are None as well where
-    it is not known how fast the target generates.
-    """
+    """What the run will roughly take."""
 
-    documents: int | None
-    positions: int | None
-    seconds: float | None
-    disk: int | None
-    document_seconds: float | None
-    document_bytes: float
+    documents: int | None  # None: not known, like what follows from it
+    positions: int | None  # at most
+    seconds: float | None  # None: also where it is not known how fast the target generates
+    disk: int | None  # bytes
+    document_seconds: float | None  # mean over the documents seen
+    document_bytes: float  # likewise
 
 
 @dataclass(frozen=True)
 class Seen:
-    """All that a dry run finds. What comes after a refusal can be missing: None. `repeated`: documents whose prompt occurs
-    before among those seen; `warnings`: what the run itself would warn of, as code, message and remedy.
-    """
+    """All that a dry run finds. What comes after a refusal can be missing: None."""
 
-    target: ModelSeen
-    drafts: tuple[ModelSeen, ...]
-    scored_ids: int
-    template: bool
-    bos: Bos
-    sources: tuple[SourceSeen, ...]
-    repeated: int
-    warnings: tuple[dict[str, str], ...]
-    self_draft: SelfDraft | None
-    noise: NoiseFloor | None
-    speed: Speed | None
-    storage: Storage | None
-    memory: Memory
-    estimate: Estimate | None
-    refusals: tuple[Refusal, ...]
+    target: ModelSeen  # the target
+    drafts: tuple[ModelSeen, ...]  # drafts that could be loaded
+    scored_ids: int  # ids that carry probability when models are compared
+    template: bool  # whether the target has a chat template
+    bos: Bos  # the token that begins texts
+    sources: tuple[SourceSeen, ...]  # sources that could be read
+    repeated: int  # documents whose prompt occurs before among those seen
+    warnings: tuple[dict[str, str], ...]  # what the run itself would warn of: code, message, remedy
+    self_draft: SelfDraft | None  # the target as its own draft
+    noise: NoiseFloor | None  # alone against in a batch; None also where there is but one document
+    speed: Speed | None  # of a run in small
+    storage: Storage | None  # of the position log
+    memory: Memory  # what models take
+    estimate: Estimate | None  # what the run will take
+    refusals: tuple[Refusal, ...]  # what would stop the run
 
 
 def estimated(sources: Sequence[SourceSeen], speed: Speed, storage: Storage, shard_documents: int) -> Estimate | None:

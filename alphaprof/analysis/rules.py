@@ -39,7 +39,8 @@ class Rule:
     `emitted` is None for a lossy rule: its output departs from the text that was measured, so that its rounds cannot be
     replayed. `policies`: how the target must have chosen a text for the text to be what the rule's own decoding would emit
     (for a lossy rule: what it departs from). `timed`: a round costs gamma draft steps and one verification of gamma + 1.
-    `logged`: both need whole distributions, so that only a log that was written with the rule has them.
+    `logged`: both need whole distributions, so that only a log that was written with the rule has them. `used_by`: who
+    decodes like this.
     """
 
     about: str
@@ -49,6 +50,7 @@ class Rule:
     parameters: tuple[Parameter, ...] = ()
     timed: bool = True
     logged: bool = False
+    used_by: str = ""
 
     @property
     def lossy(self) -> bool:
@@ -149,11 +151,22 @@ def _known(ranks: Values) -> Values:
 
 BOTH = (GREEDY, SAMPLED)
 RULES = {
-    "strict": Rule("d is the target's top token x0", strict, agrees, (GREEDY,)),
+    "strict": Rule("d is the target's top token x0", strict, agrees, (GREEDY,), used_by="every engine on greedy text"),
     "lossless": Rule(
-        "with probability min(1, p(d)/q(d)), d drawn from q; alpha = sum min(p, q)", lossless, lossless_emitted, (SAMPLED,)
+        "with probability min(1, p(d)/q(d)), d drawn from q; alpha = sum min(p, q)",
+        lossless,
+        lossless_emitted,
+        (SAMPLED,),
+        used_by="vLLM with draft_sample_method probabilistic, SGLang with --speculative-use-rejection-sampling, "
+        "TensorRT-LLM with use_rejection_sampling, Hugging Face with do_sample",
     ),
-    "one_hot": Rule("with probability p(d), d the draft's top token", one_hot, agrees, (SAMPLED,)),
+    "one_hot": Rule(
+        "with probability p(d), d the draft's top token",
+        one_hot,
+        agrees,
+        (SAMPLED,),
+        used_by="vLLM, SGLang and TensorRT-LLM by default, llama.cpp, EAGLE",
+    ),
     "additive": Rule("p(d) >= p(x0) - epsilon", additive, None, BOTH, (Parameter("epsilon", 0, 1, +1),)),
     "multiplicative": Rule("p(d) >= factor p(x0)", multiplicative, None, BOTH, (Parameter("factor", 0, 1, -1),)),
     "top_m": Rule(
@@ -165,6 +178,7 @@ RULES = {
         None,
         BOTH,
         (Parameter("epsilon", 0, 1, -1), Parameter("delta", 0, 1, -1)),
+        used_by="Medusa (posterior_threshold is epsilon, posterior_alpha is delta), older vLLM",
     ),
     "trtllm": Rule(
         "d is among the k most probable tokens of p, and p(d) >= p(x0) - delta",
@@ -172,6 +186,7 @@ RULES = {
         None,
         BOTH,
         (Parameter("k", 1, 1e6, +1, whole=True), Parameter("delta", 0, 1, +1)),
+        used_by="TensorRT-LLM while thinking (relaxed_topk, relaxed_delta)",
     ),
     "tree": Rule(
         "x_t is among the draft's `width` most probable tokens (a full tree of that width)",
@@ -180,6 +195,7 @@ RULES = {
         BOTH,
         (Parameter("width", 1, 1e6, +1, whole=True),),
         timed=False,
+        used_by="Medusa and EAGLE trees of a fixed shape, as an upper end: theirs are thinner",
     ),
     "multi_draft": Rule(
         "one of `width` tokens drawn from q is kept, tried in turn by recursive rejection sampling",
@@ -189,6 +205,7 @@ RULES = {
         (Parameter("width", 1, 64, +1, whole=True),),
         timed=False,
         logged=True,
+        used_by="SpecInfer",
     ),
 }
 NOT_MODELLED = {

@@ -145,13 +145,15 @@ def round_costs(times: StepTimes, gamma: int) -> Array:
 
 
 def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
-    """The least and the most that a token can cost with the draft: in the best round with every draft accepted, and in the
-    dearest round for every single token.
+    """The least and the most that a token can cost with the draft, both above 0: in the best round with all drafts accepted,
+    and in the dearest round for every single token.
+
+    A round accepted in full has the step over two tokens that follows it in its cost; it stands for one of its draft steps.
     """
     cost = round_costs(times, gamma)
-    extra = times.after_full()
-    best = float((cost / np.arange(1, gamma + 2)).min()) + min(0.0, extra) / (gamma + 1)
-    return best, float(cost.max()) + max(0.0, extra)
+    full = float(cost[gamma]) + times.after_full()
+    most = np.maximum(1, np.minimum(np.arange(gamma + 1) + 1, gamma))  # tokens of a round that is not accepted in full
+    return min(float((cost / most).min()), full / (gamma + 1)), max(float(cost.max()), full)
 
 
 def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import GREEDY, SAMPLED
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.log.schema import DEPTH_COUNTS, arrow_schema, totals_columns
+from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, totals_columns
 from alphaprof.log.store import Run
 
 Array = np.ndarray[Any, Any]
@@ -107,14 +107,23 @@ def shard_totals(
         defined = np.isin(shape.policy, rule.rule.policies) & (kept is not None)
         per_gamma: dict[int, Rounds] = {}
         if kept is None:
-            data["emitted"] = pa.nulls(len(shape.document), pa.float64())
+            data |= {name: pa.nulls(len(shape.document)) for name in ("emitted", *PAIR_COUNTS)}
         else:
             kept = np.where(columns["proposed"] > 0, kept, 0.0)
-            data["emitted"] = shape.sums(kept)
+            data |= {"emitted": shape.sums(kept)} | _pairs(columns["proposed"] > 0, kept, shape)
             trace = _trace(columns, shape, kept, target, draft)
             per_gamma = _rounds(_part(trace, defined), kept, accept, request)
         tables.append(_table(data, per_gamma, defined, request.gammas))
     return pa.concat_tables(tables)
+
+
+def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
+    """PAIR_COUNTS [documents]: neighbouring positions of one document that both have a proposal, and what was kept there."""
+    paired = proposed & np.roll(proposed, -1)
+    paired[shape.stop - 1] = False  # the next position is another document's
+    following = np.roll(kept, -1)
+    sums = (paired, *(np.where(paired, values, 0.0) for values in (kept, following, kept * following)))
+    return {name: shape.sums(values) for name, values in zip(PAIR_COUNTS, sums, strict=True)}
 
 
 def _trace(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: ModelFacts) -> Trace:

@@ -35,18 +35,18 @@ class ModelFacts:
     where the architecture is not one whose bytes and FLOPs are known, or where there is no model.
     """
 
-    reference: str
-    kind: str
-    architecture: str
-    fingerprint: str
-    dtype: str
-    device: str
-    parameters: int
+    reference: str  # as the profile names it: hub id, directory or file
+    kind: str  # model, layer_skip or prompt_lookup
+    architecture: str  # its class
+    fingerprint: str  # SHA-256 over its configuration and a part of its weights
+    dtype: str  # of its weights
+    device: str  # that it ran on
+    parameters: int  # number of parameters
     context: int | None
-    vocabulary: int
+    vocabulary: int  # number of logits
     eos: tuple[int, ...]
     noise: float
-    shape: dict[str, float] | None = None
+    shape: dict[str, float | bool] | None = None
 
 
 @dataclass(frozen=True)

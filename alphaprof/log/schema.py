@@ -232,6 +232,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
             0,
             nullable=True,
         ),
+        *(Column(name, count, doc, "positions", 0, nullable=True) for name, doc in PAIR_COUNTS.items()),
         Column(
             "thinking_positions",
             pa.int64(),
@@ -263,6 +264,12 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     return (*fixed, *rounds, *drafted, *control, *depths)
 
 
+PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
+    "pairs": "Neighbouring positions that both have a proposal.",
+    "pairs_first": "Sum of a_t over their first positions.",
+    "pairs_second": "Sum of a_t over their second positions.",
+    "pairs_both": "Sum of the products of both.",
+}
 DEPTH_COUNTS = {
     "drafted": "Rounds that drafted at least d tokens, for each depth d = 1..gamma",
     "tested": "Rounds whose draft at depth d was reached: all earlier drafts accepted, and the document not at its end",

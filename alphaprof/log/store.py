@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphaprof.errors import DiskFull, RunUnreadable
+from alphaprof.errors import DiskFull, RunExists, RunUnreadable
 from alphaprof.log.manifest import Manifest, Shard, read_manifest
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
@@ -57,6 +57,16 @@ def require_writable(folder: Path) -> None:
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = "is no directory" if not parent.is_dir() else "is not writable"
         raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or mend permissions")
+
+
+def require_new(out: Path) -> None:
+    """Raise `RunExists` or `DiskFull` where a new run cannot go."""
+    if (out / "manifest.json").exists():
+        raise RunExists(f"{out} holds a run already", "add --resume to finish it, or choose another --out")
+    # A process that is killed at once may leave a directory with a half-written manifest: a hidden file.
+    if out.exists() and not (out.is_dir() and all(item.name.startswith(".") for item in out.iterdir())):
+        raise RunExists(f"{out} exists and is not empty", "choose a new directory for --out")
+    require_writable(out)
 
 
 @contextlib.contextmanager

@@ -226,7 +226,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def shape_of(network: PreTrainedModel) -> dict[str, float] | None:
+def shape_of(network: PreTrainedModel) -> dict[str, float | bool] | None:
     """What decides the bytes and FLOPs of a model's steps; None where that is not known of its architecture."""
     try:
         size = float(network.dtype.itemsize)

@@ -18,9 +18,9 @@ import torch
 
 from alphaprof import __version__
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import OutOfMemory, ProfileInvalid, RunExists, RunMismatch, StepsNotTimed
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
 from alphaprof.log.manifest import Manifest
-from alphaprof.log.store import Run, require_writable
+from alphaprof.log.store import Run, require_new
 from alphaprof.options import MeasuredCosts
 from alphaprof.profiling import hub, latency
 from alphaprof.profiling.batching import is_out_of_memory
@@ -167,16 +167,6 @@ def _earlier(out: Path, resume: bool) -> Run | None:
         return run
     require_new(out)
     return None
-
-
-def require_new(out: Path) -> None:
-    """Raise `RunExists` or `DiskFull` where a new run cannot go."""
-    if (out / "manifest.json").exists():
-        raise RunExists(f"{out} holds a run already", "add --resume to finish it, or choose another --out")
-    # A process that is killed at once may leave a directory with a half-written manifest: a hidden file.
-    if out.exists() and not (out.is_dir() and all(item.name.startswith(".") for item in out.iterdir())):
-        raise RunExists(f"{out} exists and is not empty", "choose a new directory for --out")
-    require_writable(out)
 
 
 def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from alphaprof.analysis.preflight import Bos, ModelSeen, Refusal, Seen, SourceSeen, estimated
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import AlphaprofError
+from alphaprof.log.store import require_new
 from alphaprof.options import ModelDraft
 from alphaprof.profiling.checks import early_warnings, require_costs
 from alphaprof.profiling.corpus import Corpus, Document
@@ -21,7 +22,7 @@ from alphaprof.profiling.extras import Extras
 from alphaprof.profiling.hub import require_model
 from alphaprof.profiling.inspection import bos_of, differing_specials, first_documents, outside, repeated
 from alphaprof.profiling.models import Model, eos_of, load_model, load_tokenizer
-from alphaprof.profiling.pipeline import in_memory, require_new
+from alphaprof.profiling.pipeline import in_memory
 from alphaprof.profiling.scoring import Scorer
 from alphaprof.profiling.shards import Loaded, Progress
 from alphaprof.profiling.trial import Trial, memory, try_out

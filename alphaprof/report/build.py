@@ -19,11 +19,13 @@ from alphaprof.analysis.totals import Request, policies, read_totals, write_tota
 from alphaprof.log.store import Run
 from alphaprof.report.certificates import certificates
 from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
+from alphaprof.report.difficulty import Played, extremes, tenths
 from alphaprof.report.format import text_kind
-from alphaprof.report.model import Report, RunFacts
+from alphaprof.report.model import Report, Result, RunFacts
 from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, units
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
+from alphaprof.report.texts import texts
 from alphaprof.report.traffic import Evidence, judge_traffic
 from alphaprof.report.verdict import Question, not_defined, order_of
 from alphaprof.report.warnings import report_warnings
@@ -54,8 +56,10 @@ def build_report(
         replay=flavour,
         run=_facts(run, documents),
         cost=cost_of(book, question.concurrency, beyond_prefill(book, prompts)) if book else None,
-        traffic=judge_traffic(_evidence(inquiry, found), book, question, run.gammas),
+        traffic=judge_traffic(evidence_of(inquiry, found), book, question, run.gammas),
         results=tuple(results),
+        difficulty=tenths(run, shown, texts(documents, inquiry.independent), question.confidence),
+        documents=extremes(_played(inquiry, found, results), documents),
         certificates=certificates(run, documents, inquiry.independent, question.confidence),
         predictability=predictability(run, documents, inquiry.independent, results, question.confidence),
         warnings=(),
@@ -70,7 +74,7 @@ def settled(run: Run) -> str | None:
     """
     write_totals(run)
     inquiry = Inquiry.of(run, "engine", run.manifest.config)
-    evidence = _evidence(inquiry, list(found_pools(inquiry, inquiry.deciding)))
+    evidence = evidence_of(inquiry, list(found_pools(inquiry, inquiry.deciding)))
     verdict = judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas).verdict
     if verdict == "UNDECIDED" or inquiry.question.order is None:
         return None
@@ -80,14 +84,16 @@ def settled(run: Run) -> str | None:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """What every part of a report rests on. `independent`: see `pool.units`; `deciding`: ids of the rules of the verdict."""
+    """What every part of a report rests on. `independent`: see `pool.units`; `policies`: those of its texts, the empty one
+    (text that the target did not produce) included.
+    """
 
     run: Run
     flavour: Flavour
     question: Question
     documents: pa.Table
     independent: Array
-    deciding: list[str]
+    policies: tuple[str, ...]
     book: CostBook | None
 
     @classmethod
@@ -98,9 +104,19 @@ class Inquiry:
         documents = run.documents()
         # Step times must not hang on documents that they are held against, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
-        deciding = dict.fromkeys(question.rule_for(name) for name in np.unique(policies(documents)).tolist())
         book = open_costs(run, config["costs"], mean_context(first))
-        return cls(run, flavour, question, documents, units(documents), list(deciding), book)
+        found = tuple(np.unique(policies(documents)).tolist())
+        return cls(run, flavour, question, documents, units(documents), found, book)
+
+    @property
+    def deciding(self) -> list[str]:
+        """Ids of the rules that the verdict concerns, on any text of the run."""
+        return list(dict.fromkeys(map(self.question.rule_for, self.policies)))
+
+    @property
+    def decisive(self) -> list[str]:
+        """Those of them on text that the target produced: there alone they can have rounds, and a verdict."""
+        return list(dict.fromkeys(self.question.rule_for(policy) for policy in self.policies if policy))
 
 
 @dataclass(frozen=True)
@@ -113,17 +129,27 @@ class Found:
     pool: Pool
 
 
-def found_pools(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[Found]:
-    """The pools of every draft, rule and domain."""
+def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
+    """The pools of every draft (or of some), rule and domain."""
     run = inquiry.run
-    for draft in run.manifest.drafts:
+    for draft in drafts or run.manifest.drafts:
         totals = read_totals(run, draft, Request(rules, run.gammas, inquiry.flavour))
         for rule in rules_of(list(rules)):
             for domain, pool in pools(totals, inquiry.documents, inquiry.independent, rule.id, run.gammas):
                 yield Found(draft, rule, domain, pool)
 
 
-def _evidence(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
+def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result]) -> list[Played]:
+    """The pools whose results carry a verdict, at the gamma that is best for each, with its draft's step times."""
+    times = inquiry.book.times(inquiry.question.concurrency) if inquiry.book else {}
+    return [
+        Played(item.domain, item.draft, item.rule.id, result.best_gamma, item.pool, times.get(item.draft))
+        for item, result in zip(found, results, strict=True)
+        if result.verdict is not None and result.best_gamma is not None and item.pool.defined
+    ]
+
+
+def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
     """What of it the verdict on the traffic rests on."""
     decisive: dict[str, list[tuple[str, Pool]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
     undefined: dict[str, str] = {}
@@ -134,10 +160,8 @@ def _evidence(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
             undefined[item.domain] = doubt
         else:
             decisive[item.draft].append((item.domain, item.pool))
-    names = np.unique(policies(inquiry.documents)).tolist()
-    rules = list(dict.fromkeys(inquiry.question.rule_for(name) for name in names if name))
     by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
-    return Evidence(rules, by_draft, undefined, observed_weights(inquiry.documents))
+    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents))
 
 
 def _facts(run: Run, documents: pa.Table) -> RunFacts:
@@ -156,6 +180,10 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
         mean_context=mean_context(documents),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
+        target_model=manifest.target,
+        draft_models=manifest.drafts,
+        environment=manifest.environment,
+        profile=manifest.config,
     )
 
 

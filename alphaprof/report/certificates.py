@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from alphaprof.analysis.bounds import budget, mean_beta_bound
 from alphaprof.analysis.certified import LosslessTally, Tally, decile_edges, inexact_share, lossless_tally, tallies
 from alphaprof.log.store import Run
 from alphaprof.report.model import Certificate, Certificates, Decile, LosslessBounds
-from alphaprof.report.texts import Text, texts
+from alphaprof.report.texts import Text, kinds, texts
 
 Array = np.ndarray[Any, Any]
 
@@ -34,27 +33,11 @@ def certificates(run: Run, documents: pa.Table, independent: Array, confidence: 
         for rule, tally in tallies(run, draft, edges).items():
             for text in every:
                 found += _certificate(text, draft, rule, tally, confidence)
-            for text in _kinds(every):
+            for text in kinds(every):
                 for axis in edges:
                     deciles += _deciles(text, (draft, rule, axis), tally.by[axis], edges[axis], confidence)
         bounds += [item for text in every for item in _lossless(text, draft, lossless, confidence)]
     return Certificates(tuple(found), tuple(deciles), tuple(bounds), inexact_share(run))
-
-
-def _kinds(every: list[Text]) -> list[Text]:
-    """The kinds of text over all domains."""
-    parts: dict[tuple[str, str, str], list[Text]] = {}
-    for text in every:
-        parts.setdefault((text.continuation, text.policy, str(text.sampling)), []).append(text)
-    return [
-        replace(
-            same[0],
-            domain="",
-            rows=np.concatenate([text.rows for text in same]),
-            cluster=np.concatenate([text.cluster for text in same]),
-        )
-        for same in parts.values()
-    ]
 
 
 def _certificate(text: Text, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:

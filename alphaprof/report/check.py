@@ -41,31 +41,31 @@ class Subject:
 class Item:
     """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`analysis.gates`)."""
 
-    measure: str
+    measure: str  # alpha, acceptance_length, speedup or alpha_difference
     domain: str
-    threshold: float
+    threshold: float  # the least value that passes
     value: float | None
     low: float
     high: float
     documents: int  # independent ones
-    outcome: Outcome
+    outcome: Outcome  # of this threshold alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
 
-    outcome: Outcome
+    outcome: Outcome  # of all thresholds together
     reason: str
     run: str
-    baseline: str | None = None
+    baseline: str | None = None  # the older run and its draft; None: held against thresholds or a decision
     draft: str | None
     rule: str
     gamma: int | None
     confidence: float
-    items: tuple[Item, ...]
+    items: tuple[Item, ...]  # one for each threshold and domain
     paired: int | None = None
-    unpaired: tuple[int, int] | None = None
+    unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
 
 Thresholds = Mapping[str, Mapping[str, float]]  # by measure, then domain
@@ -208,9 +208,13 @@ def _settled(run: Run, inquiry: Inquiry, subject: Subject, needs_gamma: bool) ->
 
 
 def _one_rule(inquiry: Inquiry) -> str:
-    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each."""
-    rules = [rule for rule in inquiry.deciding if rule]
-    if len(rules) != 1:
+    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
+    rules = inquiry.decisive
+    if not rules:
+        raise OptionInvalid(
+            "no text of the run is the target's own, so that no rule has rounds on it", "name one: --rule strict"
+        )
+    if len(rules) > 1:
         raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
     return rules[0]
 

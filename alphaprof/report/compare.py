@@ -36,15 +36,19 @@ class Side:
         """How it is named on the command line."""
         return f"{self.run.path}:{self.draft}"
 
+    def asked(self, config: dict[str, Any]) -> Side:
+        """The same with another decision or other costs than the run's own; nothing is written."""
+        return Side(Run(self.run.path, dataclasses.replace(self.run.manifest, config=config)), self.draft)
+
 
 @dataclass(frozen=True)
 class TokensDifference:
     """Tokens per round of both at one gamma, and second less first."""
 
     gamma: int
-    first: float
-    second: float
-    difference: Interval
+    first: float  # tokens per round of the first
+    second: float  # tokens per round of the second
+    difference: Interval  # second less first
 
 
 @dataclass(frozen=True)
@@ -61,26 +65,26 @@ class Difference:
     lossy: bool
     documents: int  # paired
     clusters: int  # independent units among them
-    first: float | None
-    second: float | None
-    first_coverage: float
-    second_coverage: float
-    difference: Interval | None
-    tokens_per_round: tuple[TokensDifference, ...]
+    first: float | None  # alpha of the first; None: no proposals
+    second: float | None  # alpha of the second
+    first_coverage: float  # share of positions with a proposal
+    second_coverage: float  # likewise
+    difference: Interval | None  # alpha of the second less that of the first
+    tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The paired comparison of two drafts. Documents without a partner are left out and counted."""
 
-    first: str
-    second: str
+    first: str  # run and draft
+    second: str  # run and draft
     confidence: float
     same_text: bool  # both measured the same tokens
     documents: int
     interrupted: tuple[str, ...]  # sides whose run is not complete
-    unpaired: tuple[int, int]
-    differences: tuple[Difference, ...]
+    unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
+    differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
 
 
 def side_of(text: str) -> Side:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -21,15 +23,23 @@ CSV_COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_er
 Rows = Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class Latency:
+    """Step times and where they were measured."""
+
+    alphaprof: str
+    target: str
+    drafts: dict[str, str]  # models by name of the draft
+    dtype: str
+    device: str
+    threads: int | None  # of torch; None: the device is no CPU
+    engine: str
+    steps: tuple[Mapping[str, Any], ...]  # one a kind of step: the columns of latency.parquet
+
+
 def latency_json(manifest: Manifest, rows: Rows) -> str:
     """The table and where it was measured as JSON."""
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "alphaprof": manifest.alphaprof,
-        **_place(manifest),
-        "steps": list(rows),
-    }
+    content = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(_measured(manifest, rows))
     return json.dumps(content, indent=2, allow_nan=False)
 
 
@@ -44,9 +54,9 @@ def latency_csv(rows: Rows) -> str:
 
 def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
     """Print a table for every batch size and context, and one of prefills."""
-    place = _place(manifest)
-    threads = f", {place['threads']} threads" if place["threads"] else ""
-    console.print(plain(f"{place['target']} in {place['dtype']} on {place['device']}{threads}, {place['engine']}"))
+    place = _measured(manifest, rows)
+    threads = f", {place.threads} threads" if place.threads else ""
+    console.print(plain(f"{place.target} in {place.dtype} on {place.device}{threads}, {place.engine}"))
     console.print()
     steps = [row for row in rows if row["step"] != "prefill"]
     for batch, context in dict.fromkeys((row["batch"], row["context"]) for row in steps if row["model"] == "target"):
@@ -79,13 +89,15 @@ def _cell(rows: Rows, title: str, console: Console) -> None:
     console.print()
 
 
-def _place(manifest: Manifest) -> dict[str, Any]:
+def _measured(manifest: Manifest, rows: Rows) -> Latency:
     environment, target = manifest.environment, manifest.target
-    return {
-        "target": target.reference,
-        "drafts": {name: facts.reference for name, facts in manifest.drafts.items()},
-        "dtype": target.dtype,
-        "device": target.device,
-        "threads": environment["torch_threads"] if target.device == "cpu" else None,
-        "engine": f"transformers {environment['packages']['transformers']}",
-    }
+    return Latency(
+        alphaprof=manifest.alphaprof,
+        target=target.reference,
+        drafts={name: facts.reference for name, facts in manifest.drafts.items()},
+        dtype=target.dtype,
+        device=target.device,
+        threads=environment["torch_threads"] if target.device == "cpu" else None,
+        engine=f"transformers {environment['packages']['transformers']}",
+        steps=tuple(rows),
+    )

@@ -6,8 +6,13 @@ Unknown is None. Every number says what it is: see the field comments, and `docs
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from alphaprof.analysis.decision import VerdictName
+from alphaprof.analysis.replay import Flavour
+from alphaprof.log.manifest import ModelFacts
 from alphaprof.report.model_costs import AtConcurrency, Cost, DocumentSpeedups
+from alphaprof.report.model_difficulty import DocumentResult, Tenth
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,11 @@ class GammaResult:
     full_round_cost: float | None  # cost of a round that drafts gamma tokens: gamma c + v, and the search of prompt lookup
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
-    speedup: Interval | None
+    speedup: Interval | None  # of decoding: time without the draft / with it
     request_speedup: Interval | None  # of whole requests: with the prefill of target and draft
     iid_speedup: float | None  # what the textbook formula would have said: iid_tokens_per_round / the cost of its rounds
     iid_speedup_error: float | None  # by what share that is too high
-    of_documents: DocumentSpeedups | None
+    of_documents: DocumentSpeedups | None  # speedups of single documents
     marginal: tuple[float | None, ...]
     conditional: tuple[float | None, ...]
 
@@ -54,7 +59,7 @@ class Phase:
     """Acceptance in one part of the texts: thinking or answer."""
 
     positions: int
-    alpha: Interval | None
+    alpha: Interval | None  # acceptance pooled over positions with a proposal
 
 
 @dataclass(frozen=True)
@@ -83,12 +88,13 @@ class Result:
     near_ties: float | None  # share of positions whose two top logits lie within the dtype's noise; None: processed logits
     impossible: float | None  # share of sampled tokens to which the scoring pass gives probability 0
     self_check: Interval | None  # mean of a_t minus mean of beta_t, 0 on average on-policy; interval at 99.9 %
+    burstiness: Interval | None  # lag-1 autocorrelation of acceptance; None: nothing varies, or a lossy rule
     phases: dict[str, Phase]  # empty where no markers are configured
     gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text, lossy rules)
-    best_gamma: int | None
+    best_gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
     concurrencies: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
     pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
-    verdict: str | None  # None: the verdict concerns another rule
+    verdict: VerdictName | None  # None: the verdict concerns another rule
     reason: str
     documents_needed: int | None
 
@@ -107,7 +113,7 @@ class Certificate:
     positions: int  # judged: with a proposal of a distribution (a tree: on the target's own greedy text)
     certified: Interval  # share of them whose KL(p||q) is below the threshold
     accepted: Interval  # share that the rule accepts
-    accepted_not_certified: Interval
+    accepted_not_certified: Interval  # share that was accepted without having to be
     contradicted: int  # certified and yet rejected: never, unless something is wrong
     mean_divergence: float  # mean KL(p||q), nats; infinite where q gives 0 to what p can emit
     rejected_at_most: float  # largest share that any draft with this mean divergence can have rejected
@@ -123,11 +129,11 @@ class Decile:
     sampling: dict[str, float] | None
     on_policy: bool  # the target produced this text
     axis: str  # margin or entropy
-    low: float | None  # at least, less than; None: unbounded
-    high: float | None
+    low: float | None  # at least this; None: unbounded, as below
+    high: float | None  # less than this
     positions: int
-    certified: Interval | None
-    accepted: Interval | None
+    certified: Interval | None  # share of the positions that is certain to be accepted
+    accepted: Interval | None  # share that the rule accepts
 
 
 @dataclass(frozen=True)
@@ -143,9 +149,9 @@ class LosslessBounds:
     positions: int
     beta: Interval  # mean of sum min(p, q)
     sharp: Interval  # the best bound that a KL allows (Fedotov, Harremoes, Topsoe)
-    pinsker: Interval
-    bretagnolle_huber: Interval
-    mean_divergence: float
+    pinsker: Interval  # Pinsker's bound
+    bretagnolle_huber: Interval  # Bretagnolle and Huber's bound
+    mean_divergence: float  # mean over positions of the smaller KL, nats
     from_mean: float  # the best bound where only the mean of that KL is known
 
 
@@ -153,9 +159,9 @@ class LosslessBounds:
 class Certificates:
     """What thresholds say about the drafts of a run. `inexact`: share of positions where one of them is a lower bound."""
 
-    certificates: tuple[Certificate, ...]
-    deciles: tuple[Decile, ...]
-    lossless: tuple[LosslessBounds, ...]
+    certificates: tuple[Certificate, ...]  # by domain, draft and rule
+    deciles: tuple[Decile, ...]  # by the target's margin and entropy
+    lossless: tuple[LosslessBounds, ...]  # by domain and draft: what KL promises of lossless sampling
     inexact: float
 
 
@@ -164,9 +170,9 @@ class Budget:
     """One rule: the KL(p||q) below which half, 90 % and 99 % of the positions stay certain; infinite: never rejected."""
 
     rule: str
-    half: Interval
-    ninety: Interval
-    ninety_nine: Interval
+    half: Interval  # nats, at which half of the positions are certain
+    ninety: Interval  # 90 % of them
+    ninety_nine: Interval  # 99 % of them
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ class CertainRun:
     """One rule: what is certain of any draft whose KL is at most `epsilon` everywhere."""
 
     rule: str
-    epsilon: float
+    epsilon: float  # nats
     certain: Interval  # share of positions
     mean_run: Interval  # certain tokens from a position on, on average over positions
     gamma: int
@@ -187,10 +193,10 @@ class FreeDraft:
 
     draft: str
     rule: str
-    coverage: float
-    alpha: Interval | None
+    coverage: float  # share of positions with a proposal
+    alpha: Interval | None  # acceptance pooled over positions with a proposal
     gamma: int | None  # of the most tokens per round
-    tokens_per_round: Interval | None
+    tokens_per_round: Interval | None  # at gamma
 
 
 @dataclass(frozen=True)
@@ -203,34 +209,34 @@ class Predictability:
     on_policy: bool  # the target produced this text
     documents: int
     positions: int
-    entropy: tuple[Interval, ...]
-    margin: tuple[Interval, ...]
+    entropy: tuple[Interval, ...]  # of the target, in nats
+    margin: tuple[Interval, ...]  # of the target's two largest probabilities
     top_prob: Interval  # mean; the ceiling of one_hot for any draft, where this text was sampled
-    budgets: tuple[Budget, ...]
-    runs: tuple[CertainRun, ...]
-    free: tuple[FreeDraft, ...]
+    budgets: tuple[Budget, ...]  # by rule: how close in KL a draft would have to come
+    runs: tuple[CertainRun, ...]  # by rule and KL: runs of certain tokens
+    free: tuple[FreeDraft, ...]  # what prompt lookup reaches
 
 
 @dataclass(frozen=True)
 class Traffic:
     """The verdict on the whole traffic: one draft, one rule, one gamma."""
 
-    verdict: str
+    verdict: VerdictName
     reason: str
     draft: str | None
     rule: str
     gamma: int | None
     tokens_per_round: Interval | None  # over all documents; needs no step times
-    break_even_length: float | None
+    break_even_length: float | None  # tokens per round at which the draft starts to pay
     speedup: Interval | None  # two-sided, over all documents
     tested: Interval | None  # value and one-sided bounds that the verdict rests on
     documents: int  # independent documents that the verdict rests on
     documents_needed: int | None
-    min_speedup: float
+    min_speedup: float  # what the decision asks for
     weights: dict[str, float]
     weights_observed: bool
     concurrencies: tuple[AtConcurrency, ...]  # of the chosen draft
-    pays_up_to: int | None
+    pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
 
 
 @dataclass(frozen=True)
@@ -250,15 +256,19 @@ class RunFacts:
     mean_context: float | None  # tokens in the cache while these documents decode, on average over positions
     skipped: dict[str, int]
     truncated: dict[str, int]
+    target_model: ModelFacts  # what identifies the target
+    draft_models: dict[str, ModelFacts]  # what identifies the drafts, by name
+    environment: dict[str, Any]  # versions and hardware that it was run with
+    profile: dict[str, Any]  # every option, as it was run
 
 
 @dataclass(frozen=True)
 class ReportWarning:
     """Something to know: cause and remedy."""
 
-    code: str
-    message: str
-    remedy: str
+    code: str  # name of the warning, which does not change
+    message: str  # what is so, and why it matters
+    remedy: str  # what to do about it
 
 
 @dataclass(frozen=True)
@@ -267,11 +277,13 @@ class Report:
 
     alphaprof: str
     confidence: float
-    replay: str
+    replay: Flavour
     run: RunFacts
-    cost: Cost | None
-    traffic: Traffic
-    results: tuple[Result, ...]
+    cost: Cost | None  # where step times come from; None: there are none
+    traffic: Traffic  # the verdict on all domains together
+    results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
     certificates: Certificates | None  # None: the log holds no thresholds
+    difficulty: tuple[Tenth, ...]  # empty without a complete shard
+    documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
     predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
     warnings: tuple[ReportWarning, ...]

@@ -18,7 +18,7 @@ LONGEST = 64  # drafts in a round
 class EngineRate:
     """An acceptance rate as engines show it: accepted / drafted tokens, in rounds of `gamma` drafts."""
 
-    accepted_per_drafted: float
+    accepted_per_drafted: float  # accepted / drafted tokens
     gamma: int
 
 
@@ -29,24 +29,24 @@ class GammaPrediction:
     """
 
     gamma: int
-    tokens_per_round: float
-    accepted_per_drafted: float
-    verify_cost: float
+    tokens_per_round: float  # tokens emitted per round, the target's own included
+    accepted_per_drafted: float  # accepted / drafted tokens: what engines call acceptance rate
+    verify_cost: float  # v = T(gamma + 1) / T(1)
     break_even_length: float
     break_even_alpha: float | None
-    speedup: float
+    speedup: float  # of decoding
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
 
-    alpha: float
-    burstiness: float
+    alpha: float  # share of positions where the draft's proposal is kept
+    burstiness: float  # correlation of acceptance from one position to the next
     engine_rate: EngineRate | None
-    cost: RoundCost
-    gammas: tuple[GammaPrediction, ...]
-    best_gamma: int
+    cost: RoundCost  # what a round is taken to cost
+    gammas: tuple[GammaPrediction, ...]  # one a gamma
+    best_gamma: int  # of the largest speedup
 
     @property
     def best(self) -> GammaPrediction:

@@ -30,10 +30,10 @@ ORDER = (
 class Preflight:
     """All checks, and the facts that they are about."""
 
-    checks: tuple[Check, ...]
-    stops: bool
-    conclusion: str
-    seen: Seen
+    checks: tuple[Check, ...]  # by name, in the order of the docs
+    stops: bool  # whether the run would stop
+    conclusion: str  # what follows, in words
+    seen: Seen  # the facts
 
 
 def build_preflight(seen: Seen) -> Preflight:

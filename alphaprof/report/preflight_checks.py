@@ -15,14 +15,14 @@ PLACES = {"raw_prompts": "chat template", "json_array": "data", "full_logits": "
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `remedy` is None where there is nothing to do; `stops`: the run would end with this."""
+    """One thing that was looked at."""
 
-    name: str
-    subject: str
-    level: str
-    cause: str
-    remedy: str | None = None
-    stops: bool = False
+    name: str  # of the check (docs/preflight.md)
+    subject: str  # model or source that it is about; run: all of it
+    level: str  # ok, note or problem
+    cause: str  # what was found
+    remedy: str | None = None  # what to do about it; None: nothing
+    stops: bool = False  # whether the run would end with this
 
 
 def model_checks(seen: Seen) -> Iterator[Check]:

@@ -15,6 +15,7 @@ from alphaprof.report.check import Check
 from alphaprof.report.check_text import check_json, check_terminal
 from alphaprof.report.compare import Comparison
 from alphaprof.report.comparison import comparison_json, comparison_terminal
+from alphaprof.report.html.page import render_html
 from alphaprof.report.json import render_json
 from alphaprof.report.latency import latency_csv, latency_json, latency_terminal
 from alphaprof.report.markdown import check_junit, check_markdown, report_markdown
@@ -35,11 +36,16 @@ PLAIN_WIDTH = 150
 
 
 def render(report: Report, output: str, to_file: bool = False) -> str:
-    """The report as text: `terminal` (coloured and as wide as the terminal where stdout is one), `json` or `md`."""
+    """The report as text: `terminal` (coloured and as wide as the terminal where stdout is one), `json`, `md` or `html`.
+
+    Raises `ExtraMissing` where the packages of the HTML report are missing.
+    """
     if output == "json":
         return render_json(report) + "\n"
     if output == "md":
         return report_markdown(report)
+    if output == "html":
+        return render_html(report)
     return _drawn(partial(render_terminal, report), to_file)
 
 

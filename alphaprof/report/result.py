@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from alphaprof.analysis.bursts import autocorrelation
 from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.estimate import by_cluster, quantile, ratio, share_interval
 from alphaprof.analysis.rules import SAMPLED, BoundRule
@@ -77,6 +78,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         near_ties=float(pool["near_ties"].sum()) / positions if pool.sampling is None else None,
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
         self_check=_self_check(pool) if sampled and pool.defined else None,
+        burstiness=_burstiness(pool, question.confidence),
         phases=_phases(pool, question.confidence),
         gammas=rounds.gammas,
         best_gamma=rounds.best,
@@ -162,6 +164,15 @@ def _self_check(pool: Pool) -> Interval | None:
     return Interval(found.value, found.value - half, found.value + half)
 
 
+def _burstiness(pool: Pool, confidence: float) -> Interval | None:
+    """How much acceptance at a position says about the next one; unknown for lossy rules, whose next one is another."""
+    sums = (pool["pairs"], pool["pairs_first"], pool["pairs_second"], pool["pairs_both"])
+    if np.isnan(sums[1]).any():
+        return None
+    found = autocorrelation(pool.cluster, sums, confidence)
+    return Interval(found.value, found.low, found.high) if found is not None else None
+
+
 def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
     """Acceptance while thinking and while answering; nothing where the profile has no markers."""
     if np.isnan(pool["thinking_positions"].astype(float)).any():
@@ -187,7 +198,7 @@ class Clock:
 def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence: float) -> GammaResult:
     counts, times = pool.counts(gamma), clock.times
     free = speedup([counts], [1.0], free_draft(gamma))
-    rounds, drafted, tested, accepted = _counted(pool, gamma, free)
+    rounds, drafted, tested, accepted = counted(pool, gamma, free)
     faster = speedup([counts], [1.0], times) if times is not None else None
     request = request_speedup(counts, times, clock.reading, clock.concurrency) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
@@ -217,7 +228,7 @@ def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence
     )
 
 
-def _counted(pool: Pool, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
+def counted(pool: Pool, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
     """Rounds, and by depth rounds that drafted, were tested and accepted, over all documents.
 
     Where rounds are expectations, the control variate that mends tokens per round mends all of them: tokens stay what

@@ -31,7 +31,7 @@ class OwnText:
     """
 
     regret: Interval
-    mean_tokens: float
+    mean_tokens: float  # mean length of the texts
     ended: int
 
 
@@ -50,7 +50,7 @@ class Way:
     rule: str
     lossy: bool
     gamma: int
-    tested: int
+    tested: int  # drafts that were reached before their round broke off or the text ended
     rounds: int
     alpha: Interval | None
     tokens_per_round: Interval | None
@@ -59,9 +59,9 @@ class Way:
     regret: Interval
     excess: Interval | None
     departed: Interval | None
-    departed_at: float | None
-    mean_tokens: float
-    ended: int
+    departed_at: float | None  # median place, from 0, of the first other token
+    mean_tokens: float  # mean length of the texts
+    ended: int  # texts that end by themselves
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Text:
     sampling: dict[str, float] | None
     documents: int
     clusters: int
-    own: OwnText
-    ways: tuple[Way, ...]
+    own: OwnText  # plain decoding
+    ways: tuple[Way, ...]  # one for each draft, rule and gamma
 
 
 @dataclass(frozen=True)

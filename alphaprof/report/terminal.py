@@ -14,8 +14,9 @@ from alphaprof.report import format as fmt
 from alphaprof.report.format import short
 from alphaprof.report.model import GammaResult, Report, Result, Traffic
 from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
-from alphaprof.report.terminal_costs import best_at, concurrency_section, pays, requests_section, times_section
+from alphaprof.report.terminal_costs import concurrency_section, requests_section, times_section
 from alphaprof.report.terminal_theory import certificates_section, predictability_section
+from alphaprof.report.wording import best_at, named, pays
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 RULE_WIDTH = 18  # columns that a rule's alpha takes
@@ -183,14 +184,7 @@ def _phases(title: str, results: Sequence[Result], console: Console) -> None:
 
 def _name(result: Result, results: Sequence[Result], marked: bool = True) -> Text:
     """The domain, with its kind of text where that is not clear."""
-    kinds = {(other.continuation, str(other.sampling)) for other in results if other.domain == result.domain}
-    kind = result.continuation
-    if result.sampling is not None and len(kinds) > 1:
-        kind += f" at {result.sampling['temperature']:g}"
-    off = marked and not result.on_policy
-    if len(kinds) == 1 and not off:
-        return plain(short(result.domain))
-    return plain(f"{short(result.domain)} ({kind}{', off-policy' if off else ''})")
+    return plain(named(result, results, marked))
 
 
 def _at(result: Result, gamma: int | None) -> GammaResult | None:

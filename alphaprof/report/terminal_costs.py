@@ -9,8 +9,9 @@ from rich.text import Text
 
 from alphaprof.report import format as fmt
 from alphaprof.report.model import GammaResult, Result
-from alphaprof.report.model_costs import AtConcurrency, Cost, Memory
+from alphaprof.report.model_costs import Cost
 from alphaprof.report.tables import NAME_WIDTH, named_table, plain, show
+from alphaprof.report.wording import best_at, pays, times_lines
 
 Name = Callable[[Result], Text]
 
@@ -62,69 +63,10 @@ def concurrency_section(title: str, results: Sequence[Result], name: Name, conso
     console.print()
 
 
-def best_at(item: AtConcurrency) -> str:
-    """The best gamma's speedup, and that gamma."""
-    if item.best_gamma is None:
-        return fmt.NOTHING
-    best = item.speedups[item.gammas.index(item.best_gamma)]
-    return f"{fmt.number(best.value if best else None, unit='x')} ({item.best_gamma})"
-
-
-def pays(last: int | None, known: Sequence[int]) -> str:
-    """Up to which concurrency it pays; where that is the largest that there are times for, no limit was seen."""
-    if last is None:
-        return "none"
-    return "all" if last == known[-1] else str(last)
-
-
 def times_section(cost: Cost, mean_context: float | None, console: Console) -> None:
     """Where step times come from, and what they are."""
-    console.print(plain(f"step times: {', '.join(_origin(cost))}"))
-    console.print(plain(f"  {_context(cost, mean_context)}"), highlight=False)
-    if cost.target_ms:
-        verify = "  ".join(f"T({tokens}) {fmt.number(ms, 1)}" for tokens, ms in cost.target_ms.items())
-        console.print(f"  target, ms: {verify}", highlight=False)
-    for draft, ms in cost.draft_ms.items():
-        line = f"  {draft}, ms a step: {fmt.number(ms, 1)}  (c = {fmt.number(ms / cost.target_ms[1])})"
-        if (two := cost.draft_after_full_ms.get(draft)) is not None:
-            line += f"; over two tokens, after a round accepted in full: {fmt.number(two, 1)}"
-        console.print(line, highlight=False)
-    for draft, ms in cost.lookup_ms.items():
-        console.print(f"  {draft}, ms a search, once a round: {fmt.number(ms, 3)}", highlight=False)
-    for draft, ms in cost.bookkeeping_ms.items():
-        if ms > 0:
-            console.print(f"  {draft}, ms to clear the caches, once a round: {fmt.number(ms, 2)}", highlight=False)
-    for item in cost.memory:
-        console.print(f"  {_memory(item)}", highlight=False)
+    first, *rest = times_lines(cost, mean_context)
+    console.print(plain(first))
+    for line in rest:
+        console.print(plain(f"  {line}"), highlight=False)
     console.print()
-
-
-def _origin(cost: Cost) -> Iterator[str]:
-    if cost.source == "measured":
-        threads = f", {cost.threads} threads" if cost.threads else ""
-        mode = f", {cost.mode}" if cost.mode else ""
-        yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
-    elif cost.source == "table":
-        yield f"from the table {cost.device}"
-    else:
-        yield f"worked out by a roofline for {cost.device}, not measured"
-    yield f"{cost.dtype}, batch {cost.concurrency}"
-    if cost.overhead_ms:
-        yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"
-
-
-def _context(cost: Cost, mean_context: float | None) -> str:
-    taken = f"at {cost.context:.0f} tokens of context"
-    if cost.contexts:
-        taken += f" (timed at {', '.join(map(str, cost.contexts))}"
-        taken += f"; documents: {mean_context:.0f} on average)" if mean_context is not None else ")"
-    return taken
-
-
-def _memory(item: Memory) -> str:
-    weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
-    text = f"{item.draft}: {weights}, {item.kv_bytes_per_token / 1e3:.1f} kB of cache a token "
-    text += f"({fmt.percent(item.kv_share)} of what target and draft take)"
-    if item.lost_share is not None:
-        text += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
-    return text

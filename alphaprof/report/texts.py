@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,4 +50,20 @@ def texts(documents: pa.Table, independent: Array) -> list[Text]:
     return [
         Text(domain, kind, policy, sampling_of(settings), rows, codes[rows])
         for (domain, kind, policy, settings), rows in groups(documents)
+    ]
+
+
+def kinds(every: Sequence[Text]) -> list[Text]:
+    """The kinds of text over all domains."""
+    parts: dict[tuple[str, str, str], list[Text]] = {}
+    for text in every:
+        parts.setdefault((text.continuation, text.policy, str(text.sampling)), []).append(text)
+    return [
+        replace(
+            same[0],
+            domain="",
+            rows=np.concatenate([text.rows for text in same]),
+            cluster=np.concatenate([text.cluster for text in same]),
+        )
+        for same in parts.values()
     ]

@@ -50,8 +50,8 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
         book, timing = None, UNTIMED
     times = timing.times
     best: Pair | None = None
-    if obstacle := _obstacle(weights, evidence, next(iter(candidates.values()))):
-        decision = no_decision(obstacle)
+    if hindrance := obstacle(weights, evidence, next(iter(candidates.values()))):
+        decision = no_decision(hindrance)
     else:
         best, decision = judge(candidates, timing, counted, question, gammas)
         decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))
@@ -79,7 +79,7 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
     )
 
 
-def _obstacle(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, Pool]) -> str:
+def obstacle(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, Pool]) -> str:
     """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
     if not evidence.observed:
         return "no document is complete yet"

@@ -12,10 +12,10 @@ from alphaprof.report.model import Interval
 class StaticTree:
     """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: what the others are held against)."""
 
-    name: str
+    name: str  # what the other tables call it
     kind: str
-    nodes: int
-    depth: int
+    nodes: int  # without the root
+    depth: int  # levels without the root
     levels: tuple[int, ...]  # nodes at depth 1, 2, ...
     paths: tuple[Path, ...]  # ranks from 1, shallow nodes first
 
@@ -26,9 +26,9 @@ class TreeTokens:
     proposal that accepted at least d drafts.
     """
 
-    tree: str
+    tree: str  # name of the tree
     rounds: int
-    tokens_per_round: Interval | None
+    tokens_per_round: Interval | None  # over all rounds
     iid_tokens_per_round: float | None  # if ranks were independent, with the shares that these documents have
     iid_error: float | None  # by what share that is too high
     marginal: tuple[float | None, ...]
@@ -40,9 +40,9 @@ class OwnTree:
     less those of the tree of that size for all traffic, paired; None where that is the `same` tree.
     """
 
-    tree: StaticTree
-    tokens: TreeTokens
-    same: bool
+    tree: StaticTree  # the tree itself
+    tokens: TreeTokens  # rounds with it
+    same: bool  # it is the tree for all traffic
     difference: Interval | None
 
 
@@ -60,10 +60,10 @@ class TextTrees:
     ranks: tuple[Interval, ...]  # share of positions whose token has rank 1, 2, ... in the draft's distribution
     beyond: Interval  # share with a larger rank
     silent: Interval  # share without a proposal
-    tested_documents: int
-    tested_clusters: int
+    tested_documents: int  # that rounds are counted on
+    tested_clusters: int  # independent units among those
     trees: tuple[TreeTokens, ...]  # empty where there are no rounds
-    own: OwnTree | None
+    own: OwnTree | None  # None: no tree was chosen
     reason: str  # why there are no rounds; empty where there are
 
 
@@ -80,10 +80,10 @@ class TreesReport:
     confidence: float
     held_out: bool
     chosen_on: int  # documents
-    tested_on: int
+    tested_on: int  # documents
     weights: dict[str, float]  # shares of output tokens by domain
     weights_observed: bool
-    note: str
-    trees: tuple[StaticTree, ...]
+    note: str  # what else to know; may be empty
+    trees: tuple[StaticTree, ...]  # all trees with their paths
     traffic: tuple[TreeTokens, ...]  # domains by their weights
     texts: tuple[TextTrees, ...]

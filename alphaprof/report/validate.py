@@ -33,17 +33,17 @@ CONFIDENCE = 0.95
 class Both:
     """A number as it was predicted and as it was measured."""
 
-    predicted: float | None
-    measured: float | None
+    predicted: float | None  # None: no step times
+    measured: float | None  # None: nothing was decoded
 
 
 @dataclass(frozen=True)
 class RoundTime:
     """Where the mean round goes, in ms. Predicted, `other` is what taking tokens out of the caches was timed to take."""
 
-    draft: float
-    verify: float
-    other: float
+    draft: float  # all draft steps of a round
+    verify: float  # verification by the target
+    other: float  # the rest of a round
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,21 @@ class Cell:
     rule: str
     gamma: int
     documents: int
-    tokens_per_round: Both
+    tokens_per_round: Both  # tokens emitted per round, over all rounds
     predicted_tokens: Interval | None
-    predicted_speedup: float | None
+    predicted_speedup: float | None  # from the rounds of the replay and the step times of the run
     timing_error: float | None
-    wall_speedup: Spread | None
-    cpu_speedup: Spread | None
+    wall_speedup: Spread | None  # measured by the wall clock
+    cpu_speedup: Spread | None  # measured in CPU time of the process
     error: float | None
     cpu_error: float | None
     same_text: int | None
     same_rounds: int | None
     decode_ms: Both
-    predicted_round_ms: RoundTime | None
-    measured_round_ms: RoundTime | None
+    predicted_round_ms: RoundTime | None  # None: no step times
+    measured_round_ms: RoundTime | None  # None: no rounds
     prefill_ms: float
-    plain_prefill_ms: float
+    plain_prefill_ms: float  # the same without the draft
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,18 @@ class Validation:
     device: str
     dtype: str
     exact: bool
-    repeats: int
+    repeats: int  # how often every text was decoded in every way
     documents: int
-    short: int
-    foreign: int
+    short: int  # documents left out: fewer than two tokens
+    foreign: int  # documents left out: the target did not write their text
     plain_same_text: int
     contexts: tuple[int, ...]
     mean_context: float
-    tolerance: float
+    tolerance: float  # the largest median error that passes
     median_error: float | None
     worst_error: float | None
-    median_cpu_error: float | None
-    cells: tuple[Cell, ...]
+    median_cpu_error: float | None  # the same as median_error in CPU time
+    cells: tuple[Cell, ...]  # one for each draft, domain, kind of text and gamma
 
     @property
     def within(self) -> bool:

@@ -1,0 +1,104 @@
+"""Acceptance by how hard a position is for the target, and the documents that a draft serves best and worst."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.analysis.certified import decile_edges
+from alphaprof.analysis.difficulty import accepted_by_tenth
+from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.speedup import StepTimes
+from alphaprof.log.store import Run
+from alphaprof.report.model_difficulty import DocumentResult, Tenth
+from alphaprof.report.pool import Pool
+from alphaprof.report.texts import Text, kinds
+
+EXTREMES = 5  # documents at either end
+SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from luck
+
+
+def tenths(run: Run, rules: Sequence[str], every: Sequence[Text], confidence: float) -> tuple[Tenth, ...]:
+    """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard."""
+    if not run.shards:
+        return ()
+    found: list[Tenth] = []
+    for draft in run.manifest.drafts:
+        edges = decile_edges(run, draft)
+        for (rule, axis), counts in accepted_by_tenth(run, draft, rules_of(list(rules)), edges).items():
+            bounds = [None, *map(float, edges[axis]), None]
+            for text in kinds(every):
+                for place in range(counts.shape[1]):
+                    proposals, accepted = counts[:, place].T
+                    found.append(
+                        Tenth(
+                            draft=draft,
+                            rule=rule,
+                            continuation=text.continuation,
+                            sampling=text.sampling,
+                            on_policy=text.on_policy,
+                            axis=axis,
+                            low=bounds[place],
+                            high=bounds[place + 1],
+                            positions=int(proposals[text.rows].sum()),
+                            accepted=text.share(accepted, proposals, confidence),
+                        )
+                    )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Played:
+    """One domain, draft and rule at one gamma: its pool, and the draft's step times where there are any."""
+
+    domain: str
+    draft: str
+    rule: str
+    gamma: int
+    pool: Pool
+    times: StepTimes | None
+
+
+def extremes(found: Sequence[Played], documents: pa.Table) -> tuple[DocumentResult, ...]:
+    """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
+
+    By speedup, or by tokens per round where some have no step times. Texts of fewer than SHORTEST tokens are left out.
+    """
+    chosen: list[DocumentResult] = []
+    for draft, rule in dict.fromkeys((item.draft, item.rule) for item in found):
+        mine = [item for item in found if (item.draft, item.rule) == (draft, rule)]
+        timed = all(item.times is not None for item in mine)
+        ends = [result for item in mine for result in _ends(item, timed, documents)]
+        ends.sort(key=lambda item: item.speedup if timed and item.speedup is not None else item.tokens_per_round)
+        chosen += ends if len(ends) <= 2 * EXTREMES else [*ends[:EXTREMES], *ends[-EXTREMES:]]
+    return tuple(chosen)
+
+
+def _ends(item: Played, timed: bool, documents: pa.Table) -> Iterator[DocumentResult]:
+    """The documents of one pool that can be among those at either end."""
+    pool, counts = item.pool, item.pool.counts(item.gamma)
+    eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
+    tokens = counts.tokens / np.maximum(counts.rounds, 1e-300)
+    speeds = counts.tokens / counts.spent(item.times) if item.times is not None else None
+    order = eligible[np.argsort((speeds if timed and speeds is not None else tokens)[eligible], kind="stable")]
+    if len(order) > 2 * EXTREMES:
+        order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])
+    rows = np.searchsorted(documents["document"].to_numpy(), pool["document"])
+    for place in order:
+        proposals = float(pool["proposals"][place])
+        about = {name: documents[name][int(rows[place])].as_py() for name in ("source", "source_row", "prompt_hash")}
+        yield DocumentResult(
+            domain=item.domain,
+            draft=item.draft,
+            rule=item.rule,
+            gamma=item.gamma,
+            document=int(pool["document"][place]),
+            **about,
+            tokens=int(pool["positions"][place]),
+            alpha=float(pool["accepted"][place]) / proposals if proposals else None,
+            tokens_per_round=float(tokens[place]),
+            speedup=float(speeds[place]) if speeds is not None else None,
+        )

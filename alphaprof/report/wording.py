@@ -1,0 +1,86 @@
+"""Sentences that several renderings of a report share. They compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from alphaprof.report import format as fmt
+from alphaprof.report.model import Result
+from alphaprof.report.model_costs import AtConcurrency, Cost, Memory
+
+
+def named(result: Result, results: Sequence[Result], marked: bool = True) -> str:
+    """The domain, with its kind of text where that is not clear."""
+    kinds = {(other.continuation, str(other.sampling)) for other in results if other.domain == result.domain}
+    kind = result.continuation
+    if result.sampling is not None and len(kinds) > 1:
+        kind += f" at {result.sampling['temperature']:g}"
+    off = marked and not result.on_policy
+    if len(kinds) == 1 and not off:
+        return fmt.short(result.domain)
+    return f"{fmt.short(result.domain)} ({kind}{', off-policy' if off else ''})"
+
+
+def best_at(item: AtConcurrency) -> str:
+    """The best gamma's speedup, and that gamma."""
+    if item.best_gamma is None:
+        return fmt.NOTHING
+    best = item.speedups[item.gammas.index(item.best_gamma)]
+    return f"{fmt.number(best.value if best else None, unit='x')} ({item.best_gamma})"
+
+
+def pays(last: int | None, known: Sequence[int]) -> str:
+    """Up to which concurrency it pays; where that is the largest that there are times for, no limit was seen."""
+    if last is None:
+        return "none"
+    return "all" if last == known[-1] else str(last)
+
+
+def times_lines(cost: Cost, mean_context: float | None) -> Iterator[str]:
+    """Where step times come from, and what they are."""
+    yield f"step times: {', '.join(_origin(cost))}"
+    yield _context(cost, mean_context)
+    if cost.target_ms:
+        yield "target, ms: " + "  ".join(f"T({tokens}) {fmt.number(ms, 1)}" for tokens, ms in cost.target_ms.items())
+    for draft, ms in cost.draft_ms.items():
+        line = f"{draft}, ms a step: {fmt.number(ms, 1)}  (c = {fmt.number(ms / cost.target_ms[1])})"
+        if (two := cost.draft_after_full_ms.get(draft)) is not None:
+            line += f"; over two tokens, after a round accepted in full: {fmt.number(two, 1)}"
+        yield line
+    for draft, ms in cost.lookup_ms.items():
+        yield f"{draft}, ms a search, once a round: {fmt.number(ms, 3)}"
+    for draft, ms in cost.bookkeeping_ms.items():
+        if ms > 0:
+            yield f"{draft}, ms to clear the caches, once a round: {fmt.number(ms, 2)}"
+    yield from map(_memory, cost.memory)
+
+
+def _origin(cost: Cost) -> Iterator[str]:
+    if cost.source == "measured":
+        threads = f", {cost.threads} threads" if cost.threads else ""
+        mode = f", {cost.mode}" if cost.mode else ""
+        yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
+    elif cost.source == "table":
+        yield f"from the table {cost.device}"
+    else:
+        yield f"worked out by a roofline for {cost.device}, not measured"
+    yield f"{cost.dtype}, batch {cost.concurrency}"
+    if cost.overhead_ms:
+        yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"
+
+
+def _context(cost: Cost, mean_context: float | None) -> str:
+    taken = f"at {cost.context:.0f} tokens of context"
+    if cost.contexts:
+        taken += f" (timed at {', '.join(map(str, cost.contexts))}"
+        taken += f"; documents: {mean_context:.0f} on average)" if mean_context is not None else ")"
+    return taken
+
+
+def _memory(item: Memory) -> str:
+    weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
+    text = f"{item.draft}: {weights}, {item.kv_bytes_per_token / 1e3:.1f} kB of cache a token "
+    text += f"({fmt.percent(item.kv_share)} of what target and draft take)"
+    if item.lost_share is not None:
+        text += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
+    return text

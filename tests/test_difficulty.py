@@ -1,0 +1,115 @@
+"""Where drafts are right: tenths of the positions, runs of accepted tokens, the documents at either end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from alphaprof.analysis.bursts import autocorrelation
+from alphaprof.report.difficulty import EXTREMES, SHORTEST
+from tests.reporting import log_of, only, recounted, reported, rows_of
+from tests.synthetic import Domain, Recipe, write_run
+
+SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
+
+
+def test_the_autocorrelation_of_a_sequence_by_hand() -> None:
+    # 1 1 0 0 1: pairs 11 10 00 01, so both 1 of 4, first 2 of 4, second 2 of 4: (1/4 - 1/4) / (1/4) = 0
+    found = autocorrelation(np.array([0]), tuple(np.array([[4.0], [2.0], [2.0], [1.0]])), 0.95)
+    assert found is not None
+    assert (found.value, found.low, found.high, found.documents) == (0.0, -1.0, 1.0, 1)
+
+
+def test_what_never_varies_has_no_autocorrelation() -> None:
+    assert autocorrelation(np.array([0, 1]), tuple(np.array([[4.0, 3], [4.0, 3], [4.0, 3], [4.0, 3]])), 0.95) is None
+    assert autocorrelation(np.array([0]), tuple(np.zeros((4, 1))), 0.95) is None
+
+
+@pytest.mark.parametrize("bursts", [0.0, 0.5])
+def test_the_interval_of_the_autocorrelation_holds_the_truth(bursts: float) -> None:
+    rng = np.random.default_rng(1)
+    inside = 0
+    for _ in range(200):
+        chain = np.empty((40, 60), dtype=bool)
+        chain[:, 0] = rng.random(40) < 0.6
+        for place in range(1, 60):
+            chain[:, place] = rng.random(40) < 0.6 + bursts * (chain[:, place - 1] - 0.6)
+        first, second = chain[:, :-1], chain[:, 1:]
+        sums = (np.full(40, 59.0), first.sum(1), second.sum(1), (first & second).sum(1))
+        found = autocorrelation(np.arange(40), sums, 0.95)
+        assert found is not None
+        inside += found.low <= bursts <= found.high
+    assert 180 <= inside <= 199  # nominal 190 of 200, standard deviation 3
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(domains={"code": Domain(bursts=0.6, documents=20), "chat": Domain()})])
+def test_burstiness_is_the_correlation_of_neighbours_in_the_log(tmp_path: Path, recipe: Recipe) -> None:
+    run = write_run(tmp_path / "run", recipe)
+    rows = rows_of(log_of(run), "code", "small")
+    kept = (rows["draft_top"] == rows["token"]).astype(float)
+    following = kept.groupby(rows["document"]).shift(-1)
+    known = following.notna()
+    expected = np.corrcoef(kept[known], following[known])[0, 1]
+    found = only(reported(tmp_path / "again", recipe), "code").burstiness
+    assert found is not None
+    assert found.value == pytest.approx(expected, abs=1e-9)
+    assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize("rule", ["strict", "one_hot", "lossless", "additive_0p1"])
+def test_tenths_are_those_of_the_log(tmp_path: Path, rule: str) -> None:
+    domain = SAMPLED if rule in ("one_hot", "lossless") else Domain(coverage=0.8)
+    recipe = Recipe(domains={"code": domain, "chat": domain}, rules=(rule,))
+    report = reported(tmp_path, recipe)
+    rows = log_of(write_run(tmp_path / "again", recipe))
+    for axis in ("margin", "entropy"):
+        mine = [item for item in report.difficulty if (item.axis, item.rule) == (axis, rule)]
+        assert sum(item.positions for item in mine) == (rows["proposed"] > 0).sum()
+        for item in mine:
+            inside = (rows[f"target_{axis}"] >= (-np.inf if item.low is None else item.low)) & (
+                rows[f"target_{axis}"] < (np.inf if item.high is None else item.high)
+            )
+            chosen = rows[inside & (rows["proposed"] > 0)]
+            assert len(chosen) == item.positions
+            if item.accepted is not None:
+                assert item.accepted.value == pytest.approx(chosen[f"accept_{rule}"].mean(), abs=1e-6)
+
+
+def test_the_slowest_and_the_fastest_documents_are_found(tmp_path: Path) -> None:
+    recipe = Recipe(domains={"code": Domain(documents=20, spread=0.2), "chat": Domain(documents=12, alpha=0.4, shortest=4)})
+    run = write_run(tmp_path / "run", recipe)
+    report = reported(tmp_path / "again", recipe)
+    ends = report.documents
+    assert len(ends) == 2 * EXTREMES
+    assert [item.speedup for item in ends] == sorted(item.speedup or 0 for item in ends)
+    log, speeds = log_of(run), []
+    for domain in ("code", "chat"):
+        gamma = only(report, domain).best_gamma
+        assert gamma is not None
+        cost = (gamma * 1.0 + 10 + 0.5 * gamma) / 10  # of a round in decode steps: see Recipe
+        for document, rows in rows_of(log, domain, "small").groupby("document"):
+            if len(rows) >= SHORTEST:
+                counted = recounted(rows, gamma)
+                speeds.append((counted["tokens"] / counted["rounds"] / cost, int(str(document)), domain, len(rows)))
+    speeds.sort()
+    slowest, fastest = ends[0], ends[-1]
+    assert (slowest.document, slowest.domain, slowest.tokens) == speeds[0][1:]
+    assert (fastest.document, fastest.domain, fastest.tokens) == speeds[-1][1:]
+
+
+def test_documents_without_step_times_are_ranked_by_tokens_per_round(tmp_path: Path) -> None:
+    recipe = Recipe(latency=False, decision={"gamma": 2})
+    ends = reported(tmp_path, recipe).documents
+    assert all(item.speedup is None for item in ends)
+    assert [item.tokens_per_round for item in ends] == sorted(item.tokens_per_round for item in ends)
+
+
+def test_a_document_can_be_found_again_in_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe())
+    documents = pd.read_parquet(run.path / "documents.parquet").set_index("document")
+    for item in reported(tmp_path / "again", Recipe()).documents:
+        row = documents.loc[item.document]
+        assert (row["domain"], row["source_row"], row["prompt_hash"]) == (item.domain, item.source_row, item.prompt_hash)

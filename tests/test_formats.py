@@ -1,0 +1,220 @@
+"""The published JSON Schemas: what commands write is what they say, in every kind of run; and anything else is not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from alphaprof.analysis.formulas import RoundCost
+from alphaprof.cli import app
+from alphaprof.errors import OptionInvalid
+from alphaprof.formats import json_schema, published
+from alphaprof.loader import changed_question
+from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
+from alphaprof.report.check import check_decision
+from alphaprof.report.checks import Asked, checked
+from alphaprof.report.compare import compare, side_of
+from alphaprof.report.predict import EngineRate, build_prediction
+from alphaprof.report.render import (
+    render,
+    render_check,
+    render_comparison,
+    render_latency,
+    render_prediction,
+    render_rollout,
+    render_trees,
+    render_validation,
+)
+from alphaprof.report.trees import build_trees, request_of
+from tests import test_docs_commands, test_rollout, test_validate
+from tests.reporting import HOSTILE
+from tests.synthetic import Domain, Recipe, interrupted, write_run
+
+MADE = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "make_schemas.py"))
+STORY = Domain(documents=12, temperature=0.7, continuation="sampled", alpha=0.5)
+RULES = ("strict", "lossless", "one_hot", "additive_0p1", "tree_2", "multi_draft_2")
+RECIPES = {
+    "greedy": Recipe(),
+    "sampled": Recipe({"story": STORY}, rules=RULES, lookups=("ngram",)),
+    "lossy": Recipe(rules=("additive_0p1", "typical_0p09_0p3"), decision={"rule": "additive_0p1"}),
+    "certificates": Recipe(rules=("strict", "tree_2"), certificates=True, drafts={"small": 0.0, "poor": -0.3}),
+    "both kinds, certified": Recipe({"story": STORY, "code": Domain()}, rules=("strict", "one_hot"), certificates=True),
+    "prompt lookup alone": Recipe(drafts={}, lookups=("ngram",), certificates=True),
+    "no step times": Recipe(latency=False),
+    "one document": Recipe({"code": Domain(documents=1)}),
+    "perfect draft": Recipe({"code": Domain(alpha=1.0, spread=0.0)}),
+    "hopeless draft": Recipe({"code": Domain(alpha=0.0, spread=0.0, coverage=0.0)}),
+    "off-policy": Recipe({"corpus": Domain(continuation="text", on_policy=False)}),
+    "thinking": Recipe({"code": Domain()}, thinking=0.5),
+    "hostile names": Recipe({name: Domain(documents=3) for name in HOSTILE.values() if name}),
+}
+
+
+def recorded(folder: Path) -> Callable[[str], Run]:
+    """Synthetic runs by the name of their recipe, each written once."""
+    runs: dict[str, Run] = {}
+
+    def of(name: str) -> Run:
+        if name not in runs:
+            runs[name] = write_run(folder / str(len(runs)), RECIPES[name])
+        return runs[name]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    return recorded(tmp_path_factory.mktemp("formats"))
+
+
+def judged(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(json_schema(name)))
+
+
+def assert_valid(name: str, text: str) -> Any:
+    content = json.loads(text, parse_constant=pytest.fail)
+    judged(name).validate(content)
+    return content
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_schema_is_a_schema_and_knows_its_own_version(name: str) -> None:
+    schema = json.loads(json_schema(name))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    module = next(module for module, _ in MADE["WRITERS"] if f"alphaprof-{name}" == module.FORMAT)
+    assert schema["properties"]["format"]["const"] == module.FORMAT
+    assert schema["properties"]["version"]["const"] == module.VERSION
+
+
+def test_every_format_of_a_report_has_a_schema() -> None:
+    """Formats are what the modules of alphaprof/report say they write."""
+    folder = Path(__file__).parent.parent / "alphaprof" / "report"
+    texts = [path.read_text() for path in folder.glob("*.py")]
+    formats = {line.split('"')[1] for text in texts for line in text.splitlines() if line.startswith('FORMAT = "')}
+    assert formats == {f"alphaprof-{name}" for name in published()}
+
+
+def test_every_field_says_what_it_means() -> None:
+    """In a comment behind it, in the docstring of its class, or by a name that means one thing everywhere."""
+    assert MADE["undescribed"]() == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_report_of_every_kind_of_run_is_valid(runs: Callable[[str], Run], name: str) -> None:
+    assert_valid("report", render(build_report(runs(name)), "json"))
+
+
+def test_reports_of_other_questions_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
+    assert_valid("report", render(build_report(runs("greedy"), "hf", rules=["tree_3"]), "json"))
+    assert_valid("report", render(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)), "json"))
+
+
+def test_models_whose_shapes_are_known_and_other_step_times_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
+    run = test_docs_commands.with_shapes(write_run(tmp_path / "run", RECIPES["sampled"]))
+    config = changed_question(run.manifest.config, ["costs.source=roofline", "costs.accelerator=h100-sxm"])
+    content = assert_valid("report", render(build_report(run, config=config), "json"))
+    assert content["cost"]["source"] == "roofline"
+
+
+def test_nulls_and_infinities_are_there_to_be_seen(runs: Callable[[str], Run]) -> None:
+    """The runs above hold what the conventions are about: a null where nothing is known, and an infinite bound."""
+    single = assert_valid("report", render(build_report(runs("one document")), "json"))
+    assert single["results"][0]["gammas"][0]["speedup"]["high"] == "inf"
+    untimed = assert_valid("report", render(build_report(runs("no step times")), "json"))
+    assert untimed["cost"] is None
+    assert untimed["results"][0]["best_gamma"] is None
+
+
+def wrong(report: Any) -> dict[str, Any]:
+    """Reports with one mistake each."""
+    found = {}
+
+    def changed(name: str, change: Callable[[Any], object]) -> None:
+        found[name] = copy.deepcopy(report)
+        change(found[name])
+
+    def gamma(content: Any) -> Any:
+        return content["results"][0]["gammas"][0]
+
+    changed("another format", lambda content: content.update(format="alphaprof-check"))
+    changed("another version", lambda content: content.update(version=2))
+    changed("a field more", lambda content: content["traffic"].update(mood="good"))
+    changed("a field less", lambda content: content["results"][0].pop("coverage"))
+    changed("another verdict", lambda content: content["traffic"].update(verdict="MAYBE"))
+    changed("a number as text", lambda content: content["results"][0].update(coverage="0.5"))
+    changed("not a number", lambda content: gamma(content)["speedup"].update(high="nan"))
+    changed("a null that cannot be", lambda content: content["results"][0].update(documents=None))
+    changed("half a document", lambda content: content["results"][0].update(documents=0.5))
+    changed("a step of no tokens", lambda content: content["cost"]["target_ms"].update(decode=1.0))
+    changed("one number for an interval", lambda content: gamma(content).update(speedup=1.5))
+    return found
+
+
+def test_a_wrong_report_is_not_valid(runs: Callable[[str], Run]) -> None:
+    report = json.loads(render(build_report(runs("greedy")), "json"))
+    accepted = [name for name, content in wrong(report).items() if judged("report").is_valid(content)]
+    assert accepted == []
+
+
+def test_checks_and_comparisons_are_valid(runs: Callable[[str], Run]) -> None:
+    run, sampled = runs("certificates"), runs("sampled")
+    assert_valid("check", render_check(check_decision(run), "json"))
+    least = {"alpha": ["0.5"], "acceptance_length": ["code=1.2"], "speedup": []}
+    against = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
+    for path, draft, minimums, baseline in against:
+        asked = Asked(path, draft, None, None if baseline else 2, minimums, baseline, 0.02, False)
+        assert_valid("check", render_check(checked(asked), "json"))
+    for path, first, second in ((run.path, "small", "poor"), (sampled.path, "small", "ngram")):
+        assert_valid("compare", render_comparison(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")), "json"))
+
+
+@pytest.mark.parametrize("name", ["certificates", "sampled", "one document", "off-policy"])
+def test_trees_are_valid(runs: Callable[[str], Run], name: str) -> None:
+    report = build_trees(side_of(f"{runs(name).path}:small"), request_of([2, 4], None, {}))
+    assert_valid("trees", render_trees(report, "json"))
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.75, 1.0, EngineRate(0.5, 4)])
+def test_predictions_are_valid(acceptance: float | EngineRate) -> None:
+    assert_valid("predict", render_prediction(build_prediction(acceptance, 0.0, RoundCost(0.3)), "json"))
+
+
+def test_what_runs_models_writes_valid_json(runs: Callable[[str], Run], tmp_path: Path) -> None:
+    """From decodings that were made up: no model runs."""
+    assert_valid("latency", render_latency(runs("greedy"), "json"))
+    assert_valid("latency", render_latency(runs("no step times"), "json"))
+    assert_valid("validate", render_validation(test_validate.compared(tmp_path), "json"))
+    text = render_rollout(test_rollout.built(test_rollout.rolled(), test_rollout.rolled("one_hot"), sampled=True), "json")
+    assert_valid("rollout", text)
+    assert_valid("rollout", render_rollout(test_rollout.built(test_rollout.rolled()), "json"))
+
+
+def test_the_command_prints_a_schema_or_says_which_there_are() -> None:
+    result = CliRunner().invoke(app, ["schema", "--of", "report"])
+    assert (result.exit_code, result.stdout) == (0, json_schema("report"))
+    with pytest.raises(OptionInvalid) as caught:
+        json_schema("reports")
+    assert ", ".join(published()) in caught.value.hint
+
+
+def test_comments_are_found_behind_fields_in_docstrings_and_nowhere_else() -> None:
+    source = (
+        "class Other:\n    one: int  # not this\n\n\nclass Mine:\n"
+        "    one: int  # how many, of None\n    two: (\n        float | None\n    )  # how much\n    three: str\n"
+    )
+    assert dict(MADE["trailing"](source, "Mine")) == {"one": "how many, of None", "two": "how much"}
+    said = "All. `one`: the first / `two` of 99.9 %; None else. `two[d-1]`, `three`: the\n    others. And more."
+    assert dict(MADE["mentions"](said)) == {
+        "one": "the first / `two` of 99.9 %; None else",
+        "two": "the others",
+        "three": "the others",
+    }

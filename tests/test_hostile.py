@@ -1,0 +1,107 @@
+"""Untrusted names change nothing but their own text: an output of a run with one equals that of a run with a plain one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from alphaprof.cli import app
+from alphaprof.cli_support import one_line
+from alphaprof.errors import AlphaprofError
+from alphaprof.report import format as fmt
+from tests.reporting import HOSTILE
+from tests.synthetic import Domain, Recipe, write_run
+
+PLAIN = "plainname"
+NAMES = {
+    "markup": HOSTILE["markup"] + HOSTILE["html"] + HOSTILE["emoji code"] + "<!--]]>&lt;%{x}${y}{{z}}|`",
+    "control": HOSTILE["newline"] + HOSTILE["escape"] + HOSTILE["direction"] + "\u200b\u2028\x00",
+    "wide": HOSTILE["wide"],
+    "megabyte": "ab" * 500_000,
+}
+OUTPUTS = {
+    "report": ("report", "{run}"),
+    "report as JSON": ("report", "{run}", "--format", "json"),
+    "report as Markdown": ("report", "{run}", "--format", "md"),
+    "report as a page": ("report", "{run}", "--format", "html"),
+    "check": ("check", "{run}", "--draft", "small", "--gamma", "2", "--min-alpha", "0.9"),
+    "check as JSON": ("check", "{run}", "--draft", "small", "--gamma", "2", "--min-alpha", "0.9", "--format", "json"),
+    "check as Markdown": ("check", "{run}", "--draft", "small", "--gamma", "2", "--min-alpha", "0.9", "--format", "md"),
+    "check as JUnit": ("check", "{run}", "--draft", "small", "--gamma", "2", "--min-alpha", "0.9", "--format", "junit"),
+    "the decision": ("check", "{run}"),
+    "baseline": ("check", "{run}", "--draft", "small", "--baseline", "{run}:small"),
+    "compare": ("compare", "{run}:small", "{run}:ngram"),
+    "compare as JSON": ("compare", "{run}:small", "{run}:ngram", "--format", "json"),
+    "NVIDIA's profile, JSON": ("export", "{run}:small", "--to", "nvidia"),
+    "vLLM's rates, JSON": ("export", "{run}:small", "--to", "vllm"),
+    "trees": ("trees", "{run}:small", "--nodes", "4"),
+    "trees as JSON": ("trees", "{run}:small", "--nodes", "4", "--format", "json"),
+}
+
+
+@cache
+def run_of(folder: Path, name: str) -> Path:
+    """A run of two domains, one of them called `name`, that warnings and reasons have cause to speak of."""
+    domains = {name: Domain(documents=4, finish="eos"), "other": Domain(documents=4, alpha=0.4)}
+    recipe = Recipe(domains=domains, lookups=("ngram",), rules=("strict", "one_hot", "additive_0p1"), certificates=True)
+    return write_run(folder / "run", recipe).path
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], tuple[str, str]]]:
+    """What a command prints about the run with a name, and the message that it ends with."""
+    root = tmp_path_factory.mktemp("names")
+
+    @cache
+    def told(what: str, key: str) -> tuple[str, str]:
+        run = run_of(root / key, NAMES.get(key, PLAIN))
+        found = CliRunner().invoke(app, [part.format(run=run) for part in OUTPUTS[what]])
+        assert found.exception is None or isinstance(found.exception, AlphaprofError | SystemExit), found.exception
+        message = getattr(found.exception, "message", "") + found.stderr
+        return found.stdout.replace(str(root), ""), one_line(message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("plotly.offline.get_plotlyjs", lambda: "window.Plotly = null;")
+        yield told
+
+
+@pytest.mark.parametrize("key", NAMES)
+@pytest.mark.parametrize("what", OUTPUTS)
+def test_a_name_changes_nothing_but_its_own_text(
+    printed: Callable[[str, str], tuple[str, str]], what: str, key: str
+) -> None:
+    (odd, message), (plain, usual) = printed(what, key), printed(what, "plain")
+    name = NAMES[key]
+    if "JSON" in what:
+        found, expected = (json.loads(text, parse_constant=pytest.fail) for text in (odd, plain))
+        assert swapped(found, name, key) == swapped(expected, PLAIN, "plain")
+    else:
+        assert not [char for char in odd if not char.isprintable() and char != "\n"]
+        assert len("".join(odd.split())) < 1.3 * len(plain) + 20 * fmt.NAME
+        assert figures(odd) == figures(plain)
+    assert figures(message) == figures(usual)
+    assert len(message) <= len(usual) + 20 * fmt.NAME
+
+
+def figures(text: str) -> list[str]:
+    """Numbers and verdicts of a text, in their order; no name here holds one."""
+    return re.findall(r"[-+]?\d+\.\d+|\b(?:GO|NO-GO|UNDECIDED|PASS|FAIL|pass|fail|undecided)\b", text)
+
+
+def swapped(value: Any, name: str, key: str) -> Any:
+    """JSON with a name, whole or as reasons and warnings show it, as the plain one; and the run's path as well."""
+    if isinstance(value, dict):
+        return {swapped(part, name, key): swapped(item, name, key) for part, item in value.items()}
+    if isinstance(value, list):
+        return [swapped(item, name, key) for item in value]
+    if isinstance(value, str):
+        value = value.replace(f"/{key}/run", "/plain/run")
+        return value.replace(name, PLAIN).replace(fmt.short(name), PLAIN)
+    return value

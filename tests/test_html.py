@@ -1,0 +1,195 @@
+"""The HTML report as text: it holds what the report says, nothing foreign, and untrusted text means nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaprof.errors import ExtraMissing
+from alphaprof.report import format as fmt
+from alphaprof.report.html.page import RESOURCES, render_html
+from alphaprof.report.html.plots import label
+from alphaprof.report.model import Report
+from tests.reporting import HOSTILE, reported
+from tests.synthetic import Domain, Recipe
+
+SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
+RECIPES = {
+    "greedy": Recipe(drafts={"small": 0.0, "large": 0.2}, rules=("strict", "lossless", "additive_0p1")),
+    "lookup": Recipe(drafts={}, lookups=("ngram",), domains={"code": Domain(coverage=0.7)}),
+    "sampled": Recipe(domains={"code": SAMPLED}, rules=("one_hot", "lossless")),
+    "both kinds": Recipe(sources=(("code", SAMPLED),), rules=("strict", "one_hot")),
+    "off-policy": Recipe(domains={"code": Domain(on_policy=False, continuation="given")}),
+    "one document": Recipe(domains={"code": Domain(documents=1)}),
+    "no step times": Recipe(latency=False),
+    "certificates": Recipe(certificates=True, rules=("strict", "additive_0p1")),
+    "phases": Recipe(thinking=0.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five megabytes of the library in every page would be most of the time here; the browser's tests have them."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "window.Plotly = null;")
+
+
+class Page(HTMLParser):
+    """What a page is made of: its elements, its text by element, and the scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []  # every element is closed
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "br"):
+            self._open.append(tag)
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "script":
+            about, text = self.scripts[-1]
+            self.scripts[-1] = (about, text + data)
+        elif self._open and self._open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def figures(self) -> Any:
+        (found,) = [text for about, text in self.scripts if about.get("id") == "figures"]
+        return json.loads(found, parse_constant=pytest.fail)
+
+
+def page_of(path: Path, recipe: Recipe) -> tuple[Report, Page]:
+    report = reported(path, recipe)
+    return report, Page(render_html(report))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
+    report, page = page_of(tmp_path, RECIPES[name])
+    assert report.traffic.reason[1:] in page.text
+    assert all(note.message[1:] in page.text and note.remedy[1:] in page.text for note in report.warnings)
+    for result in report.results:
+        assert fmt.share_interval(result.alpha) in page.text
+        best = [item for item in result.gammas if item.gamma == result.best_gamma and result.verdict]
+        assert all(fmt.interval(item.speedup, "x") in page.text for item in best)
+    assert all(f"{item.document} {item.source} {item.source_row}" in page.text for item in report.documents)
+    for facts in (report.run.target_model, *report.run.draft_models.values()):
+        assert facts.fingerprint[:12] in page.text
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_figures_are_what_the_plotting_library_knows(tmp_path: Path, name: str) -> None:
+    from plotly.graph_objects import Figure
+
+    _, page = page_of(tmp_path, RECIPES[name])
+    figures = page.figures()
+    shown = [about["data-figure"] for tag, about in page.elements if tag == "div" and "data-figure" in about]
+    assert shown == list(figures)
+    for figure in figures.values():
+        Figure(data=[{key: value for key, value in trace.items() if key != "visible"} for trace in figure["data"]],
+               layout=figure["layout"])  # fmt: skip
+
+
+def test_a_run_of_everything_has_every_figure(tmp_path: Path) -> None:
+    _, page = page_of(tmp_path, RECIPES["certificates"])
+    assert list(page.figures()) == ["acceptance", "speedups", "difficulty", "certified", "depths", "bursts", "steps"]
+
+
+def test_points_of_the_speedup_figure_are_the_reports(tmp_path: Path) -> None:
+    report, page = page_of(tmp_path, RECIPES["greedy"])
+    lines = [trace for trace in page.figures()["speedups"]["data"] if trace["mode"] == "lines+markers"]
+    timed = [result for result in report.results if any(item.speedup for item in result.gammas)]
+    assert len(lines) == len(timed)
+    for result in timed:
+        expected = [item.speedup.value for item in result.gammas if item.speedup is not None]
+        place = list(dict.fromkeys(item.domain for item in timed)).index(result.domain)
+        axis, about = "x" if place == 0 else f"x{place + 1}", {"draft": result.draft, "rule": result.rule}
+        (line,) = [trace for trace in lines if trace["meta"] == about and trace["xaxis"] == axis]
+        assert line["y"] == expected
+
+
+def test_every_number_is_one_click_from_its_meaning(tmp_path: Path) -> None:
+    _, page = page_of(tmp_path, RECIPES["certificates"])
+    anchors = {about["id"] for _, about in page.elements if about.get("id")}
+    links = {str(about["href"])[1:] for tag, about in page.elements if tag == "a"}
+    assert links <= anchors
+    unused = {"term-round", "term-coverage", "term-concurrency"}  # with prompt lookup, and with several concurrencies
+    assert {anchor for anchor in anchors if str(anchor).startswith("term-")} - links <= unused | {"term-causes"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_nothing_comes_from_anywhere_else(tmp_path: Path, name: str) -> None:
+    text = render_html(reported(tmp_path, RECIPES[name]))
+    page = Page(text)
+    addresses = [value for _, about in page.elements for key, value in about.items() if key in ("src", "href", "action")]
+    assert [value for value in addresses if value and not value.startswith(("#", "data:,"))] == []
+    assert "url(" not in next(iter(re.findall(r"<style>(.*?)</style>", text, re.DOTALL)))
+
+
+def test_no_script_may_run_but_the_two_of_the_page(tmp_path: Path) -> None:
+    _, page = page_of(tmp_path, Recipe())
+    policy = next(str(about["content"]) for tag, about in page.elements if tag == "meta" and "content" in about)
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    run = [text for about, text in page.scripts if about.get("type") in (None, "text/plain")]
+    assert {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run} == allowed
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert not any(key.startswith("on") for _, about in page.elements for key in about)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_change_nothing_but_their_own_text(tmp_path: Path, name: str) -> None:
+    plain = Page(render_html(reported(tmp_path / "plain", Recipe(domains={"name": Domain()}))))
+    text = render_html(reported(tmp_path / "odd", Recipe(domains={HOSTILE[name]: Domain()})))
+    page = Page(text)
+    skeleton = [(tag, sorted(about)) for tag, about in page.elements]
+    assert skeleton == [(tag, sorted(about)) for tag, about in plain.elements]
+    assert all(char.isprintable() or char == "\n" for _, script in page.scripts[:1] for char in script)
+    assert fmt.visible(fmt.short(HOSTILE[name])).split() == [
+        word for word in fmt.visible(fmt.short(HOSTILE[name])).split() if word in page.text
+    ]
+    titles = [note["text"] for note in page.figures()["speedups"]["layout"]["annotations"]]
+    assert titles == [f"<b>{label(HOSTILE[name])}</b>"]
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+
+
+def test_labels_show_markup_as_it_is() -> None:
+    assert label('<a href="javascript:x">&amp;</a>') == '&lt;a href="javascript:x"&gt;&amp;amp;&lt;/a&gt;'
+
+
+def test_without_the_plotting_library_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alphaprof.report.html.page.find_spec", lambda name: None if name == "plotly" else sys)
+    with pytest.raises(ExtraMissing, match="plotly"):
+        render_html(reported(tmp_path))
+
+
+def test_resources_of_the_page_are_shipped() -> None:
+    import tomllib
+
+    root = Path(__file__).parent.parent
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert sorted(listed["alphaprof.report.html"]) == sorted(RESOURCES)

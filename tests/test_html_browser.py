@@ -1,0 +1,144 @@
+"""The HTML report in a real browser: it draws every figure, says nothing on the console, and its buttons work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from alphaprof.report.html.page import render_html
+from tests.reporting import HOSTILE, reported
+from tests.synthetic import Domain, Recipe
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+WINDOW = {"width": 1200, "height": 900}
+RECIPE = Recipe(
+    domains={"code": Domain(), "chat": Domain(alpha=0.4), HOSTILE["html"]: Domain(), HOSTILE["direction"]: Domain()},
+    drafts={"small": 0.0, "large": 0.2},
+    rules=("strict", "additive_0p1"),
+    certificates=True,
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless browser; without one these tests fail in CI and are skipped elsewhere."""
+    if CHROMIUM is None:
+        if os.environ.get("CI"):
+            pytest.fail("chromium is not installed: scripts/test.sh installs it")
+        pytest.skip("chromium is not installed")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[str]]]:
+    """The report of RECIPE, scrolled through once, and what the console has said."""
+    folder = tmp_path_factory.mktemp("page")
+    path = folder / "report.html"
+    path.write_text(render_html(reported(folder, RECIPE)), encoding="utf-8")
+    context = browser.new_context(viewport=WINDOW, offline=True)
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}") or dialog.dismiss())
+    page.goto(path.as_uri())
+    for plot in page.locator(".plot").all():
+        plot.scroll_into_view_if_needed()
+        plot.locator(".main-svg").first.wait_for()
+    yield page, said
+    context.close()
+
+
+@pytest.fixture
+def page(opened: tuple[Any, list[str]]) -> Iterator[Any]:
+    """The page as it is first seen; anything on the console fails the test."""
+    found, said = opened
+    found.set_viewport_size(WINDOW)
+    yield found
+    for button in found.locator("#filters button").all():
+        wanted = str(button.inner_text() != "additive_0p1").lower()
+        if button.get_attribute("aria-pressed") != wanted:
+            button.click()
+    assert said == []
+
+
+def drawn(page: Any, figure: str) -> list[dict[str, Any]]:
+    """What the library was given of a figure's traces: what they are about, and whether they are shown."""
+    found = page.evaluate(
+        "name => document.querySelector(`[data-figure=${name}]`).data.map(t => ({...t.meta, shown: t.visible !== false}))",
+        figure,
+    )
+    return list(found)
+
+
+def test_every_figure_is_drawn(page: Any) -> None:
+    names = page.eval_on_selector_all(".plot", "plots => plots.map(plot => plot.dataset.figure)")
+    assert names == ["acceptance", "speedups", "difficulty", "certified", "depths", "bursts", "steps"]
+    for name in names:
+        marks = page.eval_on_selector_all(
+            f"[data-figure={name}] .trace path, [data-figure={name}] .trace .point", "all => all.length"
+        )
+        assert marks > 0, name
+    assert page.locator("#verdict .verdict").inner_text() in ("GO", "NO-GO", "UNDECIDED")
+
+
+def test_a_button_hides_a_draft_and_shows_it_again(page: Any) -> None:
+    button = page.get_by_role("button", name="small")
+    assert any(trace["shown"] for trace in drawn(page, "speedups") if trace["draft"] == "small")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    for figure in ("acceptance", "speedups", "certified", "depths"):
+        traces = drawn(page, figure)
+        assert not any(trace["shown"] for trace in traces if trace["draft"] == "small")
+        assert any(trace["shown"] for trace in traces if trace["draft"] == "large")
+    assert page.locator("tr[data-draft=small]:visible").count() == 0
+    button.click()
+    assert any(trace["shown"] for trace in drawn(page, "speedups") if trace["draft"] == "small")
+    assert page.locator("tr[data-draft=small]:visible").count() > 0
+
+
+def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
+    def shown() -> set[str]:
+        return {trace["rule"] for trace in drawn(page, "acceptance") if trace["shown"]}
+
+    assert shown() == {"strict"}
+    page.get_by_role("button", name="additive_0p1").click()
+    assert shown() == {"strict", "additive_0p1"}
+    page.get_by_role("button", name="strict").click()
+    assert shown() == {"additive_0p1"}
+
+
+def test_a_point_says_what_it_is_under_the_pointer(page: Any) -> None:
+    page.locator("[data-figure=acceptance]").scroll_into_view_if_needed()
+    box = page.locator("[data-figure=acceptance] .point").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2 - 3, box["y"] + box["height"] / 2)
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
+    page.locator("[data-figure=acceptance] .hovertext").first.wait_for()
+    assert "documents" in page.locator("[data-figure=acceptance] .hovertext").first.text_content()
+
+
+def test_a_word_leads_to_its_meaning(page: Any) -> None:
+    page.locator("thead a", has_text="break-even").first.click()
+    assert page.url.endswith("#term-breakeven")
+    assert page.locator("#term-breakeven").is_visible()
+
+
+def test_hostile_names_stand_there_as_text(page: Any) -> None:
+    assert page.locator("#domains th", has_text="<script>alert(1)</script>").count() > 0
+    titles = page.eval_on_selector_all("[data-figure=speedups] .annotation-text", "all => all.map(t => t.textContent)")
+    assert "<script>alert(1)</script>" in titles
+
+
+def test_the_page_is_no_wider_than_a_phone(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
