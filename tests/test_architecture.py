@@ -39,6 +39,7 @@ HOMES = {
         "report/terminal.py",
         "report/terminal_theory.py",
         "report/terminal_costs.py",
+        "report/terminal_causes.py",
         "report/latency.py",
         "report/check_text.py",
         "report/comparison.py",

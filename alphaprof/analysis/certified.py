@@ -58,8 +58,13 @@ class LosslessTally:
 def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
     """Columns of each complete shard as arrays, and where its documents lie; nulls become -1 or NaN."""
     for shard in run.shards:
-        table = run.positions(draft, shard.index, names)
-        yield {name: _array(table[name]) for name in names}, Shape.of(run.continuations(shard.index))
+        yield columns_at(run, draft, shard.index, names), Shape.of(run.continuations(shard.index))
+
+
+def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
+    """Columns of one shard likewise."""
+    table = run.positions(draft, index, names)
+    return {name: _array(table[name]) for name in names}
 
 
 def _array(column: pa.ChunkedArray) -> Array:

@@ -111,8 +111,8 @@ def shard_totals(
         else:
             kept = np.where(columns["proposed"] > 0, kept, 0.0)
             data |= {"emitted": shape.sums(kept)} | _pairs(columns["proposed"] > 0, kept, shape)
-            trace = _trace(columns, shape, kept, target, draft)
-            per_gamma = _rounds(_part(trace, defined), kept, accept, request)
+            trace = trace_of(columns, shape, kept, target, draft)
+            per_gamma = rounds_of(some_documents(trace, defined), kept, accept, request)
         tables.append(_table(data, per_gamma, defined, request.gammas))
     return pa.concat_tables(tables)
 
@@ -126,7 +126,7 @@ def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
     return {name: shape.sums(values) for name, values in zip(PAIR_COUNTS, sums, strict=True)}
 
 
-def _trace(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: ModelFacts) -> Trace:
+def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: ModelFacts) -> Trace:
     """What replay reads. The runs of prompt lookup are stored, since its proposals depend on where a round starts."""
     looked_up = draft.kind == "prompt_lookup"
     run = columns["accepted_run"] if looked_up else run_lengths(kept == 1, shape.start, shape.stop)
@@ -136,13 +136,13 @@ def _trace(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFa
     return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
 
 
-def _part(trace: Trace, chosen: Array) -> Trace:
+def some_documents(trace: Trace, chosen: Array) -> Trace:
     """The trace with some of its documents only."""
     parts = {name: getattr(trace, name)[chosen] for name in ("start", "stop", "limit")}
     return dataclasses.replace(trace, **parts)
 
 
-def _rounds(trace: Trace, kept: Array, accept: Array, request: Request) -> dict[int, Rounds]:
+def rounds_of(trace: Trace, kept: Array, accept: Array, request: Request) -> dict[int, Rounds]:
     """Rounds of the trace's documents by gamma: facts of the log where acceptance is one, else expectations."""
     if ((kept == 0) | (kept == 1)).all():
         return {gamma: replay(trace, gamma, request.flavour) for gamma in request.gammas}

@@ -31,8 +31,10 @@ class ModelFacts:
     """What identifies a model and what analysis needs to know about it.
 
     `context` is in tokens (None: unlimited); `eos` lists the ids that end a text; `noise` is the difference of two
-    logits below which this dtype cannot be trusted to order them; `shape`: the fields of `analysis.shapes.ModelShape`, None
-    where the architecture is not one whose bytes and FLOPs are known, or where there is no model.
+    logits below which this dtype cannot be trusted to order them; `special`: ids of the target's tokenizer that are no text
+    (ends of turn, template markers), None where that is not known (drafts, older runs); `shape`: the fields of
+    `analysis.shapes.ModelShape`, None where the architecture is not one whose bytes and FLOPs are known, or where there is
+    no model.
     """
 
     reference: str  # as the profile names it: hub id, directory or file
@@ -47,6 +49,7 @@ class ModelFacts:
     eos: tuple[int, ...]
     noise: float
     shape: dict[str, float | bool] | None = None
+    special: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,4 +135,5 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _facts(data: dict[str, Any]) -> ModelFacts:
-    return ModelFacts(**{**data, "eos": tuple(data["eos"])})
+    special = data.get("special")
+    return ModelFacts(**{**data, "eos": tuple(data["eos"]), "special": special if special is None else tuple(special)})

@@ -40,7 +40,7 @@ from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
 from alphaprof.profiling.shards import Loaded, Plan, Progress, update, write_shard
 from alphaprof.profiling.steppers import NotTimed
-from alphaprof.profiling.vocabulary import token_count
+from alphaprof.profiling.vocabulary import special_ids, token_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -206,7 +206,7 @@ def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Cours
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=options.model_dump(mode="json"),
-        target=loaded.target.facts(),
+        target=dataclasses.replace(loaded.target.facts(), special=special_ids(loaded.tokenizer)),
         drafts={draft.name: draft.facts() for draft in loaded.drafts},
         tokenizer=tokenizer_fingerprint(loaded.tokenizer),
         environment=_environment(loaded.target.device),

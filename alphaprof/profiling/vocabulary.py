@@ -48,3 +48,9 @@ def scored_width(widths: Sequence[int], tokens: int) -> int:
 def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
     """One more than the largest id that stands for a token."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that stand for no text: BOS, EOS, ends of turn, markers of chat templates."""
+    added = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return tuple(sorted({*map(int, tokenizer.all_special_ids), *map(int, added)}))

@@ -17,6 +17,7 @@ from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import BoundRule
 from alphaprof.analysis.totals import Request, policies, read_totals, write_totals
 from alphaprof.log.store import Run
+from alphaprof.report.attribution import Judged, attribution
 from alphaprof.report.certificates import certificates
 from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
 from alphaprof.report.difficulty import Played, extremes, tenths
@@ -27,7 +28,7 @@ from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
 from alphaprof.report.texts import texts
 from alphaprof.report.traffic import Evidence, judge_traffic
-from alphaprof.report.verdict import Question, not_defined, order_of
+from alphaprof.report.verdict import UNTIMED, Question, not_defined, order_of
 from alphaprof.report.warnings import report_warnings
 
 Array = np.ndarray[Any, Any]
@@ -49,6 +50,8 @@ def build_report(
     results = [
         build_result(Subject(item.domain, item.draft, item.rule, book), item.pool, question, run.gammas) for item in found
     ]
+    judged = [Judged(result, item.rule, item.pool) for result, item in zip(results, found, strict=True)]
+    timing = book.timing(question.concurrency) if book else UNTIMED
     prompts = documents["prompt_tokens"].to_numpy()
     report = Report(
         alphaprof=__version__,
@@ -58,6 +61,7 @@ def build_report(
         cost=cost_of(book, question.concurrency, beyond_prefill(book, prompts)) if book else None,
         traffic=judge_traffic(evidence_of(inquiry, found), book, question, run.gammas),
         results=tuple(results),
+        attribution=attribution(run, flavour, documents["document"].to_numpy(), judged, timing, question.confidence),
         difficulty=tenths(run, shown, texts(documents, inquiry.independent), question.confidence),
         documents=extremes(_played(inquiry, found, results), documents),
         certificates=certificates(run, documents, inquiry.independent, question.confidence),

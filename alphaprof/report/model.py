@@ -11,6 +11,7 @@ from typing import Any
 from alphaprof.analysis.decision import VerdictName
 from alphaprof.analysis.replay import Flavour
 from alphaprof.log.manifest import ModelFacts
+from alphaprof.report.model_causes import Attribution
 from alphaprof.report.model_costs import AtConcurrency, Cost, DocumentSpeedups
 from alphaprof.report.model_difficulty import DocumentResult, Tenth
 
@@ -282,6 +283,9 @@ class Report:
     cost: Cost | None  # where step times come from; None: there are none
     traffic: Traffic  # the verdict on all domains together
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
+    attribution: tuple[
+        Attribution, ...
+    ]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
     difficulty: tuple[Tenth, ...]  # empty without a complete shard
     documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first

@@ -14,6 +14,7 @@ from alphaprof.report import format as fmt
 from alphaprof.report.format import short
 from alphaprof.report.model import GammaResult, Report, Result, Traffic
 from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
+from alphaprof.report.terminal_causes import causes_notes, causes_section
 from alphaprof.report.terminal_costs import concurrency_section, requests_section, times_section
 from alphaprof.report.terminal_theory import certificates_section, predictability_section
 from alphaprof.report.wording import best_at, named, pays
@@ -35,6 +36,7 @@ def render_terminal(report: Report, console: Console) -> None:
             naming = partial(_name, results=results)
             requests_section(f"draft {draft}, rule {rule}", results, naming, console)
             concurrency_section(f"draft {draft}, rule {rule}", results, naming, console)
+            causes_section([item for item in report.attribution if (item.draft, item.rule) == (draft, rule)], console)
         others = [result for result in mine if result.verdict is None]
         _others(f"draft {draft}: alpha under other rules", others, console)
         told = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
@@ -231,6 +233,7 @@ def _definitions(report: Report, console: Console) -> None:
         "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. "
         "An interval over all documents at what was chosen contains the half that chose it, and is a little too hopeful.",
     ]
+    lines += causes_notes(report.attribution)
     if any(result.concurrencies for result in report.results):
         lines.append("by concurrency: the best gamma of each is that of the documents shown, and a little too hopeful.")
     if any(result.estimator == "expected" for result in report.results):

@@ -1,0 +1,496 @@
+"""Why drafts are rejected: worked out by hand, counted again row by row, and rounds simulated without each cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from alphaprof.analysis.attribution import CAUSES
+from alphaprof.analysis.bounds import strict_thresholds
+from alphaprof.analysis.lookup import first_proposals
+from alphaprof.log.store import Run
+from alphaprof.profiling.lookup import PromptLookup
+from alphaprof.profiling.vocabulary import special_ids
+from alphaprof.report.build import build_report
+from alphaprof.report.model import Report
+from alphaprof.report.model_causes import Attribution
+from tests.reporting import HOSTILE, as_json, as_terminal, expected_rounds_of, log_of, only, reported, runs_of
+from tests.synthetic import EOS, NO_LIMIT, Domain, Recipe, rewritten, write_run
+
+NOISE = 0.125
+MARKER = 5  # a special token that ends no text
+GREEDY = Recipe(
+    domains={"code": Domain(documents=6, coverage=0.8), "chat": Domain(documents=5, alpha=0.4, bursts=0.5)},
+    lookups=("ngram",),
+    shard_documents=4,
+)
+SAMPLED = Recipe(
+    domains={name: Domain(documents=5, alpha=alpha, temperature=0.8, continuation="sampled", coverage=coverage)
+             for name, alpha, coverage in (("code", 0.8, 1.0), ("chat", 0.4, 0.9))},
+    rules=("one_hot", "lossless"),
+)  # fmt: skip
+
+
+def with_special(run: Run) -> Run:
+    """The run with a special token beside EOS."""
+    target = dataclasses.replace(run.manifest.target, special=(EOS, MARKER))
+    run.write_manifest(dataclasses.replace(run.manifest, target=target))
+    return run
+
+
+@pytest.fixture(scope="module")
+def greedy(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Greedy text in which some tokens are special and some tied."""
+    run = write_run(tmp_path_factory.mktemp("greedy") / "run", GREEDY)
+
+    def marked(rows: pd.DataFrame) -> None:
+        rows.loc[rows["position"] % 11 == 4, ["token", "target_top"]] = MARKER
+
+    def change(rows: pd.DataFrame) -> None:
+        marked(rows)
+        tied, top = rows["position"] % 7 == 3, rows["target_top_prob"]
+        for name in ("target_second_prob", "target_token_prob", "target_prob_of_draft_top"):
+            rows[name] = rows[name].mask(tied & rows[name].notna(), top)
+        rows.loc[rows["position"] % 3 == 1, "draft_rank_of_token"] += 7
+
+    return with_special(rewritten(rewritten(run, "small", change), "ngram", marked))
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Sampled text, without a draft that looks up."""
+    return with_special(write_run(tmp_path_factory.mktemp("sampled") / "run", SAMPLED))
+
+
+def of(report: Report, domain: str, draft: str = "small", rule: str = "strict") -> Attribution:
+    (found,) = [item for item in report.attribution if (item.domain, item.draft, item.rule) == (domain, draft, rule)]
+    return found
+
+
+def shares(item: Attribution) -> dict[str, float]:
+    return {cause.name: cause.share.value for cause in item.causes}
+
+
+# By hand: one text, and the cause of every position that is lost.
+LOST = {
+    1: "no proposal",
+    2: "numerical tie",
+    3: "special tokens",
+    4: "prompt lookup",
+    5: "rank 2 to 4",
+    6: "target uncertain",
+}
+LOST |= {7: "draft"}
+
+
+def by_hand(path: Path, **decision: Any) -> Run:
+    """Twelve tokens: the first right, seven lost to one cause each, four right; gamma 2."""
+    recipe = Recipe(
+        domains={"d": Domain(documents=1, shortest=12, longest=12)},
+        lookups=("ngram",),
+        gammas=(1, 2),
+        decision={"draft": "small", "gamma": 2} | decision,
+        latency=not decision,
+    )
+    run = with_special(write_run(path / "run", recipe))
+
+    def causes(rows: pd.DataFrame) -> None:
+        rows["token"] = rows["target_top"] = np.arange(100, 112)
+        rows.loc[3, ["token", "target_top"]] = MARKER
+        rows["draft_top"] = np.where(np.isin(np.arange(12), list(LOST)), 99, rows["token"])
+        rows[["target_top_prob", "target_token_prob"]] = 0.9
+        rows["target_second_prob"], rows["target_prob_of_draft_top"] = 0.01, 0.001
+        rows["draft_rank_of_token"] = np.where(np.isin(np.arange(12), list(LOST)), 9, 1)
+        rows.loc[2, ["target_top_prob", "target_token_prob", "target_second_prob", "target_prob_of_draft_top"]] = 0.5
+        rows.loc[5, "draft_rank_of_token"] = 4
+        rows.loc[6, ["target_top_prob", "target_token_prob", "target_second_prob"]] = 0.4, 0.4, 0.3
+        rows["proposed"] = np.where(np.arange(12) == 1, 0, NO_LIMIT)
+        rows.loc[1, ["draft_top", "target_prob_of_draft_top", "draft_rank_of_token"]] = None
+
+    def looks_up(rows: pd.DataFrame) -> None:
+        rows["token"] = rows["target_top"] = np.arange(100, 112)
+        rows["draft_top"] = np.where(rows["position"] == 4, 104, 98)
+        rows["proposed"], rows["accepted_run"] = 1, (rows["position"] == 4).astype(int)
+
+    return rewritten(rewritten(run, "small", causes), "ngram", looks_up)
+
+
+def test_each_cause_has_a_case_that_goes_to_it(tmp_path: Path) -> None:
+    item = of(build_report(by_hand(tmp_path)), "d")
+    assert shares(item) == pytest.approx(dict.fromkeys(LOST.values(), 1 / 12))
+    assert item.lost.value == pytest.approx(7 / 12)
+    assert [cause.name for cause in item.causes] == [name for name in CAUSES if name in LOST.values()]
+
+
+def test_what_mending_a_cause_brings_is_counted_by_hand(tmp_path: Path) -> None:
+    """Verification of 1, 2, 3 tokens takes 10, 10.5, 11 ms and a draft step 1 ms: rounds of two drafts cost 1.3."""
+    item = of(build_report(by_hand(tmp_path)), "d")
+    found = {cause.name: cause for cause in item.causes}
+    # Rounds begin at 1 to 8 and at 11, the first of them without a proposal; eleven tokens follow the first.
+    assert (item.gamma, item.tokens_per_round) == (2, pytest.approx(11 / 9))
+    assert item.speedup == pytest.approx(11 / (1 + 8 * 1.3))
+    assert found["draft"].tokens_per_round == pytest.approx(11 / 8)  # 7 takes 8 and 9 with it, and 10 takes 11
+    assert found["draft"].speedup == pytest.approx(11 / (1 + 7 * 1.3))
+    assert found["no proposal"].tokens_per_round == pytest.approx(11 / 8)  # 1 takes 2 with it, and now costs a round
+    assert found["no proposal"].speedup == pytest.approx(11 / (8 * 1.3))
+    assert item.perfect_speedup == pytest.approx(11 / (4 * 1.3))
+    assert item.best == "special tokens"  # as good as the next ones, and first
+
+
+def test_without_step_times_there_are_tokens_and_no_speedup(tmp_path: Path) -> None:
+    item = of(build_report(by_hand(tmp_path, min_speedup=1.2)), "d")
+    assert item.tokens_per_round == pytest.approx(11 / 9)
+    assert (item.speedup, item.perfect_speedup) == (None, None)
+    assert {cause.speedup for cause in item.causes} == {None}
+    assert item.best == "no proposal"  # as good as others, and first: what its rounds cost is not known
+
+
+@pytest.mark.parametrize("context", [8, 12, 100])
+def test_what_lies_beyond_the_drafts_context_is_told_apart(context: int, tmp_path: Path) -> None:
+    """Eight tokens of prompt: to propose at position t a draft has to read t more, less the token itself."""
+    run = by_hand(tmp_path)
+
+    def change(rows: pd.DataFrame) -> None:
+        rows["proposed"] = np.where(rows["position"].isin([1, 6, 11]), 0, NO_LIMIT)
+        rows.loc[rows["proposed"] == 0, ["draft_top", "target_prob_of_draft_top", "draft_rank_of_token"]] = None
+
+    run = rewritten(run, "small", change)
+    facts = dataclasses.replace(run.manifest.drafts["small"], context=context)
+    run.write_manifest(dataclasses.replace(run.manifest, drafts=run.manifest.drafts | {"small": facts}))
+    found = shares(of(build_report(run), "d"))
+    beyond = sum(8 + position - 1 >= context for position in (1, 6, 11))
+    assert found.get("beyond context", 0) == pytest.approx(beyond / 12)
+    assert found.get("no proposal", 0) == pytest.approx((3 - beyond) / 12)
+
+
+# Properties: sums, and the report's own numbers where nothing is changed.
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRequest) -> None:
+    report = build_report(request.getfixturevalue(kind))
+    rules = {item.rule for item in report.attribution}
+    assert rules == ({"strict"} if kind == "greedy" else {"one_hot", "lossless"})
+    for item in report.attribution:
+        result = only(report, item.domain, item.draft, item.rule)
+        assert result.alpha is not None
+        assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage, abs=1e-12)
+        assert sum(shares(item).values()) == pytest.approx(item.lost.value, abs=1e-12)
+        assert all(cause.share.low <= cause.share.value <= cause.share.high for cause in item.causes)
+        best = next(one for one in result.gammas if one.gamma == result.best_gamma)
+        assert best.tokens_per_round is not None
+        assert best.speedup is not None
+        assert (item.gamma, item.tokens_per_round) == (result.best_gamma, best.tokens_per_round.value)
+        assert item.speedup == best.speedup.value
+        assert item.perfect_speedup is not None
+        assert all(item.speedup <= (cause.speedup or 0) * 1.0001 for cause in item.causes if cause.name != "no proposal")
+
+
+def test_with_the_flavour_of_hugging_face_the_numbers_stay_the_reports_own(greedy: Run) -> None:
+    report = build_report(greedy, flavour="hf")
+    for item in report.attribution:
+        result = only(report, item.domain, item.draft, item.rule)
+        best = next(one for one in result.gammas if one.gamma == result.best_gamma)
+        assert best.tokens_per_round is not None
+        assert item.tokens_per_round == best.tokens_per_round.value
+
+
+def test_no_cause_can_bring_more_than_to_lose_nothing(sampled: Run) -> None:
+    for item in build_report(sampled).attribution:
+        assert max(cause.speedup or 0 for cause in item.causes if cause.name != "no proposal") <= (item.perfect_speedup or 0)
+
+
+# Independently: every row of the log by itself.
+def cause_of(row: Mapping[str, Any], looked_up: int | None, sampling: bool, lossless: bool = False) -> str:
+    """The cause of a loss on text of the target's own, from one row of the log."""
+    if row["proposed"] == 0:
+        return "no proposal"
+    token, guess = row["token"], row["draft_top"]
+    logs = [np.log(row[name]) for name in ("target_top_prob", "target_prob_of_draft_top", "target_token_prob")]
+    if not sampling and guess != token and max(logs[0] - logs[1], logs[0] - logs[2]) <= NOISE:
+        return "numerical tie"
+    if token in (EOS, MARKER):
+        return "special tokens"
+    if looked_up == token:
+        return "prompt lookup"
+    if row["draft_rank_of_token"] in (2, 3, 4):
+        return "rank 2 to 4"
+    if sampling and not lossless and token != row["target_top"]:
+        return "target uncertain"
+    close = strict_thresholds(np.array([row["target_top_prob"]]), np.array([row["target_second_prob"]]))[0] < 0.1
+    return "target uncertain" if close and not sampling else "draft"
+
+
+def rows_with_causes(run: Run, draft: str, rule: str) -> pd.DataFrame:
+    """The rows of a draft, with what is lost at each of them to which cause."""
+    log = log_of(run)
+    rows = log[log["draft"] == draft].reset_index(drop=True)
+    sampling = rule != "strict"
+    rows["looked_up"] = proposals_of(run, log, rows) if draft != "ngram" else None
+    found = [cause_of(row, row["looked_up"], sampling, rule == "lossless") for row in rows.to_dict("records")]
+    kept = (rows["draft_top"] == rows["token"]).astype(float)
+    if rule == "lossless":
+        kept = (rows["draft_token_prob"].astype(float) / rows["target_token_prob"].astype(float)).clip(upper=1)
+    rows["kept"] = kept.where(rows["proposed"] > 0, 0.0)
+    rows["mass"] = 1 - rows["kept"]
+    rows["cause"] = found
+    return rows
+
+
+def proposals_of(run: Run, log: pd.DataFrame, rows: pd.DataFrame) -> Sequence[int | None]:
+    """What prompt lookup proposes at each row: that of the run, or the product's own, one text after the other."""
+    own = log[log["draft"] == "ngram"]
+    if len(own):
+        joined = rows.merge(own, on=["document", "position"], how="left", suffixes=("", "_own"))
+        return joined["draft_top_own"].where(joined["proposed_own"] > 0, -1).tolist()
+    draft, found = PromptLookup("ngram", 3, (EOS,), 1000, "float32"), []
+    for shard in run.shards:
+        for text in run.continuations(shard.index).to_pylist():
+            ids = np.array([*text["prompt_ids"], *text["continuation_ids"]])
+            found += draft.proposals(ids, text["prompt_tokens"]).first.tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "draft", "rule"),
+    [("greedy", "small", "strict"), ("greedy", "ngram", "strict"), ("sampled", "small", "one_hot"),
+     ("sampled", "small", "lossless")],
+)  # fmt: skip
+def test_every_row_counted_again_gives_the_same_shares(
+    kind: str, draft: str, rule: str, request: pytest.FixtureRequest
+) -> None:
+    run = request.getfixturevalue(kind)
+    report, every = build_report(run), rows_with_causes(run, draft, rule)
+    seen: set[str] = set()
+    for domain, rows in every.groupby("domain", observed=True):
+        item = of(report, str(domain), draft, rule)
+        masses = rows[rows["mass"] > 0].groupby("cause")["mass"].sum() / len(rows)
+        silent = masses.get("no proposal", 0.0)
+        factor = (item.lost.value - silent) / (masses.sum() - silent)
+        expected = {name: mass * (factor if name != "no proposal" else 1) for name, mass in masses.items()}
+        assert shares(item) == pytest.approx(expected)
+        assert 0.8 < factor < 1.25
+        if rule == "strict":
+            assert factor == pytest.approx(1)
+        seen |= set(expected)
+    if (kind, draft) == ("greedy", "small"):
+        assert seen == set(CAUSES) - {"beyond context"}
+    assert ("target uncertain" in seen) == (rule != "lossless")
+
+
+# Rounds without a cause, by plain simulation.
+def simulated(rows: pd.DataFrame, gamma: int, granted: str, looked_up: bool) -> int:
+    """Rounds of a text when the losses of one cause are accepted, and proposed where nothing was."""
+    hit = ((rows["cause"] == granted) & (rows["mass"] > 0)).tolist()
+    ready = [NO_LIMIT if hit[t] and not n else n for t, n in enumerate(rows["proposed"])]
+    run = rows["accepted_run"].fillna(0).astype(int).tolist() if looked_up else []
+    kept = [bool(found) for found in rows["kept"] == 1]
+
+    def accepted(at: int) -> int:
+        if at >= len(hit):
+            return 0
+        if not looked_up:
+            return 1 + accepted(at + 1) if kept[at] or hit[at] else 0
+        end = at + run[at]
+        return run[at] + (1 + accepted(end + 1) if end < len(hit) and run[at] < ready[at] and hit[end] else 0)
+
+    rounds, place = 0, 1
+    while place < len(hit):
+        rounds += 1
+        place += min(accepted(place), gamma, ready[place]) + 1
+    return rounds
+
+
+@pytest.mark.parametrize(("kind", "draft", "rule"), [("greedy", "small", "strict"), ("greedy", "ngram", "strict"),
+                                                     ("sampled", "small", "one_hot")])  # fmt: skip
+def test_rounds_without_a_cause_are_those_of_a_simulation(
+    kind: str, draft: str, rule: str, request: pytest.FixtureRequest
+) -> None:
+    run = request.getfixturevalue(kind)
+    report, every = build_report(run), rows_with_causes(run, draft, rule)
+    for domain, rows in every.groupby("domain", observed=True):
+        item = of(report, str(domain), draft, rule)
+        assert item.gamma is not None
+        texts = [text for _, text in rows.groupby("document")]
+        tokens = sum(len(text) - 1 for text in texts)
+        for cause in item.causes:
+            rounds = sum(simulated(text, item.gamma, cause.name, draft == "ngram") for text in texts)
+            assert cause.tokens_per_round == pytest.approx(tokens / rounds), cause.name
+
+
+def test_expected_rounds_without_a_cause_are_those_of_the_definition(sampled: Run) -> None:
+    """With few documents there is no control variate, and tokens per round are plain ratios."""
+    report, every = build_report(sampled), rows_with_causes(sampled, "small", "lossless")
+    for domain, rows in every.groupby("domain", observed=True):
+        item = of(report, str(domain), "small", "lossless")
+        assert item.gamma is not None
+        for cause in item.causes:
+            tokens = rounds = 0.0
+            for _, text in rows.groupby("document"):
+                hit = text["cause"] == cause.name
+                kept = text["kept"].mask(hit, 1.0).tolist()
+                proposed = text["proposed"].mask(hit & (text["proposed"] == 0), NO_LIMIT).tolist()
+                tokens, rounds = tokens + len(text) - 1, rounds + expected_rounds_of(kept, proposed, item.gamma)
+            assert cause.tokens_per_round == pytest.approx(tokens / rounds), cause.name
+
+
+def test_with_many_documents_expected_rounds_stay_the_reports_own(tmp_path: Path) -> None:
+    domain = Domain(documents=14, alpha=0.6, temperature=1.0, continuation="sampled", shortest=10, longest=20)
+    report = reported(tmp_path, Recipe(domains={"d": domain}, rules=("lossless",), decision={"rule": "lossless"}))
+    (item,) = report.attribution
+    best = next(one for one in report.results[0].gammas if one.gamma == item.gamma)
+    assert best.tokens_per_round is not None
+    assert item.tokens_per_round == best.tokens_per_round.value
+    assert [cause.name for cause in item.causes if (cause.tokens_per_round or 0) < item.tokens_per_round] == []
+    assert item.gamma is not None
+    rows = rows_with_causes(Run.open(tmp_path / "run"), "small", "lossless")
+    for cause in item.causes:  # the control variate moves an expectation by little: it does not take granted drafts for luck
+        rounds = 0.0
+        for _, text in rows.groupby("document"):
+            kept = text["kept"].mask(text["cause"] == cause.name, 1.0).tolist()
+            rounds += expected_rounds_of(kept, text["proposed"].tolist(), item.gamma)
+        plain = (len(rows) - rows["document"].nunique()) / rounds
+        assert cause.tokens_per_round == pytest.approx(plain, rel=0.03), cause.name
+
+
+# Prompt lookup at all places at once.
+@pytest.mark.parametrize("longest", [1, 2, 3, 5])
+@pytest.mark.parametrize("ids", [2, 4, 30])
+def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest: int) -> None:
+    rng = np.random.default_rng(ids)
+    texts = [rng.integers(0, ids, length) for length in (1, 2, 40, 90)]
+    start = np.cumsum([0, *map(len, texts[:-1])])
+    found = np.split(first_proposals(np.concatenate(texts), start, (1,), longest), start[1:])
+    draft = PromptLookup("ngram", longest, (1,), ids, "float32")
+    for text, proposed in zip(texts, found, strict=True):
+        assert proposed[0] == -1
+        assert proposed[1:].tolist() == draft.proposals(text, 1).first.tolist()
+    assert first_proposals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ()).tolist() == []
+
+
+# What is not known, and what has no rounds.
+def test_a_run_that_does_not_know_special_tokens_opens_and_says_so(greedy: Run, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "old"
+    shutil.copytree(greedy.path, folder)
+    content = json.loads((folder / "manifest.json").read_text())
+    assert content["target"].pop("special") == [EOS, MARKER]
+    (folder / "manifest.json").write_text(json.dumps(content))
+    run = Run.open(folder)
+    assert run.manifest.target.special is None
+    report = build_report(run)
+    assert {item.unknown for item in report.attribution} == {("special tokens other than those that end a text",)}
+    assert "not known of this run: special tokens other than" in as_terminal(report)
+    assert {item.unknown for item in build_report(greedy).attribution} == {()}
+    assert "special tokens" in shares(of(build_report(greedy), "code"))
+    assert "special tokens" not in shares(of(report, "code"))
+
+
+def test_special_tokens_are_those_of_the_tokenizer_and_those_added_to_it() -> None:
+    added = {7: SimpleNamespace(special=True), 8: SimpleNamespace(special=False)}
+    tokenizer: Any = SimpleNamespace(all_special_ids=[2, 0], added_tokens_decoder=added)
+    assert special_ids(tokenizer) == (0, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("domain", "decision"),
+    [
+        (Domain(on_policy=False, continuation="given"), {}),
+        (Domain(), {"rule": "additive_0p1"}),
+        (Domain(), {"rule": "one_hot"}),
+        (Domain(temperature=1.0, continuation="sampled"), {"rule": "strict"}),
+    ],
+)
+def test_without_rounds_causes_still_add_up(domain: Domain, decision: dict[str, str], tmp_path: Path) -> None:
+    rules = ("strict", "one_hot", "additive_0p1")
+    report = reported(tmp_path, Recipe(domains={"d": domain}, rules=rules, decision=decision, lookups=("ngram",)))
+    wanted = decision.get("rule", "strict")
+    for draft in ("small", "ngram"):
+        item, result = of(report, "d", draft, wanted), only(report, "d", draft, wanted)
+        assert result.alpha is not None
+        assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage)
+        assert sum(shares(item).values()) == pytest.approx(item.lost.value)
+        assert (item.gamma, item.tokens_per_round, item.speedup, item.perfect_speedup, item.best) == (None,) * 5
+        assert {(cause.tokens_per_round, cause.speedup) for cause in item.causes} == {(None, None)}
+
+
+def test_by_lot_what_was_right_is_lost_to_the_target_and_ties_are_no_noise(tmp_path: Path) -> None:
+    """One_hot on greedy text keeps a draft with probability p(d): 0.5 at the tie, 0.001 elsewhere."""
+    item = of(build_report(by_hand(tmp_path, rule="one_hot")), "d", rule="one_hot")
+    one = 0.999 / 12
+    uncertain = 6 * one + 0.5 / 12  # five that were right, the one where the target is undecided, and the tie
+    expected = dict.fromkeys(("special tokens", "prompt lookup", "rank 2 to 4", "draft"), one)
+    expected |= {"no proposal": 1 / 12, "target uncertain": uncertain}
+    assert shares(item) == pytest.approx(expected, rel=1e-4)
+
+
+def test_prompt_lookup_is_no_remedy_for_prompt_lookup(tmp_path: Path) -> None:
+    report = reported(tmp_path, Recipe(domains={"d": Domain()}, drafts={}, lookups=("ngram", "other")))
+    assert {item.draft for item in report.attribution} == {"ngram", "other"}
+    assert all("prompt lookup" not in shares(item) for item in report.attribution)
+
+
+def test_the_ceiling_of_one_hot_is_the_mean_top_probability(sampled: Run) -> None:
+    report, rows = build_report(sampled), log_of(sampled)
+    for domain, part in rows.groupby("domain", observed=True):
+        item = of(report, str(domain), rule="one_hot")
+        assert item.ceiling == pytest.approx(part["target_top_prob"].mean())
+        assert of(report, str(domain), rule="lossless").ceiling is None
+        assert 1 - item.lost.value <= item.ceiling
+
+
+# Renderings.
+def test_the_terminal_says_what_to_mend(tmp_path: Path) -> None:
+    text = as_terminal(build_report(by_hand(tmp_path)))
+    line = next(line for line in text[text.index("what is lost") :].splitlines() if line.startswith(" d "))
+    assert line.split()[1:9] == ["58%", *["8%"] * 7]
+    assert "special tokens: a draft that knows the target's chat template" in text
+    assert "with it: speedup" in text
+
+
+@pytest.mark.parametrize("width", [100, 150])
+def test_the_terminal_cuts_no_number(width: int, greedy: Run) -> None:
+    report = build_report(greedy)
+    text = as_terminal(report, width)
+    section = text[text.index("draft small, rule strict: what is lost") :].split("draft ngram")[0]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in section
+    for name in ("code", "chat"):
+        item = of(report, name)
+        best = next(cause for cause in item.causes if cause.name == item.best)
+        lines = [line for line in section.splitlines() if line.startswith(f" {name} ")]
+        assert len(lines) == (1 if width == 150 else 2)
+        for value in (item.speedup, best.speedup, item.perfect_speedup):
+            assert f"{value:.2f}x" in lines[-1]
+
+
+def test_the_json_holds_it(greedy: Run) -> None:
+    report = build_report(greedy)
+    for data, item in zip(as_json(report)["attribution"], report.attribution, strict=True):
+        assert {cause["name"]: cause["share"]["value"] for cause in data["causes"]} == shares(item)
+        assert data["best"] == item.best
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_names_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
+    text = as_terminal(reported(tmp_path, Recipe(domains={HOSTILE[name]: Domain(documents=2)})))
+    section = text[text.index("what is lost") :]
+    assert "\x1b" not in section
+    assert "\u202e" not in section
+    assert len(section) < 10_000
+
+
+def test_a_run_without_documents_has_no_causes(greedy: Run, tmp_path: Path) -> None:
+    from tests.synthetic import interrupted
+
+    assert build_report(interrupted(greedy, tmp_path / "run", 0)).attribution == ()
+
+
+def test_runs_of_agreement_are_counted_as_the_tests_count_them() -> None:
+    assert runs_of([True, False, True, True]) == [1, 0, 2, 1]
