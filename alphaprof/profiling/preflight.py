@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from alphaprof.analysis.preflight import Bos, ModelSeen, Refusal, Seen, SourceSeen, estimated
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import AlphaprofError
+from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import require_new
 from alphaprof.options import ModelDraft
 from alphaprof.profiling.checks import early_warnings, require_costs
@@ -26,7 +27,7 @@ from alphaprof.profiling.pipeline import in_memory
 from alphaprof.profiling.scoring import Scorer
 from alphaprof.profiling.shards import Loaded, Progress
 from alphaprof.profiling.trial import Trial, memory, try_out
-from alphaprof.profiling.vocabulary import shared_ids, token_count
+from alphaprof.profiling.vocabulary import shared_ids, special_ids, token_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +80,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     trial = _trial(loaded, documents, out, refusals, progress)
     every = [document for part in documents for document in part]
     return Seen(
-        target=ModelSeen("target", target.facts(), token_count(tokenizer)),
+        target=ModelSeen("target", _facts(target, tokenizer), token_count(tokenizer)),
         drafts=tuple(_with_context(view, every) for view in views),
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
@@ -95,6 +96,10 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
         estimate=estimated(sources, trial.speed, trial.storage, options.shard_documents) if trial else None,
         refusals=tuple(refusals.found),
     )
+
+
+def _facts(target: Model, tokenizer: PreTrainedTokenizerBase) -> ModelFacts:
+    return dataclasses.replace(target.facts(), special=special_ids(tokenizer))
 
 
 def _drafts(
