@@ -168,7 +168,7 @@ def _self_draft(seen: Seen) -> Iterator[Check]:
             NOTE,
             f"the target {way} has its own top token at all of {where}; alpha on the generated text is {alpha}: "
             f"{many(others, 'token')} no longer top when scored ({clear} beyond a near-tie)",
-            "no draft can have a higher alpha than this noise allows; float32 shows whether it is the dtype",
+            "no draft can be sure of such tokens; float32 shows whether it is the dtype",
         )
 
 
