@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,10 +17,15 @@ from alphaprof.cli_support import (
 )
 from alphaprof.errors import OptionInvalid
 
+if TYPE_CHECKING:
+    from alphaprof.config import ProfileOptions
+
 
 def profile(
     profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
-    out: Annotated[Path, typer.Option(help="Directory of the run; new, or with --resume the interrupted one.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the run; new, or with --resume the interrupted one.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
     reuse: Annotated[
@@ -29,6 +34,10 @@ def profile(
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look at models, data and numerics, say what a run takes, and write nothing.")
+    ] = False,
+    output: Annotated[ReportFormat | None, typer.Option("--format", help="With --dry-run: terminal or json.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
     ] = None,
@@ -39,12 +48,13 @@ def profile(
     from alphaprof.progress import ConsoleProgress
 
     options = load_profile(profile_file, overrides, limit)
-    if until_decided and reuse is not None:
-        raise OptionInvalid(
-            "--until-decided draws its own order of documents, and --reuse-continuations keeps that of another run",
-            "use one of them",
-        )
+    _require_together(dry_run, output, resume, reuse, until_decided)
     require_packages("torch", "transformers", "datasets")
+    if dry_run:
+        _dry_run(options, out, output or ReportFormat.terminal)
+        return
+    if out is None:
+        raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run for a look at what it would do")
     check_references(options)
     with ConsoleProgress() as progress, interruptible(out):
         from alphaprof.analysis.totals import write_totals
@@ -59,6 +69,39 @@ def profile(
         progress.say("adding up totals")
         write_totals(run)
     print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
+
+
+def _require_together(
+    dry_run: bool, output: ReportFormat | None, resume: bool, reuse: Path | None, until_decided: bool
+) -> None:
+    """Raise `OptionInvalid` for options of `profile` that contradict each other."""
+    if until_decided and reuse is not None:
+        raise OptionInvalid(
+            "--until-decided draws its own order of documents, and --reuse-continuations keeps that of another run",
+            "use one of them",
+        )
+    if output is not None and not dry_run:
+        raise OptionInvalid("--format goes with --dry-run: a run prints no table", "see alphaprof report --format")
+    given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--until-decided": until_decided}
+    if dry_run and (odd := [name for name, present in given.items() if present]):
+        raise OptionInvalid(
+            f"--dry-run looks at a new run over the data in their order, and {odd[0]} is another one",
+            f"leave {' and '.join(odd)} out for the dry run: models and data are the same",
+        )
+
+
+def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) -> None:
+    """Print the checks of a run before it runs. Raises the first error that would stop it, after they were printed."""
+    from alphaprof.progress import ConsoleProgress
+
+    with ConsoleProgress() as progress, interruptible(None):
+        from alphaprof.profiling.preflight import preflight
+        from alphaprof.report.preflight import build_preflight, require_clear
+        from alphaprof.report.render import render_preflight
+
+        found = build_preflight(preflight(options, out, progress))
+    print_text(render_preflight(found, output.value), None)
+    require_clear(found)
 
 
 def latency(

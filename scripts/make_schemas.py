@@ -31,6 +31,7 @@ from alphaprof.report import (
     comparison,
     latency,
     prediction,
+    preflight_text,
     rollout_text,
     trees_text,
     validation,
@@ -43,6 +44,7 @@ from alphaprof.report.compare import Comparison
 from alphaprof.report.latency import Latency
 from alphaprof.report.model import Report
 from alphaprof.report.predict import Prediction
+from alphaprof.report.preflight import Preflight
 from alphaprof.report.rollout import Rollout
 from alphaprof.report.tree_model import TreesReport
 from alphaprof.report.validate import Validation
@@ -57,6 +59,7 @@ WRITERS = (  # the module with FORMAT and VERSION, and the value that it writes
     (validation, Validation),
     (rollout_text, Rollout),
     (latency, Latency),
+    (preflight_text, Preflight),
 )
 NUMBER = {"$ref": "#/$defs/Number"}
 NUMBER_DEFINITION = {

@@ -25,6 +25,8 @@ HOMES = {
         "profiling/vocabulary.py",  # for the type of a tokenizer, like the next one
         "profiling/corpus.py",
         "profiling/pipeline.py",
+        "profiling/preflight.py",
+        "profiling/inspection.py",
         "profiling/shards.py",
         "profiling/phases.py",
         "profiling/continuations.py",
@@ -42,6 +44,7 @@ HOMES = {
         "report/check_text.py",
         "report/comparison.py",
         "report/prediction.py",
+        "report/preflight_text.py",
         "report/rollout_text.py",
         "report/trees_text.py",
         "report/validation.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -59,7 +60,7 @@ def require_writable(folder: Path) -> None:
         raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or mend permissions")
 
 
-def require_new(folder: Path, hint: str) -> None:
+def require_new(folder: Path, hint: str = "add --resume to finish it, or choose another --out") -> None:
     """Raise `RunExists` rather than overwrite anything, and `DiskFull` where a directory cannot be made.
 
     `hint`: what to do where it holds a run already.
@@ -86,16 +87,27 @@ def write_table(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
     """Write one Parquet file atomically, after a check of the table against the declaration of its columns."""
     if problems := violations(table, columns):
         raise ValueError(f"{path.name} contradicts the schema: {'; '.join(problems)}")  # a bug, not the user's fault
+    with replacing(path) as temporary:
+        _write(temporary, table, columns)
+
+
+def table_bytes(table: pa.Table, columns: Sequence[Column]) -> int:
+    """The size of the Parquet file that `write_table` would write; nothing is written."""
+    buffer = io.BytesIO()
+    _write(buffer, table, columns)
+    return buffer.tell()
+
+
+def _write(where: Path | io.BytesIO, table: pa.Table, columns: Sequence[Column]) -> None:
     floats = [column.name for column in columns if pa.types.is_float32(column.type) and not _binary(column)]
     others = [column.name for column in columns if column.name not in floats and not pa.types.is_nested(column.type)]
-    with replacing(path) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            use_dictionary=others,
-            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        )
+    pq.write_table(
+        table,
+        where,
+        compression="zstd",
+        use_dictionary=others,
+        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+    )
 
 
 def _binary(column: Column) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
         }
 
 
-def require_costs(options: ProfileOptions, manifest: Manifest) -> None:
+def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, ModelFacts]) -> None:
     """Raise `CostsUnreadable` where step times from elsewhere cannot be had: known before any work."""
     costs = options.costs
     if isinstance(costs, TableCosts):
@@ -90,7 +90,7 @@ def require_costs(options: ProfileOptions, manifest: Manifest) -> None:
             Path(costs.path), [name for name in options.drafts if name not in lookups], lookups, costs.overhead_ms
         )
     elif isinstance(costs, RooflineCosts):
-        for name, facts in {TARGET: manifest.target, **manifest.drafts}.items():
+        for name, facts in {TARGET: target, **drafts}.items():
             if facts.kind != LOOKUP:
                 shape_of(name, facts)
 

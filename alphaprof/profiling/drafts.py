@@ -23,12 +23,13 @@ Draft = Model | PromptLookup
 
 def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Draft]:
     """All drafts of a profile, each checked against the target's vocabulary."""
-    return [_load_draft(name, draft, options, target, tokenizer) for name, draft in options.drafts.items()]
+    return [load_draft(name, draft, options, target, tokenizer) for name, draft in options.drafts.items()]
 
 
-def _load_draft(
+def load_draft(
     name: str, draft: DraftOptions, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> Draft:
+    """One draft, checked against the target's vocabulary. Raises `VocabularyMismatch` and `ModelUnloadable`."""
     if isinstance(draft, PromptLookupDraft):
         return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, options.target.dtype)
     if isinstance(draft, LayerSkipDraft):
@@ -39,7 +40,7 @@ def _load_draft(
 
 
 def layer_skip(name: str, target: Model, drop_layers: list[int]) -> Model:
-    """The target without some layers. It shares every parameter and has its own KV cache.
+    """The target without some layers (none: a copy of it). It shares every parameter and has its own KV cache.
 
     Raises `ModelUnloadable` where the layers do not exist or cannot be taken out.
     """
@@ -58,7 +59,7 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> Model:
             "load the target on one device, or use kind: model",
         )
     kept = [index for index in range(len(layers)) if index not in drop_layers]
-    if max(drop_layers) >= len(layers) or not kept:
+    if max(drop_layers, default=0) >= len(layers) or not kept:
         raise ModelUnloadable(
             f"draft {name}: drop_layers {drop_layers} does not fit a target with {len(layers)} layers",
             f"name some of the layers 0 to {len(layers) - 1}, and leave at least one",

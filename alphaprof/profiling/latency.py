@@ -88,6 +88,20 @@ def measure(subjects: Subjects, costs: MeasuredCosts, tick: Callable[[], None]) 
     return Timed(table, tuple(left_out))
 
 
+@torch.inference_mode()
+def rehearsed(subjects: Subjects, costs: MeasuredCosts) -> float:
+    """About how many seconds `measure` will take, if all cells are like its first: every step of that runs once.
+
+    Raises `NotTimed`, likewise.
+    """
+    mode = common_mode([subjects.target, *_models(subjects)], subjects.text, costs.mode)
+    steps = sum(job.run() for job in _cell(subjects, costs.concurrency[0], costs.context[0], mode))
+    reading = sum(job.run() for job in _prefills(subjects, costs.context[:1])) * len(costs.context)
+    cells = len(costs.concurrency) * len(costs.context)
+    prefills = WARM_UP + max(LEAST_PREFILLS, costs.repeats // PREFILL_EVERY)
+    return cells * (WARM_UP + costs.repeats) * steps + prefills * reading
+
+
 def timed_repeats(costs: MeasuredCosts) -> int:
     """How often `measure` calls `tick`, if everything fits into memory."""
     cells = len(costs.concurrency) * len(costs.context)

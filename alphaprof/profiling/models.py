@@ -258,6 +258,11 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
 
 
+def eos_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The ids with which a tokenizer ends a text."""
+    return _ids(tokenizer.eos_token_id)
+
+
 def _ids(eos: int | list[int] | None) -> tuple[int, ...]:
     if eos is None:
         return ()

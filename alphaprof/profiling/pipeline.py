@@ -34,7 +34,7 @@ from alphaprof.profiling.checks import (
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import load_drafts
 from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.models import Model, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.models import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
@@ -165,7 +165,7 @@ def _earlier(out: Path, resume: bool) -> Run | None:
         run = Run.open(out)
         run.remove_leftovers()
         return run
-    require_new(out, "add --resume to finish it, or choose another --out")
+    require_new(out)
     return None
 
 
@@ -181,7 +181,7 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     """Load models and find the data; no run is made of them. Raises the errors of `errors.py`."""
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
-    target = load_model("target", options.target, options.target.dtype, extra_eos=_eos(tokenizer))
+    target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
     documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
@@ -215,7 +215,7 @@ def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Cours
         certified=held.certified,
         sequential=order,
     )
-    require_costs(options, manifest)
+    require_costs(options, manifest.target, manifest.drafts)
     if isinstance(loaded.documents, Reused):
         loaded.documents.require_same_target(manifest)
     run = Run(out, manifest)
@@ -233,10 +233,6 @@ def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Cours
 
 def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model) -> Corpus:
     return Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
-
-
-def _eos(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
 
 def _environment(device: torch.device) -> dict[str, object]:

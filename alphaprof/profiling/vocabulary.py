@@ -17,16 +17,22 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
     imply equal encodings, which is why the target's tokenizer encodes the text for both.
     """
-    strings = [{index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft)]
-    shared = sorted(strings[0].keys() & strings[1].keys())
-    odd = [index for index in shared if strings[0][index] != strings[1][index]]
+    shared, odd = shared_ids(target, draft)
     if not odd and shared:
         return
-    examples = "; ".join(f"id {index}: {strings[0][index]!r} / {strings[1][index]!r}" for index in odd[:3])
+    examples = "; ".join(f"id {index}: {ours!r} / {theirs!r}" for index, ours, theirs in odd[:3])
     raise VocabularyMismatch(
-        f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} shared ids differ (target / draft {examples})",
+        f"draft {name} has another vocabulary: {len(odd)} of {shared} shared ids differ (target / draft {examples})",
         "choose a draft with the target's tokenizer: speculative decoding compares token ids",
     )
+
+
+def shared_ids(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> tuple[int, list[tuple[int, str, str]]]:
+    """How many ids both tokenizers have, and which of these stand for different tokens: id, target's and draft's token."""
+    strings = [{index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft)]
+    shared = sorted(strings[0].keys() & strings[1].keys())
+    pairs = ((index, strings[0][index], strings[1][index]) for index in shared)
+    return len(shared), [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def scored_width(widths: Sequence[int], tokens: int) -> int:

@@ -92,6 +92,22 @@ def level(confidence: float) -> str:
     return f"{100 * confidence:g}%"
 
 
+def duration(seconds: float) -> str:
+    """A rough time: two digits say enough."""
+    if seconds < 1:
+        return "less than a second"
+    size, unit = next((size, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if seconds >= size)
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+
+
+def data_size(size: float) -> str:
+    """A rough number of bytes."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{float(f'{size / unit:.3g}'):g} {name}"
+    return f"{size:.0f} bytes"
+
+
 def count(value: int) -> str:
     """A whole number with thousands separators."""
     return f"{value:,}"

@@ -22,6 +22,8 @@ from alphaprof.report.markdown import check_junit, check_markdown, report_markdo
 from alphaprof.report.model import Report
 from alphaprof.report.predict import Prediction
 from alphaprof.report.prediction import prediction_json, prediction_terminal
+from alphaprof.report.preflight import Preflight
+from alphaprof.report.preflight_text import preflight_json, preflight_terminal
 from alphaprof.report.rollout import Rollout
 from alphaprof.report.rollout_text import rollout_json, rollout_terminal
 from alphaprof.report.terminal import render_terminal
@@ -102,6 +104,13 @@ def render_rollout(rollout: Rollout, output: str, to_file: bool = False) -> str:
     if output == "json":
         return rollout_json(rollout) + "\n"
     return _drawn(partial(rollout_terminal, rollout), to_file)
+
+
+def render_preflight(preflight: Preflight, output: str) -> str:
+    """A dry run as text, likewise."""
+    if output == "json":
+        return preflight_json(preflight) + "\n"
+    return _drawn(partial(preflight_terminal, preflight), to_file=False)
 
 
 def _drawn(draw: Callable[[Console], None], to_file: bool) -> str:

@@ -1,0 +1,123 @@
+"""Checks of a dry run that concern the work: data, step times, and what a run takes in time, disk and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from alphaprof.analysis.preflight import Seen, SourceSeen
+from alphaprof.report.format import count, data_size, duration, number, short
+from alphaprof.report.preflight_checks import NOTE, OK, PROBLEM, Check, many, warned
+
+
+def work_checks(seen: Seen) -> Iterator[Check]:
+    """What concerns data and resources."""
+    for part in (_data, _costs, _time, _disk, _memory):
+        yield from part(seen)
+
+
+def _data(seen: Seen) -> Iterator[Check]:
+    for source in seen.sources:
+        yield from _source(source)
+    documents = sum(source.documents for source in seen.sources)
+    if seen.repeated:
+        yield Check(
+            "data",
+            "run",
+            NOTE,
+            f"{count(seen.repeated)} of {many(documents, 'prompt')} seen occur before: equal prompts count once",
+            "remove duplicates: they cost time and say nothing new",
+        )
+    yield from warned(seen, "data")
+
+
+def _source(source: SourceSeen) -> Iterator[Check]:
+    domains = ", ".join(short(name) for name in source.domains[:3]) + (", ..." if len(source.domains) > 3 else "")
+    if source.planned is None:
+        planned = f"more than {count(source.documents)}, how many is not known without reading all"
+    else:
+        planned = f"{'about ' if source.planned > source.documents else ''}{many(source.planned, 'document')}"
+    lengths = count(source.median_prompt)
+    if source.shortest_prompt < source.longest_prompt:
+        lengths = f"{count(source.shortest_prompt)} to {count(source.longest_prompt)}, median {lengths}"
+    text = f"{domains}: {planned}; prompts of {lengths} tokens"
+    if source.planned == 1:
+        yield Check("data", source.path, NOTE, text, "a single document has no interval, and no verdict: add more")
+    else:
+        yield Check("data", source.path, OK, text)
+    for reason, rows in source.skipped.items():
+        yield Check(
+            "data",
+            source.path,
+            NOTE,
+            f"{many(rows, 'row')} left out {reason}",
+            "see too_long, max_new_tokens and min_prompt_tokens, or fill the column",
+        )
+    for reason, texts in source.truncated.items():
+        yield Check(
+            "data",
+            source.path,
+            NOTE,
+            f"{count(texts)} {reason}",
+            "their acceptance may differ from that of the whole text",
+        )
+
+
+def _costs(seen: Seen) -> Iterator[Check]:
+    speed = seen.speed
+    if speed is None:
+        return
+    if speed.untimed is not None:
+        remedy = "the report has no speedup then; give step times of your engine: costs.source=table"
+        yield Check("costs", "run", NOTE, f"steps cannot be timed: {speed.untimed}", remedy)
+    elif speed.timing_s is not None:
+        yield Check("costs", "run", OK, f"steps can be timed here; that takes about {duration(speed.timing_s)}")
+    elif not any(refusal.check == "costs" for refusal in seen.refusals):
+        yield Check("costs", "run", OK, "step times from elsewhere are at hand")
+
+
+def _time(seen: Seen) -> Iterator[Check]:
+    speed, estimate = seen.speed, seen.estimate
+    if speed is None or estimate is None:
+        return
+    generation = f"generation ({count(speed.batch)} at a time)"
+    rates = (("prompts", speed.prompts), (generation, speed.generated), ("scoring", speed.scored))
+    parts = ", ".join(f"{name} {number(rate, 0)}" for name, rate in rates if rate is not None)
+    text = f"tokens a second on {many(speed.documents, 'document')} of {many(speed.new_tokens, 'new token')}: {parts}"
+    if estimate.document_seconds is None:
+        unknown = "not known how fast the target generates, since its steps cannot be timed"
+        remedy = "profile a few documents with --limit first, and look at the clock"
+        yield Check("time", "run", NOTE, f"{unknown}; {text}", remedy)
+    elif estimate.seconds is None:
+        each = f"roughly {duration(estimate.document_seconds)} a document; how many there are is not known"
+        yield Check("time", "run", NOTE, f"{each}; {text}", "give a source on the hub a limit, or use --limit")
+    else:
+        total = f"roughly {duration(estimate.seconds)} for {many(estimate.documents or 0, 'document')}"
+        yield Check("time", "run", OK, f"{total}, less where texts end early; {text}")
+
+
+def _disk(seen: Seen) -> Iterator[Check]:
+    storage, estimate = seen.storage, seen.estimate
+    if storage is None or estimate is None:
+        return
+    per = f"{number(storage.position_bytes, 0)} bytes a position over all drafts, {storage.columns} columns"
+    free = "" if storage.free is None else f"; {data_size(storage.free)} are free"
+    if estimate.disk is None:
+        yield Check("disk", "run", OK, f"about {data_size(estimate.document_bytes)} a document ({per}){free}")
+        return
+    text = f"about {data_size(estimate.disk)} for at most {many(estimate.positions or 0, 'position')} ({per}){free}"
+    if storage.free is not None and storage.free < estimate.disk:
+        yield Check("disk", "run", PROBLEM, text, "free space or choose another --out: a run ends where the disk is full")
+    else:
+        yield Check("disk", "run", OK, text)
+
+
+def _memory(seen: Seen) -> Iterator[Check]:
+    memory = seen.memory
+    cache = "of unknown size" if memory.cache is None else f"at most {data_size(memory.cache)}"
+    free = "" if memory.free is None else f"; {data_size(memory.free)} are free beside the weights"
+    text = f"weights {data_size(memory.weights)}, the target's KV cache of a full batch {cache}{free}"
+    if memory.cache is not None and memory.free is not None and memory.cache > memory.free:
+        yield Check("memory", "run", NOTE, text, "lower batch_tokens; else batches are halved when memory runs out")
+    else:
+        yield Check("memory", "run", OK, text)
+    yield from warned(seen, "memory")
