@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from alphaprof.cli import app
 from alphaprof.cli_support import one_line
 from alphaprof.errors import AlphaprofError
+from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from tests.reporting import HOSTILE
 from tests.synthetic import Domain, Recipe, write_run
@@ -105,3 +107,32 @@ def swapped(value: Any, name: str, key: str) -> Any:
         value = value.replace(f"/{key}/run", "/plain/run")
         return value.replace(name, PLAIN).replace(fmt.short(name), PLAIN)
     return value
+
+
+@pytest.mark.models
+def test_a_hostile_dataset_is_profiled_and_reported_like_any_other(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names and prompts of a dataset, from the file on disk to every output, with what is said on the way."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "window.Plotly = null;")
+    names = [*NAMES.values(), HOSTILE["long"], "=cmd|' /C calc'!A0"]
+    prompts = ["<script>alert(1)</script>\u202e{x} [red] ${y} %s", "a\x00b\x1b[2Jc\r\n\u2028 tab\t"]
+    rows = [{"kind": name, "text": f"{prompt} {turn}"} for turn in range(2) for name in names for prompt in prompts]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    profile = {
+        "target": {"model": str(tiny / "target"), "dtype": "float32"},
+        "drafts": {"small": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}},
+        "data": [{"domain": {"column": "kind"}, "path": str(tmp_path / "rows.jsonl"), "prompt": "{text}"}],
+        "continuation": {"kind": "greedy", "max_new_tokens": 4},
+        "gammas": [1, 2],
+        "costs": {"repeats": 3, "context": 16},
+    }
+    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(profile))
+    file, run = str(tmp_path / "profile.yaml"), str(tmp_path / "run")
+    commands = [["profile", file, "--dry-run"], ["profile", file, "--out", run]]
+    commands += [["report", run, "--format", kind] for kind in ("terminal", "json", "md", "html")]
+    for command in commands:
+        found = CliRunner().invoke(app, command)
+        assert found.exit_code == 0, (command, found.output[-2000:])
+        assert {char for char in found.output if not char.isprintable()} <= {"\n"}, command
+    assert set(Run.open(tmp_path / "run").documents()["domain"].to_pylist()) == set(names)
