@@ -36,13 +36,24 @@
     });
   }
 
+  // One figure at a time, so that the first is on the screen before the second is begun.
+  const waiting = [];
+  function drawNext() {
+    const plot = waiting.shift();
+    if (!plot) return;
+    draw(plot);
+    requestAnimationFrame(() => setTimeout(drawNext));
+  }
+
   const seen = new IntersectionObserver((entries) => {
+    const idle = waiting.length === 0;
     for (const { isIntersecting, target } of entries) {
-      if (isIntersecting) {
+      if (isIntersecting && !target.dataset.drawn) {
         seen.unobserve(target);
-        draw(target);
+        waiting.push(target);
       }
     }
+    if (idle) drawNext();
   }, { rootMargin: "300px" });
 
   // The library is most of this file: it runs once the verdict and the tables are on the screen.
@@ -51,7 +62,10 @@
     library.textContent = document.getElementById("plotly").textContent;
     document.head.append(library);
     plots.forEach((plot) => seen.observe(plot));
-    window.addEventListener("beforeprint", () => plots.filter((plot) => !plot.dataset.drawn).forEach(draw));
+    window.addEventListener("beforeprint", () => {
+      waiting.length = 0;
+      plots.filter((plot) => !plot.dataset.drawn).forEach(draw);
+    });
   }
   requestAnimationFrame(() => setTimeout(start));
 })();
