@@ -13,7 +13,7 @@ from alphaprof import __version__
 from alphaprof.cli_exchange import export, import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
-from alphaprof.errors import AlphaprofError
+from alphaprof.errors import AlphaprofError, OptionInvalid
 
 app = typer.Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is that?",
@@ -81,6 +81,8 @@ def report(
     from alphaprof.report.build import build_report
     from alphaprof.report.render import render
 
+    if output is PageFormat.html and out is None and sys.stdout.isatty():
+        raise OptionInvalid("the page is five megabytes of text", "write it to a file: --out report.html")
     opened = Run.open(run)
     config = changed_question(opened.manifest.config, overrides) if overrides else None
     ids = known_rules(rules) if rules else None
@@ -125,9 +127,19 @@ def check(
     from alphaprof.report.checks import Asked, checked
     from alphaprof.report.render import render_check
 
-    minimums = {"alpha": min_alpha or [], "acceptance_length": min_length or [], "speedup": min_speedup or []}
     named = known_rules([rule], "--rule")[0] if rule else None
-    found = checked(Asked(run, draft, named, gamma, minimums, baseline, margin, target_change))
+    found = checked(
+        Asked(
+            run,
+            draft,
+            named,
+            gamma,
+            {"alpha": min_alpha or [], "acceptance_length": min_length or [], "speedup": min_speedup or []},
+            baseline,
+            margin,
+            target_change,
+        )
+    )
     print_text(render_check(found, output.value, to_file=out is not None), out)
     if found.outcome == "undecided" and undecided is Undecided.passes:
         print(f"warning: {one_line(found.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)

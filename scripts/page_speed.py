@@ -49,13 +49,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How large the HTML report is, and how soon it is there.")
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        sys.exit("chromium is not installed")
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "report.html"
         path.write_text(render_html(build_report(write_run(Path(folder) / "run", RECIPE))), encoding="utf-8")
         print(f"size    {path.stat().st_size / 1e6:.2f} MB")
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(QUIET))
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(QUIET))
         loads, figures = [], []
         for _ in range(repeats):
             page = browser.new_page(viewport={"width": 1280, "height": 900})

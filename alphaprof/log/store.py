@@ -201,6 +201,11 @@ class Run:
         """Whether the run comes from an engine's metrics: documents and totals at one gamma, no position log, no text."""
         return self.manifest.imported is not None
 
+    @property
+    def has_log(self) -> bool:
+        """Whether there is a position log: not in an imported run, nor where a copy of the run left it behind."""
+        return not self.imported and (self.path / "positions").is_dir()
+
     def require_positions(self) -> None:
         """Raise `NoPositionLog` for an imported run."""
         if self.imported:

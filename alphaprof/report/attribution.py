@@ -72,9 +72,9 @@ def attribution(
 ) -> tuple[Attribution, ...]:
     """What is lost under the rules that verdicts concern, and under the three that keep the text where it is theirs.
 
-    `documents`: numbers of the run's documents, ascending. Nothing for imported runs: causes are told by positions.
+    `documents`: numbers of the run's documents, ascending. Nothing without a position log.
     """
-    if run.imported:
+    if not run.has_log:
         return ()
     told = [
         item

@@ -69,7 +69,7 @@ def build_report(
         predictability=predictability(run, documents, inquiry.independent, results, question.confidence),
         warnings=(),
     )
-    return report_warnings(report, run.manifest)
+    return report_warnings(report, run.manifest, run.has_log)
 
 
 def settled(run: Run) -> str | None:

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 def certificates(run: Run, documents: pa.Table, independent: Array, confidence: float) -> Certificates | None:
     """What the log of a run says; None where it holds no thresholds, or no complete shard yet."""
-    if not run.log_rules.certified or not run.shards:
+    if not run.log_rules.certified or not run.shards or not run.has_log:
         return None
     every = texts(documents, independent)
     found: list[Certificate] = []
@@ -83,6 +83,7 @@ def _deciles(text: Text, key: tuple[str, str, str], counts: Array, edges: Array,
             sampling=text.sampling,
             on_policy=text.on_policy,
             axis=axis,
+            place=place + 1,
             low=bounds[place],
             high=bounds[place + 1],
             positions=int(judged[text.rows].sum()),

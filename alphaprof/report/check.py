@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,8 +24,12 @@ from alphaprof.report.pool import Pool
 from alphaprof.report.result import share
 
 Array = np.ndarray[Any, Any]
-ALPHA, LENGTH, SPEEDUP = "alpha", "acceptance_length", "speedup"
-DIFFERENCE, LENGTH_DIFFERENCE = "alpha_difference", "acceptance_length_difference"
+Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "acceptance_length_difference"]
+ALPHA: Measure = "alpha"
+LENGTH: Measure = "acceptance_length"
+SPEEDUP: Measure = "speedup"
+DIFFERENCE: Measure = "alpha_difference"
+LENGTH_DIFFERENCE: Measure = "acceptance_length_difference"
 EVERY = ""  # the domain of a threshold that holds for every domain
 
 
@@ -42,7 +46,7 @@ class Subject:
 class Item:
     """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`analysis.gates`)."""
 
-    measure: str  # alpha, acceptance_length, speedup or alpha_difference
+    measure: Measure
     domain: str
     threshold: float  # the least value that passes
     value: float | None
@@ -69,7 +73,7 @@ class Check:
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
 
-Thresholds = Mapping[str, Mapping[str, float]]  # by measure, then domain
+Thresholds = Mapping[Measure, Mapping[str, float]]  # by measure, then domain
 
 
 def check_decision(run: Run) -> Check:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.store import Run
-from alphaprof.report.check import EVERY, Check, Subject, check_baseline, check_decision, check_thresholds
+from alphaprof.report.check import EVERY, Check, Measure, Subject, check_baseline, check_decision, check_thresholds
 from alphaprof.report.compare import side_of
 
 
@@ -21,7 +21,7 @@ class Asked:
     draft: str | None
     rule: str | None
     gamma: int | None
-    minimums: Mapping[str, Sequence[str]]
+    minimums: Mapping[Measure, Sequence[str]]
     baseline: str | None
     margin: float
     target_change: bool
@@ -48,7 +48,7 @@ def checked(asked: Asked) -> Check:
     return check_decision(run)
 
 
-def _thresholds(measure: str, texts: Sequence[str]) -> dict[str, float]:
+def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
     """Least values by domain. Raises `OptionInvalid` for what is no number, and for a domain that is named twice."""
     found: dict[str, float] = {}
     for text in texts:

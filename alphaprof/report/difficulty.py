@@ -23,7 +23,7 @@ SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from
 
 def tenths(run: Run, rules: Sequence[str], every: Sequence[Text], confidence: float) -> tuple[Tenth, ...]:
     """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard or a log."""
-    if run.imported or not run.shards:
+    if not run.has_log or not run.shards:
         return ()
     found: list[Tenth] = []
     for draft in run.manifest.drafts:
@@ -41,6 +41,7 @@ def tenths(run: Run, rules: Sequence[str], every: Sequence[Text], confidence: fl
                             sampling=text.sampling,
                             on_policy=text.on_policy,
                             axis=axis,
+                            place=place + 1,
                             low=bounds[place],
                             high=bounds[place + 1],
                             positions=int(proposals[text.rows].sum()),

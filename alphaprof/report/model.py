@@ -130,6 +130,7 @@ class Decile:
     sampling: dict[str, float] | None
     on_policy: bool  # the target produced this text
     axis: str  # margin or entropy
+    place: int  # 1 for the lowest values; there are fewer than ten where values tie
     low: float | None  # at least this; None: unbounded, as below
     high: float | None  # less than this
     positions: int

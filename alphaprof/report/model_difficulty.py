@@ -19,6 +19,7 @@ class Tenth:
     sampling: dict[str, float] | None
     on_policy: bool  # the target produced this text
     axis: str  # margin (p1 - p2) or entropy (nats)
+    place: int  # 1 for the lowest values; there are fewer than ten where values tie
     low: float | None  # at least, less than; None: unbounded
     high: float | None  # less than this
     positions: int  # with a proposal

@@ -36,9 +36,9 @@ EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
 def predictability(
     run: Run, documents: pa.Table, independent: Array, results: Sequence[Result], confidence: float
 ) -> tuple[Predictability, ...]:
-    """By domain and kind of text; nothing for runs that compare draft models and hold no thresholds."""
+    """By domain and kind of text; nothing for runs that compare draft models and hold no thresholds, or hold no log."""
     models = [draft for draft, facts in run.manifest.drafts.items() if facts.kind != "prompt_lookup"]
-    if (models and not run.log_rules.certified) or (log := TargetLog.of(run)) is None:
+    if not run.has_log or (models and not run.log_rules.certified) or (log := TargetLog.of(run)) is None:
         return ()
     return tuple(
         Predictability(

@@ -17,7 +17,7 @@ from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
 from alphaprof.report.terminal_causes import causes_notes, causes_section
 from alphaprof.report.terminal_costs import concurrency_section, requests_section, times_section
 from alphaprof.report.terminal_theory import certificates_section, predictability_section
-from alphaprof.report.wording import best_at, named, pays
+from alphaprof.report.wording import best_at, named, pays, text_of
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 RULE_WIDTH = 18  # columns that a rule's alpha takes
@@ -141,9 +141,9 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
     rules = list(dict.fromkeys(result.rule for result in results))
     if not rules:
         return
-    texts: dict[tuple[str, str, str], list[Result]] = {}
+    texts: dict[tuple[str, str, str, bool], list[Result]] = {}
     for result in results:
-        texts.setdefault((result.domain, result.continuation, str(result.sampling)), []).append(result)
+        texts.setdefault(text_of(result), []).append(result)
     side_by_side = max(1, (console.width - NAME_WIDTH) // RULE_WIDTH)
     for start in range(0, len(rules), side_by_side):
         part = rules[start : start + side_by_side]

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from alphaprof.report import format as fmt
 from alphaprof.report.model_causes import Attribution, Cause
 from alphaprof.report.tables import WIDE, domain_name, named_table, plain, show
+from alphaprof.report.wording import reached
 
 
 def causes_section(items: Sequence[Attribution], console: Console) -> None:
@@ -23,13 +24,11 @@ def causes_section(items: Sequence[Attribution], console: Console) -> None:
         shares = [next((cause.share.value for cause in item.causes if cause.name == name), None) for item in items]
         losses[name.replace(" ", "\n", 1)] = ["" if share is None else fmt.percent(share) for share in shares]
     gains = {"most to gain": [item.best or fmt.NOTHING for item in items]}
-    gains |= {"now": [_reached(item.tokens_per_round, item.speedup) for item in items]}
+    gains |= {"now": [reached(item.tokens_per_round, item.speedup) for item in items]}
     gains |= {
-        "with it": [
-            _reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING for item in items
-        ]
+        "with it": [reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING for item in items]
     }
-    gains |= {"nothing\nlost": [_reached(None, item.perfect_speedup) for item in items]}
+    gains |= {"nothing\nlost": [reached(None, item.perfect_speedup) for item in items]}
     if console.width >= WIDE:
         _columns(items, losses | gains, f"{title}, and what mending it could bring", console)
     else:
@@ -84,9 +83,3 @@ def _in_order(items: Sequence[Attribution]) -> list[str]:
 
 def _best(item: Attribution) -> Cause | None:
     return next((cause for cause in item.causes if cause.name == item.best), None)
-
-
-def _reached(tokens: float | None, faster: float | None) -> str:
-    if faster is not None:
-        return fmt.number(faster, unit="x")
-    return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING

@@ -19,10 +19,18 @@ CUT_WORTH_SAYING = 0.2
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
-def report_warnings(report: Report, manifest: Manifest) -> Report:
+def report_warnings(report: Report, manifest: Manifest, has_log: bool) -> Report:
     """The report with its warnings: those of the profiling run, and those that its numbers call for."""
     noted = [ReportWarning(**warning) for warning in manifest.warnings]
-    found = [*noted, *_partial(report), *_stopped(manifest), *_left_out(manifest), *_halved(manifest), *_cut(report)]
+    found = [
+        *noted,
+        *_partial(report),
+        *_without_log(manifest, has_log),
+        *_stopped(manifest),
+        *_left_out(manifest),
+        *_halved(manifest),
+        *_cut(report),
+    ]
     found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report)]
     return dataclasses.replace(report, warnings=tuple(found))
 
@@ -33,6 +41,16 @@ def _partial(report: Report) -> Iterator[ReportWarning]:
             "partial",
             f"the run was interrupted: this report covers its first {report.run.documents} documents",
             "finish it with alphaprof profile --resume",
+        )
+
+
+def _without_log(manifest: Manifest, has_log: bool) -> Iterator[ReportWarning]:
+    if not has_log and manifest.imported is None and manifest.shards:
+        yield ReportWarning(
+            "no_log",
+            "the run's directory has no position log: why tokens are rejected, where drafts are right, and certificates are "
+            "not shown",
+            "copy positions/ there too",
         )
 
 

@@ -1,4 +1,4 @@
-"""Sentences that several renderings of a report share. They compute nothing."""
+"""Names and sentences that several renderings of a report share."""
 
 from __future__ import annotations
 
@@ -9,16 +9,35 @@ from alphaprof.report.model import Result
 from alphaprof.report.model_costs import AtConcurrency, Cost, Memory
 
 
+def text_of(result: Result) -> tuple[str, str, str, bool]:
+    """What tells the text of a result from others: domain, kind, sampling settings, and whether the target wrote it."""
+    own = result.mismatches is not None or result.impossible is not None  # counted on the target's own text alone
+    return result.domain, result.continuation, str(result.sampling), own
+
+
 def named(result: Result, results: Sequence[Result], marked: bool = True) -> str:
-    """The domain, with its kind of text where that is not clear."""
-    kinds = {(other.continuation, str(other.sampling)) for other in results if other.domain == result.domain}
+    """The domain, with its kind of text where that is not clear from the domain alone."""
+    others = [other for other in results if other.domain == result.domain]
+    kinds = {text_of(other) for other in others}
     kind = result.continuation
     if result.sampling is not None and len(kinds) > 1:
+        settings = [other.sampling for other in others if other.sampling is not None]
+        told = {name for name in result.sampling if len({found[name] for found in settings}) > 1} - {"temperature"}
         kind += f" at {result.sampling['temperature']:g}"
+        kind += "".join(f", {name} {value:g}" for name, value in result.sampling.items() if name in told)
+    if len({(other[1], other[3]) for other in kinds}) > len({other[1] for other in kinds}):
+        kind += "" if text_of(result)[3] else ", not the target's own"
     off = marked and not result.on_policy
     if len(kinds) == 1 and not off:
         return fmt.short(result.domain)
     return f"{fmt.short(result.domain)} ({kind}{', off-policy' if off else ''})"
+
+
+def reached(tokens: float | None, faster: float | None) -> str:
+    """A speedup, or where that is not known tokens per round, marked t."""
+    if faster is not None:
+        return fmt.number(faster, unit="x")
+    return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
 
 
 def best_at(item: AtConcurrency) -> str:

@@ -10,6 +10,7 @@ from alphaprof.report import format as fmt
 from alphaprof.report.html.plots import Figure, Style, Trace, axes_of, axis, categories, label, layout, meta, said
 from alphaprof.report.model import Report
 from alphaprof.report.model_causes import Attribution, Cause
+from alphaprof.report.wording import reached
 
 # In pairs of light and dark, so that neighbours in a bar differ for all eyes; hues apart from those of drafts say nothing.
 COLOURS = ("#bfc5cc", "#9aa5b1", "#f2cf63", "#8d6cab", "#4fb3a5", "#3a7ca5", "#e39774", "#a63d40", "#5f7161")
@@ -36,20 +37,21 @@ def causes(report: Report, style: Style) -> Figure | None:
         title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
         titles.append(title | {"text": f"<b>{label(draft)}, {rule}</b>", "showarrow": False, "font": {"size": 12}})
         for name in names:
-            if any(cause.name == name for item in items for cause in item.causes):
-                about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": name in known}
-                traces.append(_bars(items, name, COLOURS[CAUSES.index(name)]) | about | {"xaxis": across, "yaxis": up})
-                known.discard(name)  # the legend names a cause once
+            about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": False}
+            bars = _bars(items, name) | about | {"xaxis": across, "yaxis": up}
+            traces += [bars] if bars["y"] else []
         top -= tall + GAP / inner
     if not traces:
         return None
+    # The legend is of bars of no length, which belong to no draft: it stays when drafts are hidden.
+    traces[:0] = [_bars([], name) | {"x": [None], "y": [None], "legendgroup": name} for name in names]
     legend = {"orientation": "h", "y": 1 + 24 / inner, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
     about = {"barmode": "stack", "bargap": 0.25, "showlegend": True, "legend": legend, "annotations": titles}
     height, margin = inner + TOP + BOTTOM, {"l": 56, "r": 16, "t": TOP, "b": BOTTOM}
     return Figure("causes", traces, layout(height, **about, **axes) | {"margin": margin}, height)
 
 
-def _bars(items: Sequence[Attribution], name: str, colour: str) -> Trace:
+def _bars(items: Sequence[Attribution], name: str) -> Trace:
     """The bars of one cause; nothing where a domain loses nothing to it."""
     found = [(place, item, cause) for place, item in enumerate(items) for cause in item.causes if cause.name == name]
     return {
@@ -61,7 +63,7 @@ def _bars(items: Sequence[Attribution], name: str, colour: str) -> Trace:
         "text": [_told(item, cause) for _, item, cause in found],
         "textposition": "none",
         "hoverinfo": "text",
-        "marker": {"color": colour},
+        "marker": {"color": COLOURS[CAUSES.index(name)]},
     }
 
 
@@ -72,10 +74,11 @@ def _row(item: Attribution, items: Sequence[Attribution]) -> str:
 
 
 def _told(item: Attribution, cause: Cause) -> str:
-    now, then = (fmt.number(value, unit="x") for value in (item.speedup, cause.speedup))
-    gained = f"speedup at γ {item.gamma}: {now} now, at most {then} with it" if cause.speedup is not None else ""
+    now, then = reached(item.tokens_per_round, item.speedup), reached(cause.tokens_per_round, cause.speedup)
+    what = "speedup" if cause.speedup is not None else "tokens per round"
+    gained = f"{what} at γ {item.gamma}: {now} now, at most {then} with it" if then != fmt.NOTHING else ""
     return said(
-        f"<b>{label(item.domain)}</b>, {label(item.draft)}, {item.rule}: {cause.name}",
+        f"<b>{label(fmt.short(item.domain))}</b>, {label(item.draft)}, {item.rule}: {cause.name}",
         f"{fmt.share_interval(cause.share)} of the positions; lost in all {fmt.share_interval(item.lost)}",
         gained,
         f"remedy: {cause.remedy}",

@@ -26,7 +26,7 @@
       if (plot.dataset.drawn) Plotly.restyle(plot, "visible", shown(plot.data));
     }
     const hidden = off("draft");
-    for (const row of document.querySelectorAll("tr[data-draft]")) row.hidden = hidden.has(row.dataset.draft);
+    for (const part of document.querySelectorAll("[data-draft]")) part.hidden = hidden.has(part.dataset.draft);
   }
 
   for (const button of buttons) {

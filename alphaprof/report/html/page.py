@@ -19,11 +19,11 @@ from alphaprof.errors import ExtraMissing
 from alphaprof.report import format as fmt
 from alphaprof.report.html.causes import causes
 from alphaprof.report.html.figures import acceptance, bursts, depths, speedups, step_times
-from alphaprof.report.html.plots import Figure, Style
+from alphaprof.report.html.plots import Figure, Style, by_text
 from alphaprof.report.html.rejections import certified, difficulty
 from alphaprof.report.json import plain_values
 from alphaprof.report.model import GammaResult, Report, Result
-from alphaprof.report.wording import best_at, named, pays, times_lines
+from alphaprof.report.wording import best_at, named, pays, reached, times_lines
 
 RESOURCES = ("page.html.j2", "page.css", "page.js", "glossary.json")
 ABOUT = {  # by name of the figure: its heading, how it is read, and the word of the glossary that it links to
@@ -34,7 +34,9 @@ ABOUT = {  # by name of the figure: its heading, how it is read, and the word of
     ),
     "speedups": (
         "Speedup against γ",
-        "Grounds are intervals. Dashed: break-even; dotted: what is wanted. Large points: the best γ.",
+        "Grounds are intervals; open points without one: too few documents to bound it. Dashed: break-even; dotted: what is "
+        "wanted. Large points: the γ that was chosen; where it is auto, half of the documents chose it, and on all of them "
+        "another can look better.",
         "speedup",
     ),
     "causes": (
@@ -85,10 +87,12 @@ def render_html(report: Report) -> str:
         "short": lambda text: fmt.visible(fmt.short(text)),
         "sentence": _sentence,
     }
-    environment.globals |= {"fmt": fmt, "best_at": best_at, "pays": pays}
+    environment.globals |= {"fmt": fmt, "best_at": best_at, "pays": pays, "reached": reached}
     style = Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
     parts = list(_parts(report, style))
     plotly = get_plotlyjs()
+    if "</script" in plotly.lower():
+        raise ValueError("the plotting library would end the element that holds it")  # none does: 7.1 was read
     return environment.from_string(texts["page.html.j2"]).render(
         report=report,
         title=_title(report.run.target),
@@ -161,7 +165,7 @@ def _at(result: Result) -> GammaResult | None:
 
 @dataclass(frozen=True)
 class Others:
-    """Results of one draft that the verdict does not concern: a row a domain, a column a rule."""
+    """Results of one draft that the verdict does not concern: a row a text, a column a rule."""
 
     draft: str
     rules: list[str]
@@ -171,10 +175,8 @@ class Others:
 def _others(results: Sequence[Result]) -> Iterator[Others]:
     for draft in dict.fromkeys(item.draft for item in results):
         mine = [item for item in results if item.draft == draft and item.verdict is None]
-        rows: dict[str, dict[str, Result]] = {}
-        for item in mine:
-            rows.setdefault(named(item, mine, marked=False), {})[item.rule] = item
         if mine:
+            rows = {name: {item.rule: item for item in found} for name, found in by_text(mine).items()}
             yield Others(draft, list(dict.fromkeys(item.rule for item in mine)), rows)
 
 
@@ -189,7 +191,8 @@ def _sentence(text: str) -> str:
 
 
 def _pretty(value: Mapping[str, Any]) -> str:
-    return json.dumps(plain_values(value), indent=2, ensure_ascii=False)
+    lines = json.dumps(plain_values(value), indent=2, ensure_ascii=False).split("\n")
+    return "\n".join(map(fmt.visible, lines))
 
 
 def _embedded(value: Mapping[str, Any]) -> str:

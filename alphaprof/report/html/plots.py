@@ -9,9 +9,13 @@ from typing import Any
 
 from alphaprof.report import format as fmt
 from alphaprof.report.model import Interval, Result
+from alphaprof.report.wording import named, text_of
 
 Trace = dict[str, Any]
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")  # Okabe and Ito: for all eyes
+# Okabe and Ito's for all eyes, then more: a run has few drafts.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#8C564B", "#6A3D9A",
+           "#B2DF8A", "#A6761D")  # fmt: skip
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "bowtie")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 INK, GRID = "#1f2933", "#e4e7eb"
 PANEL = 240  # pixels that a row of panels takes
@@ -42,6 +46,15 @@ class Style:
         """The line of a draft under a rule."""
         return {"color": self.colour(draft), "dash": DASHES[self.rules.index(rule) % len(DASHES)], "width": 2}
 
+    def symbol(self, rule: str, filled: bool = True) -> str:
+        """The mark of a rule."""
+        return SYMBOLS[self.rules.index(rule) % len(SYMBOLS)] + ("" if filled else "-open")
+
+    def offset(self, draft: str, rule: str) -> float:
+        """How far beside its place on an axis of names a draft stands under a rule, so that no two coincide."""
+        across = self.drafts.index(draft) + (self.rules.index(rule) + 0.5) / len(self.rules)
+        return 0.7 * (across / len(self.drafts) - 0.5)
+
     def faint(self, draft: str, share: float = 0.15) -> str:
         """The colour of a draft as the ground of something."""
         red, green, blue = (int(self.colour(draft)[place : place + 2], 16) for place in (1, 3, 5))
@@ -49,8 +62,11 @@ class Style:
 
 
 def label(text: str) -> str:
-    """Untrusted text as a label: plotly reads HTML tags and entities in labels, and shows these as they are."""
-    return fmt.visible(fmt.short(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Untrusted text as a label: plotly reads HTML tags and entities in labels, and shows these as they are.
+
+    It is not shortened: that is for whoever knows which part of it may be long.
+    """
+    return fmt.visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def said(*lines: str) -> str:
@@ -176,9 +192,20 @@ def axes_of(panel: int) -> tuple[str, str]:
     return f"x{number}", f"y{number}"
 
 
-def panels(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by domain, in the order in which domains occur."""
-    found: dict[str, list[Result]] = {}
+def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by the name of their text: the domain, with the kind of text where it has several."""
+    found: dict[tuple[str, str, str, bool], list[Result]] = {}
     for result in results:
-        found.setdefault(result.domain, []).append(result)
-    return found
+        found.setdefault(text_of(result), []).append(result)
+    named_so: dict[str, list[Result]] = {}
+    for mine in found.values():
+        name = named(mine[0], results, marked=False)
+        while name in named_so:  # two long names that begin alike
+            name += "\N{PRIME}"
+        named_so[name] = mine
+    return named_so
+
+
+def who(result: Result, name: str) -> str:
+    """The first line of a hover text: the text, the draft and the rule."""
+    return f"<b>{label(name)}</b>, {label(result.draft)}, {result.rule}"

@@ -38,19 +38,23 @@ def _accepted() -> dict[str, object]:
     return {"title": "accepted", "range": [0, 1.02]}
 
 
-def _kind(item: Tenth | Decile) -> tuple[str, str]:
-    return item.continuation, str(item.sampling)
+def _kind(item: Tenth | Decile) -> tuple[str, str, bool]:
+    return item.continuation, str(item.sampling), item.on_policy
 
 
-def _kinds(items: Sequence[Tenth] | Sequence[Decile]) -> dict[str, tuple[str, str]]:
+def _kinds(items: Sequence[Tenth] | Sequence[Decile]) -> dict[str, tuple[str, str, bool]]:
     """Kinds of text by what a title adds for them: nothing where there is one."""
-    found = {fmt.text_kind(item.continuation, item.sampling): _kind(item) for item in items}
+
+    def told(item: Tenth | Decile) -> str:
+        return fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", not the target's own")
+
+    found = {told(item): _kind(item) for item in items}
     return {f" ({name})" if len(found) > 1 else "": key for name, key in found.items()}
 
 
 def _curve(items: Sequence[Tenth], draft: str, rule: str, style: Style) -> list[Trace]:
     known = [item.accepted for item in items if item.accepted is not None]
-    x = list(range(1, len(known) + 1))
+    x = [item.place for item in items if item.accepted is not None]
     about = {"meta": meta(draft, rule)}
     text = [said(f"{label(draft)}, {rule}", _range(item), f"accepted {fmt.share_interval(item.accepted)}") for item in items]
     line = {"type": "scatter", "mode": "lines+markers", "x": x, "y": [item.value for item in known], **about}
@@ -100,7 +104,7 @@ def _tenths(items: Sequence[Decile], name: str, style: Style) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "x": list(range(1, len(values) + 1)),
+        "x": [item.place for item in items],
         "y": [value.value if value is not None else None for value in values],
         "marker": {"size": 4},
         "line": {"color": style.colour(draft), "width": 2, "dash": "solid" if name == "certified" else "dot"},
