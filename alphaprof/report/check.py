@@ -46,7 +46,7 @@ class Subject:
 class Item:
     """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`analysis.gates`)."""
 
-    measure: Measure
+    measure: Measure  # what is held against the threshold
     domain: str
     threshold: float  # the least value that passes
     value: float | None

@@ -7,7 +7,19 @@ from typing import Any
 
 from alphaprof.analysis.attribution import CAUSES
 from alphaprof.report import format as fmt
-from alphaprof.report.html.plots import Figure, Style, Trace, axes_of, axis, categories, label, layout, meta, said
+from alphaprof.report.html.plots import (
+    Figure,
+    Style,
+    Trace,
+    axes_of,
+    axis,
+    categories,
+    label,
+    layout,
+    meta,
+    said,
+    title_text,
+)
 from alphaprof.report.model import Report
 from alphaprof.report.model_causes import Attribution, Cause
 from alphaprof.report.wording import reached
@@ -35,7 +47,7 @@ def causes(report: Report, style: Style) -> Figure | None:
         axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
         axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
         title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-        titles.append(title | {"text": f"<b>{label(draft)}, {rule}</b>", "showarrow": False, "font": {"size": 12}})
+        titles.append(title | title_text(across, f"{draft}, {rule}"))
         for name in names:
             about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": False}
             bars = _bars(items, name) | about | {"xaxis": across, "yaxis": up}
@@ -44,7 +56,9 @@ def causes(report: Report, style: Style) -> Figure | None:
     if not traces:
         return None
     # The legend is of bars of no length, which belong to no draft: it stays when drafts are hidden.
-    traces[:0] = [_bars([], name) | {"x": [None], "y": [None], "legendgroup": name} for name in names]
+    traces[:0] = [
+        _bars([], name) | {"x": [None], "y": [None], "legendgroup": name, "meta": {"legend": True}} for name in names
+    ]
     legend = {"orientation": "h", "y": 1 + 24 / inner, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
     about = {"barmode": "stack", "bargap": 0.25, "showlegend": True, "legend": legend, "annotations": titles}
     height, margin = inner + TOP + BOTTOM, {"l": 56, "r": 16, "t": TOP, "b": BOTTOM}
