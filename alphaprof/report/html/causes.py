@@ -30,11 +30,15 @@ BAR, GAP, TOP, BOTTOM = 26, 64, 84, 30  # pixels that a bar takes, what lies bet
 
 
 def causes(report: Report, style: Style) -> Figure | None:
-    """What is lost, in shares of the positions; causes in the order in which they are looked for."""
+    """What is lost under the rules of the verdict, in shares of the positions; causes in the order in which they are looked
+    for. None where nothing is known.
+    """
+    judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
     groups: dict[tuple[str, str], list[Attribution]] = {}
     for item in report.attribution:
-        groups.setdefault((item.draft, item.rule), []).append(item)
-    known = {cause.name for item in report.attribution for cause in item.causes}
+        if (item.draft, item.rule) in judged:
+            groups.setdefault((item.draft, item.rule), []).append(item)
+    known = {cause.name for items in groups.values() for item in items for cause in item.causes}
     names = [name for name in CAUSES if name in known]
     inner = sum(BAR * len(items) + GAP for items in groups.values()) - GAP
     axes: dict[str, Any] = {}

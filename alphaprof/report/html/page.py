@@ -41,8 +41,8 @@ ABOUT = {  # by name of the figure: its heading, how it is read, and the word of
     ),
     "causes": (
         "Why tokens are rejected",
-        "Share of positions whose token was not an accepted draft, by cause. Under the pointer: its remedy, and what that "
-        "could bring.",
+        "Share of positions whose token was not an accepted draft, by cause, under the rules of the verdict. Under the "
+        "pointer: its remedy, and what that could bring.",
         "causes",
     ),
     "difficulty": (

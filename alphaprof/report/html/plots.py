@@ -52,8 +52,8 @@ class Style:
 
     def offset(self, draft: str, rule: str) -> float:
         """How far beside its place on an axis of names a draft stands under a rule, so that no two coincide."""
-        across = self.drafts.index(draft) + (self.rules.index(rule) + 0.5) / len(self.rules)
-        return 0.7 * (across / len(self.drafts) - 0.5)
+        middle = (self.drafts.index(draft) + 0.5) / len(self.drafts) - 0.5
+        return 0.6 * middle + 0.4 * self.rules.index(rule) / len(self.rules) / len(self.drafts)
 
     def faint(self, draft: str, share: float = 0.15) -> str:
         """The colour of a draft as the ground of something."""
