@@ -92,7 +92,7 @@ def source(**changes: Any) -> SourceSeen:
     return dataclasses.replace(seen, **changes)
 
 
-SPEED = Speed(documents=4, new_tokens=16, prompts=100.0, generated=50.0, batch=8, scored=700.0, timing_s=30.0, untimed=None)
+SPEED = Speed(documents=4, positions=64, prompts=100.0, generated=50.0, batch=8, scored=700.0, timing_s=30.0, untimed=None)
 STORAGE = Storage(position_bytes=100.0, shard_bytes=1000.0, columns=36, free=None)
 
 
@@ -463,7 +463,7 @@ def test_a_dry_run_measures_speed_and_size(looked: Seen) -> None:
     assert looked.speed is not None
     assert looked.estimate is not None
     assert looked.storage is not None
-    assert (looked.speed.documents, looked.speed.new_tokens, looked.speed.untimed) == (10, 24, None)
+    assert (looked.speed.documents, looked.speed.positions, looked.speed.untimed) == (10, 240, None)
     assert min(looked.speed.prompts or 0, looked.speed.generated or 0, looked.speed.scored, looked.speed.timing_s or 0) > 0
     assert (looked.estimate.documents, looked.estimate.positions) == (10, 240)
     owners = [looked.target, *(view for view in looked.drafts if view.name != "skip")]
@@ -508,14 +508,20 @@ MIXED = {
 def test_sampled_and_given_text_can_be_tried_out(tiny: Path, tmp_path: Path) -> None:
     tree = MIXED | {"costs": ROOFLINE, "batch_tokens": 1024}
     tree["drafts"] = {"close": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}}
-    result = preflight(load_profile(profile_file(tmp_path, tiny, **tree)), None, Silent())
+    path = profile_file(tmp_path, tiny, **tree)
+    rows = [json.loads(line) for line in (tmp_path / "long.jsonl").read_text().splitlines()]
+    rows[0]["response"] = "x"  # one short answer makes the others no shorter
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = preflight(load_profile(path), None, Silent())
     assert [(view.prompts, view.generated) for view in result.sources] == [("prompt", False), ("chat", True)]
     assert result.refusals == ()
     assert result.self_draft is not None
     assert result.self_draft.accepted == result.self_draft.agreeing == result.self_draft.positions
     assert result.speed is not None
-    assert result.speed.new_tokens == 9
+    logged = sum(min(32, len(row["response"])) for row in rows[:6])  # a token a byte
+    assert logged + 6 <= result.speed.positions <= logged + 6 * 9
     assert result.noise is not None
+    assert result.noise.positions > 6 * 32  # greedy texts beside short answers are no shorter than the others
     assert result.noise.documents == result.speed.documents == 12  # greedy text is written for all of them
     assert result.speed.batch == 2  # of the four documents of a shard; the given ones are not generated
 

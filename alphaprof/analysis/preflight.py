@@ -109,7 +109,7 @@ class Speed:
     """Tokens a second of a run in small."""
 
     documents: int  # that it was tried on
-    new_tokens: int  # of each of them
+    positions: int  # that were scored, of all of them together
     prompts: float | None  # tokens read a second; None: the target writes no continuation
     generated: float | None  # tokens generated a second; None: likewise, or its steps cannot be timed
     batch: int  # documents that the run will generate at a time

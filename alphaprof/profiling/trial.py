@@ -55,21 +55,21 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
     """
     every = in_turns(sources)
     documents = chosen(every, loaded.target, loaded.options.batch_tokens)
-    count = min(NEW_TOKENS, *map(new_tokens, documents))
-    short = [_shortened(document, count) for document in documents]
+    short = [_shortened(document, min(NEW_TOKENS, new_tokens(document))) for document in documents]
     written = [document for document in short if document.given is None]
     texts, prompts = _written(loaded, written)
     size, generated = _writing(loaded, every)
     if not all(document.greedy for document in written) or len(written) < len(short):
-        greedy = _generated(loaded, [_greedy(document) for document in short])
+        greedy = _generated(loaded, [_greedy(document, loaded.target.context) for document in short])
     else:
         greedy = texts
     texts = sorted([*texts, *(given(item, loaded.target.eos) for item in short if item.given is not None)], key=_number)
     start = time.perf_counter()
     scored = _scored(loaded.scorer, texts, loaded.options.batch_tokens)
     rate = sum(item.tokens for item in texts) / (time.perf_counter() - start)
+    positions = sum(len(item.ids) for item in texts)
     timing, untimed = _timing(loaded, documents)
-    speed = Speed(len(short), count, prompts, generated, size, rate, timing, untimed)
+    speed = Speed(len(short), positions, prompts, generated, size, rate, timing, untimed)
     noise = noise_floor(loaded.scorer.target, greedy, loaded.scorer.width) if len(greedy) > 1 else None
     return Trial(self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free))
 
@@ -228,9 +228,14 @@ def _shortened(document: Document, count: int) -> Document:
     return dataclasses.replace(document, given=document.given[:count], cut=len(document.given) > count or document.cut)
 
 
-def _greedy(document: Document) -> Document:
-    """The same prompt with greedy text of the target's own, as long."""
-    own = dataclasses.replace(document, given=None, cut=False, max_new_tokens=new_tokens(document))
+def _greedy(document: Document, context: int | None) -> Document:
+    """The same prompt with greedy text of the target's own: as long as its own would be, or NEW_TOKENS for a logged response
+    where they fit, so that responses of all lengths are written in one batch.
+    """
+    wanted = new_tokens(document)
+    if document.given is not None:
+        wanted = NEW_TOKENS if context is None else max(wanted, min(NEW_TOKENS, context - len(document.prompt)))
+    own = dataclasses.replace(document, given=None, cut=False, max_new_tokens=wanted)
     return dataclasses.replace(own, kind="greedy", on_policy=True, processing=None, seed=None)
 
 

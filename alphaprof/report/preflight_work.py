@@ -82,7 +82,7 @@ def _time(seen: Seen) -> Iterator[Check]:
     generation = f"generation ({count(speed.batch)} at a time)"
     rates = (("prompts", speed.prompts), (generation, speed.generated), ("scoring", speed.scored))
     parts = ", ".join(f"{name} {number(rate, 0)}" for name, rate in rates if rate is not None)
-    text = f"tokens a second on {many(speed.documents, 'document')} of {many(speed.new_tokens, 'new token')}: {parts}"
+    text = f"tokens a second on {many(speed.positions, 'position')} of {many(speed.documents, 'document')}: {parts}"
     if estimate.document_seconds is None:
         unknown = "not known how fast the target generates, since its steps cannot be timed"
         remedy = "profile a few documents with --limit first, and look at the clock"
