@@ -266,10 +266,34 @@ def test_the_first_error_is_raised_after_all_were_listed_at_their_checks() -> No
         ("other", "choose another draft"),
         ("code.jsonl", "did you mean y?"),
     ]
-    assert report.conclusion.startswith("2 problems and 0 notes, of which 2 would stop the run")
+    assert report.conclusion.startswith("2 problems and 3 notes, of which 2 would stop the run")
     with pytest.raises(ColumnMissing, match="no column 'x'") as caught:
         require_clear(report)
     assert caught.value.hint == "did you mean y?"
+
+
+LEFT_OUT = (
+    Refusal("vocabulary", "alien", "VocabularyMismatch", "another vocabulary", "choose another draft", 4),
+    Refusal("data", "odd.jsonl", "ColumnMissing", "no column 'x'", "did you mean y?", 3),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "sources"), [("time", ", source odd.jsonl"), ("disk", ", source odd.jsonl"), ("memory", "")]
+)
+def test_what_a_run_takes_says_which_drafts_and_sources_it_leaves_out(name: str, sources: str) -> None:
+    (check,) = found(build_preflight(seen(refusals=LEFT_OUT)), name)
+    assert check.level == "note"
+    assert check.cause.startswith(f"without draft alien{sources}: ")
+    assert check.remedy is not None
+
+
+def test_what_a_run_takes_without_any_draft_is_not_known() -> None:
+    changes: dict[str, Any] = dict.fromkeys(("speed", "storage", "estimate"))
+    report = build_preflight(seen(drafts=(), refusals=LEFT_OUT[:1], **changes))
+    assert [(check.level, check.cause) for name in ("time", "disk") for check in found(report, name)] == [
+        ("note", "not known: no draft could be loaded")
+    ] * 2
 
 
 def test_an_estimate_by_hand() -> None:
@@ -434,6 +458,15 @@ def test_a_dry_run_goes_on_behind_what_would_stop_the_run(looked: Seen) -> None:
     ]
     assert {view.name for view in looked.drafts} == {"close", "skip", "wide", "brief"}
     assert [view.documents for view in looked.sources] == [4, 6]
+
+
+@pytest.mark.models
+def test_without_a_draft_nothing_is_said_of_speed_and_size(tiny: Path, tmp_path: Path) -> None:
+    drafts = {"alien": {"kind": "model", "model": str(tiny / "other")}}
+    path = profile_file(tmp_path, tiny, drafts=drafts, costs=ROOFLINE)
+    result = preflight(load_profile(path, ["data.0.limit=1", "data.1.limit=1"]), None, Silent())
+    assert (result.speed, result.storage, result.estimate) == (None, None, None)
+    assert result.self_draft is not None
 
 
 @pytest.mark.models

@@ -151,7 +151,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Seen:
-    """All that a dry run finds. What comes after a refusal can be missing: None."""
+    """All that a dry run finds, of the drafts and sources that were not refused. What comes after a refusal can be missing:
+    None; so is what the run takes where no draft could be loaded.
+    """
 
     target: ModelSeen  # the target
     drafts: tuple[ModelSeen, ...]  # drafts that could be loaded

@@ -78,6 +78,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
     taken = memory(target, drafts, options.batch_tokens)
     trial = _trial(loaded, documents, out, refusals, progress)
+    measured = trial if drafts else None  # speed and size are of target and drafts together
     every = [document for part in documents for document in part]
     return Seen(
         target=ModelSeen("target", _facts(target, tokenizer), token_count(tokenizer)),
@@ -90,10 +91,10 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
         warnings=tuple(early_warnings(options, scorer, bool(tokenizer.chat_template))),
         self_draft=trial.self_draft if trial else None,
         noise=trial.noise if trial else None,
-        speed=trial.speed if trial else None,
-        storage=trial.storage if trial else None,
+        speed=measured.speed if measured else None,
+        storage=measured.storage if measured else None,
         memory=taken,
-        estimate=estimated(sources, trial.speed, trial.storage, options.shard_documents) if trial else None,
+        estimate=estimated(sources, measured.speed, measured.storage, options.shard_documents) if measured else None,
         refusals=tuple(refusals.found),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from alphaprof.analysis.preflight import Seen, SourceSeen
@@ -11,8 +12,12 @@ from alphaprof.report.preflight_checks import NOTE, OK, PROBLEM, Check, many, wa
 
 def work_checks(seen: Seen) -> Iterator[Check]:
     """What concerns data and resources."""
-    for part in (_data, _costs, _time, _disk, _memory):
-        yield from part(seen)
+    yield from _data(seen)
+    yield from _costs(seen)
+    for part in (_time, _disk, _memory):
+        yield from (_rough(seen, check) for check in part(seen))
+    yield from _unknown(seen)
+    yield from warned(seen, "memory")
 
 
 def _data(seen: Seen) -> Iterator[Check]:
@@ -60,6 +65,30 @@ def _source(source: SourceSeen) -> Iterator[Check]:
             f"{count(texts)} {reason}",
             "their acceptance may differ from that of the whole text",
         )
+
+
+def _without(seen: Seen, name: str) -> str:
+    """The drafts and sources that could not be loaded: what a run takes is worked out without them."""
+    kinds = {"vocabulary": "draft"} | ({} if name == "memory" else {"data": "source", "chat template": "source"})
+    parts = [f"{kinds[item.check]} {short(item.subject)}" for item in seen.refusals if item.check in kinds]
+    return ", ".join(dict.fromkeys(parts))
+
+
+def _rough(seen: Seen, check: Check) -> Check:
+    """An estimate, or a note where it leaves something out."""
+    if not (without := _without(seen, check.name)):
+        return check
+    remedy = check.remedy or "mend what was refused first: the run takes more than this"
+    level = NOTE if check.level == OK else check.level
+    return dataclasses.replace(check, level=level, cause=f"without {without}: {check.cause}", remedy=remedy)
+
+
+def _unknown(seen: Seen) -> Iterator[Check]:
+    """What a run takes where no draft could be loaded."""
+    if not seen.drafts and seen.sources:
+        for name in ("time", "disk"):
+            cause = "not known: no draft could be loaded"
+            yield Check(name, "run", NOTE, cause, "mend what was refused first, and look again")
 
 
 def _costs(seen: Seen) -> Iterator[Check]:
@@ -120,4 +149,3 @@ def _memory(seen: Seen) -> Iterator[Check]:
         yield Check("memory", "run", NOTE, text, "lower batch_tokens; else batches are halved when memory runs out")
     else:
         yield Check("memory", "run", OK, text)
-    yield from warned(seen, "memory")
