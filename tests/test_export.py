@@ -142,17 +142,38 @@ def of_dynamo(text: str) -> float:
 READERS = {"nvidia": of_nvidia, "vllm": of_vllm, "llamacpp": of_llamacpp, "sglang": of_sglang, "dynamo": of_dynamo}
 
 
+def proposed(accepted: Any, tested: Any) -> float:
+    """Tokens of a proposal of all drafts by the rates of those that were tested."""
+    rates = [a / t if t else 0.0 for a, t in zip(accepted, tested, strict=True)]
+    return 1 + float(np.cumprod(rates).sum())
+
+
+def reported_length(item: Any, to: str) -> float:
+    """What a reader makes of one gamma of a report on a draft that always proposes."""
+    if CONVENTIONS[to] == "all":
+        return float(item.acceptance_length)
+    return proposed([rate or 0.0 for rate in item.conditional], [1.0] * item.gamma)
+
+
 def written(side: Side, to: str, **wanted: Any) -> str:
     return export(side, to, Wanted(**wanted)).text
 
 
-def counted_again(run: Run, draft: str, gamma: int, domains: Sequence[str]) -> dict[str, float]:
-    """Rounds of domains from the log: all, those with a proposal, accepted drafts, tokens."""
-    log, total = log_of(run), dict.fromkeys(("rounds", "with", "accepted", "tokens"), 0.0)
+def counted_again(run: Run, draft: str, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
+    """Rounds of domains from the log: all, those with a proposal, tokens, and by depth accepted and tested drafts."""
+    log = log_of(run)
+    total: dict[str, Any] = dict.fromkeys(("rounds", "with", "tokens", "by_depth", "tested", "of"), 0.0)
     for domain in domains:
         found = recounted(rows_of(log, domain, draft), gamma, looked_up=draft == "lookup")
-        total = {name: total[name] + (found["by_depth"].sum() if name == "accepted" else found[name]) for name in total}
+        total = {name: total[name] + found[name] for name in total}
     return total
+
+
+def length_of(found: dict[str, Any], to: str) -> float:
+    """What a reader makes of counts."""
+    if CONVENTIONS[to] == "all":
+        return 1 + float(found["by_depth"].sum() / found["rounds"])
+    return proposed(found["by_depth"], found["tested"])
 
 
 def test_every_format_has_a_reader_here_and_a_choice_on_the_command_line() -> None:
@@ -165,7 +186,7 @@ def test_every_format_has_a_reader_here_and_a_choice_on_the_command_line() -> No
 @pytest.mark.parametrize("to", CHAINS)
 def test_the_acceptance_length_of_a_domain_is_the_reports(run: Run, to: str, gamma: int) -> None:
     result = only(build_report(run), "code")
-    expected = next(item.acceptance_length for item in result.gammas if item.gamma == gamma)
+    expected = reported_length(next(item for item in result.gammas if item.gamma == gamma), to)
     read = READERS[to](written(Side(run, "small"), to, gamma=gamma, domain="code"))
     assert read == pytest.approx(expected, abs=CLOSE)
 
@@ -174,17 +195,36 @@ def test_the_acceptance_length_of_a_domain_is_the_reports(run: Run, to: str, gam
 @pytest.mark.parametrize("to", CHAINS)
 def test_the_acceptance_length_of_the_traffic_is_that_of_all_rounds_counted_together(run: Run, to: str, draft: str) -> None:
     found = counted_again(run, draft, 3, ["code", "chat"])
-    expected = 1 + found["accepted"] / found["with" if CONVENTIONS[to] == "proposing" else "rounds"]
-    assert READERS[to](written(Side(run, draft), to, gamma=3)) == pytest.approx(expected, abs=CLOSE)
+    assert READERS[to](written(Side(run, draft), to, gamma=3)) == pytest.approx(length_of(found, to), abs=CLOSE)
     assert found["with"] < found["rounds"] or draft == "small"
 
 
+def simulated(rates: Sequence[float], lengths: Sequence[int], seed: int = 0) -> float:
+    """The acceptance length of a reader that drafts by itself and accepts by marginal rates, as vLLM and llama.cpp do."""
+    conditional = [after / before if before else 0.0 for before, after in pairwise((1.0, *rates))]
+    coins = np.random.default_rng(seed).random((len(lengths), len(rates))) < conditional
+    within = np.arange(len(rates)) < np.asarray(lengths)[:, None]
+    return 1 + float(np.cumprod(coins & within, axis=1).sum()) / len(lengths)
+
+
+RATES: dict[str, Callable[[str], list[float]]] = {
+    "vllm": lambda text: json.loads(text)["synthetic_acceptance_rates"],
+    "llamacpp": lambda text: rates_of(options_of(text)["--spec-synth-rates"]),
+}
+
+
 @pytest.mark.parametrize("to", [name for name in CHAINS if CONVENTIONS[name] == "proposing"])
-def test_rounds_without_a_proposal_are_left_out_as_in_the_report_where_the_reader_drafts_itself(run: Run, to: str) -> None:
+def test_a_reader_that_proposes_as_many_comes_back_to_the_length_of_the_report(run: Run, to: str) -> None:
+    """Half of the proposals of this draft are shorter than 5, whatever is accepted of them."""
     result = only(build_report(run), "chat", "lookup")
     expected = next(item.acceptance_length for item in result.gammas if item.gamma == 5)
-    text = written(Side(run, "lookup"), to, gamma=5, domain="chat")
-    assert READERS[to](text) == pytest.approx(expected, abs=CLOSE)
+    of = counted_again(run, "lookup", 5, ["chat"])["of"]
+    assert of[5] < 0.7 * of[1:].sum()
+    lengths = np.repeat(np.arange(1, 6), 400 * of[1:].astype(int))  # so many that chance is less than the tolerance
+    rates = RATES[to](written(Side(run, "lookup"), to, gamma=5, domain="chat"))
+    assert simulated(rates, lengths) == pytest.approx(expected, rel=0.015)  # the ends of texts
+    lost = [accepted / of[1:].sum() for accepted in counted_again(run, "lookup", 5, ["chat"])["by_depth"]]
+    assert simulated(lost, lengths) < 0.97 * expected  # what shares of all proposals would give
 
 
 @pytest.mark.parametrize("to", CHAINS)
@@ -192,13 +232,12 @@ def test_domains_count_by_the_shares_of_tokens_that_the_decision_gives_them(run:
     shares = {"code": 0.2, "chat": 0.8}
     config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"weights": shares}}
     parts = {domain: counted_again(run, "lookup", 2, [domain]) for domain in shares}
-    which = "with" if CONVENTIONS[to] == "proposing" else "rounds"
-    accepted, rounds = (
-        sum(share * parts[domain][name] / parts[domain]["tokens"] for domain, share in shares.items())
-        for name in ("accepted", which)
-    )
+    found = {
+        name: sum(share * parts[domain][name] / parts[domain]["tokens"] for domain, share in shares.items())
+        for name in ("by_depth", "rounds", "tested")
+    }
     text = written(Side(run, "lookup").asked(config), to, gamma=2)
-    assert READERS[to](text) == pytest.approx(1 + accepted / rounds, abs=CLOSE)
+    assert READERS[to](text) == pytest.approx(length_of(found, to), abs=CLOSE)
     assert READERS[to](text) != pytest.approx(READERS[to](written(Side(run, "lookup"), to, gamma=2)), abs=1e-3)
 
 
@@ -213,13 +252,14 @@ def test_weights_of_the_shares_observed_change_nothing(run: Run, to: str) -> Non
     )
 
 
-# Ten rounds, eight of them with a proposal: four accept a first draft, two a second and one a third.
+# Ten rounds, eight of them with a proposal: four accept a first draft, two a second and one a third. Of the four one had no
+# second draft to test, and of the two one was at the end of its text.
 HAND = Acceptance(
     kind="model",
     model="some/draft",
     max_ngram=None,
     gamma=3,
-    depths={1: Depths(12.0, 10.0, 10.0, (5.0,)), 3: Depths(10.0, 8.0, 7.0, (4.0, 2.0, 1.0))},
+    depths={1: Depths(12.0, 10.0, 10.0, (10.0,), (5.0,)), 3: Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))},
     per_request=1.5,
     per_domain={"code": 1.5},
     schedule=((1, 8, 3), (9, 32, 0)),
@@ -229,19 +269,20 @@ HAND = Acceptance(
 
 def test_rates_and_lengths_by_hand() -> None:
     depths = HAND.chosen
-    assert depths.marginal("proposing") == (0.5, 0.25, 0.125)
+    assert depths.marginal("proposing") == pytest.approx((1 / 2, 1 / 3, 1 / 3))
     assert depths.marginal("all") == (0.4, 0.2, 0.1)
-    assert depths.conditional("proposing") == (0.5, 0.5, 0.5)
+    assert depths.conditional("proposing") == pytest.approx((1 / 2, 2 / 3, 1))
     assert depths.conditional("all") == (0.4, 0.5, 0.5)
     assert (depths.length("proposing"), depths.length("all")) == (1.875, 1.7)
     assert depths.lengths() == (6.0, 2.0, 1.0, 1.0)
-    assert Depths(4.0, 4.0, 4.0, (2.0, 0.0, 0.0)).conditional("all") == (0.5, 0.0, 0.0)
+    assert Depths(4.0, 4.0, 4.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0)).conditional("all") == (0.5, 0.0, 0.0)
+    assert Depths(4.0, 4.0, 4.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0)).marginal("proposing") == (0.5, 0.0, 0.0)
 
 
 def test_arguments_and_environments_by_hand() -> None:
     looked_up = dataclasses.replace(HAND, kind="prompt_lookup", model=None, max_ngram=4)
     write = {name: form.write for name, form in EXPORTS.items()}
-    assert write["llamacpp"](HAND) == "--spec-draft-n-max 3 --spec-synth-rates 0.500000,0.250000,0.125000\n"
+    assert write["llamacpp"](HAND) == "--spec-draft-n-max 3 --spec-synth-rates 0.500000,0.333333,0.333333\n"
     assert write["llamacpp"](looked_up).startswith(
         "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 3 --spec-synth-rates 0.5"
     )
@@ -252,7 +293,7 @@ def test_arguments_and_environments_by_hand() -> None:
         "model": "some/draft",
         "num_speculative_tokens": 3,
         "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [0.5, 0.25, 0.125],
+        "synthetic_acceptance_rates": [0.5, 0.333333, 0.333333],
         "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 32, 0]],
     }
     lookup = json.loads(write["vllm"](looked_up))
@@ -287,7 +328,7 @@ def test_the_mean_over_requests_gives_short_and_long_texts_the_same_weight(run: 
 @pytest.mark.parametrize("to", CHAINS)
 def test_rounds_that_are_expectations_are_the_reports_and_say_so(mixed: Run, to: str) -> None:
     found = export(Side(mixed, "small"), to, Wanted(rule="lossless", gamma=4, domain="story"))
-    expected = only(build_report(mixed), "story", rule="lossless").gammas[-1].acceptance_length
+    expected = reported_length(only(build_report(mixed), "story", rule="lossless").gammas[-1], to)
     assert READERS[to](found.text) == pytest.approx(expected, abs=CLOSE)
     assert any("expectations" in warning for warning in found.warnings)
     if to == "nvidia":
@@ -520,9 +561,10 @@ def test_stdout_is_the_artefact_and_stderr_what_it_assumes(run: Run, alphaprof: 
 def test_lines_say_where_rates_are_not_what_they_seem(run: Run, alphaprof: Runner) -> None:
     _, _, errors = alphaprof(f"{run.path}:lookup", "--to", "dynamo", "--gamma", 5)
     assert "of the rounds have no proposal: they are counted, and accept nothing" in errors
-    assert "of the proposals are shorter than 5" in errors
+    assert "of the proposals are shorter than 5: what they lack counts as not accepted" in errors
     _, _, errors = alphaprof(f"{run.path}:lookup", "--to", "vllm", "--gamma", 5)
     assert "of the rounds have no proposal: they are left out" in errors
+    assert "what they lack is left to the reader, who has to propose as few" in errors
     _, _, errors = alphaprof(f"{run.path}:small", "--to", "sglang", "--gamma", 5, "--domain", "chat")
     assert "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6" in errors
 

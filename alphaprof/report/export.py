@@ -73,15 +73,16 @@ def _acceptance(scope: Scope, scheduled: bool) -> Acceptance:
 
 def _depths(scope: Scope, gamma: int, silent: OptionInvalid) -> Depths:
     """Rounds of all domains together: counts are added up, and divided last. Raises `silent` where none has a proposal."""
-    rounds, drafted, accepted = 0.0, np.zeros(gamma), np.zeros(gamma)
+    rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
     for domain, scale in scope.scaled().items():
         pool = scope.pools[domain]
-        every, started, _, passed = counted(pool, gamma, speedup([pool.counts(gamma)], [1.0], free_draft(gamma)))
-        rounds, drafted, accepted = rounds + scale * every, drafted + scale * started, accepted + scale * passed
+        every, started, reached, passed = counted(pool, gamma, speedup([pool.counts(gamma)], [1.0], free_draft(gamma)))
+        rounds, drafted = rounds + scale * every, drafted + scale * started
+        tested, accepted = tested + scale * reached, accepted + scale * passed
     if not drafted[0]:
         raise silent
     nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
-    return Depths(rounds, float(drafted[0]), float(drafted[-1]), tuple(nested.tolist()))
+    return Depths(rounds, float(drafted[0]), float(drafted[-1]), tuple(tested.tolist()), tuple(nested.tolist()))
 
 
 def _per_request(scope: Scope) -> tuple[float, dict[str, float]]:
@@ -178,6 +179,11 @@ def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
         f"acceptance length {found.chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
         f"emitted {emitted} tokens a round (over all rounds; the last of a text emits fewer)"
     )
+    if over == PROPOSING:
+        yield (
+            f"rates are products of accepted / tested drafts: a proposal of {scope.gamma} inside a text emits "
+            f"{1 + sum(found.chosen.marginal(over)):.3f} by these; short ones and ends of texts make the length above of it"
+        )
     if form.most is not None and scope.question.gamma == "auto" and max(found.depths) > form.most:
         yield f"the best gamma up to {form.most}, since the reader takes no more"
     if said := form.beside(found):
@@ -201,7 +207,8 @@ def _warnings(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
         counted_as = "left out" if over == PROPOSING else "counted, and accept nothing"
         yield f"{percent(silent)} of the rounds have no proposal: they are {counted_as}"
     if (brief := 1 - chosen.full / chosen.ready) > SOME:
-        yield f"{percent(brief)} of the proposals are shorter than {scope.gamma}: what they lack counts as not accepted"
+        lacking = "is left to the reader, who has to propose as few" if over == PROPOSING else "counts as not accepted"
+        yield f"{percent(brief)} of the proposals are shorter than {scope.gamma}: what they lack {lacking}"
     times = scope.times(scope.question.concurrency)
     if times is not None:
         chosen_pair = (scope.side.draft, scope.gamma)

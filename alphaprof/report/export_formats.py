@@ -2,7 +2,7 @@
 
 Readers differ in three ways. Marginal rates are P(first d drafts all accepted), conditional ones P(draft d accepted | the
 first d - 1 were). Lengths count the target's own token, rates do not. And a reader that drafts by itself applies rates to
-the rounds that have a proposal (`PROPOSING`), while one that draws a length at every step needs those of all rounds (`ALL`).
+the drafts that there are (`PROPOSING`), while one that draws a length at every step needs those of all rounds (`ALL`).
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ EXPORTS: dict[str, Export] = {
     "vllm": Export(
         vllm,
         "--speculative-config of vLLM, synthetic acceptance",
-        "marginal rates of drafts, over rounds with a proposal; the target's own token is not counted",
+        "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted",
         PROPOSING,
         scheduled=True,
         beside=_stand_in,
@@ -184,7 +184,7 @@ EXPORTS: dict[str, Export] = {
     "llamacpp": Export(
         llamacpp,
         "arguments of llama-server, synthetic acceptance",
-        "marginal rates of drafts, over rounds with a proposal; the target's own token is not counted",
+        "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted",
         PROPOSING,
     ),
     "sglang": Export(

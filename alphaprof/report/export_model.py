@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Any, Literal
 
 Over = Literal["proposing", "all"]
@@ -14,14 +15,16 @@ ALL: Over = "all"
 
 @dataclass(frozen=True)
 class Depths:
-    """Rounds at one gamma: all, those that had a proposal (`ready`), those that drafted gamma tokens (`full`), and those
-    that accepted at least d = 1, ..., gamma drafts. Counts; expectations where acceptance is a matter of chance, and scaled
-    where domains have weights. Some round has a proposal.
+    """Rounds at one gamma: all, those that had a proposal (`ready`), those that drafted gamma tokens (`full`), and for
+    d = 1, ..., gamma those whose d-th draft was `tested` (there was one, all before it were accepted, and the text had not
+    ended) and those that `accepted` at least d drafts. Counts; expectations where acceptance is a matter of chance, and
+    scaled where domains have weights. Some round has a proposal.
     """
 
     rounds: float
     ready: float
     full: float
+    tested: tuple[float, ...]
     accepted: tuple[float, ...]
 
     def over(self, which: Over) -> float:
@@ -29,13 +32,21 @@ class Depths:
         return self.ready if which == PROPOSING else self.rounds
 
     def marginal(self, over: Over) -> tuple[float, ...]:
-        """P(first d drafts all accepted) for d = 1, ..., gamma; never increasing."""
-        return tuple(count / self.over(over) for count in self.accepted)
+        """P(first d drafts all accepted) for d = 1, ..., gamma; never increasing.
+
+        Over all rounds: shares of these, so that they add up to the mean. Over proposing rounds: of a proposal that has d
+        drafts, as products of conditional rates, since the reader proposes fewer by itself where the log did.
+        """
+        if over == PROPOSING:
+            return tuple(accumulate(self.conditional(over), mul))
+        return tuple(count / self.rounds for count in self.accepted)
 
     def conditional(self, over: Over) -> tuple[float, ...]:
-        """P(draft d accepted | the first d - 1 were), as quotients of marginals, so that products give these again; 0 where
-        none is reached.
+        """P(draft d accepted | the first d - 1 were), 0 where none is reached. Over proposing rounds: of the drafts that
+        were tested. Over all rounds: quotients of marginals, so that products give these again.
         """
+        if over == PROPOSING:
+            return tuple(min(1.0, a / t) if t > 0 else 0.0 for a, t in zip(self.accepted, self.tested, strict=True))
         steps = pairwise((1.0, *self.marginal(over)))
         return tuple(after / before if before > 0 else 0.0 for before, after in steps)
 
