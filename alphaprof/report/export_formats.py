@@ -26,7 +26,7 @@ def nvidia(found: Acceptance) -> str:
     profile = {
         "schema_version": "1.0",
         "measured": True,
-        "method": {"model": "draft_model", "prompt_lookup": "ngram"}.get(found.kind, found.kind),
+        "method": {"model": "draft_model", "prompt_lookup": "ngram", SERVED: None}.get(found.kind, found.kind),
         "draft_checkpoint": None,  # objects whose keys could not be read: names are under measurement_conditions
         "target_model": None,
         "num_speculative_tokens": found.gamma,
@@ -44,16 +44,7 @@ def nvidia(found: Acceptance) -> str:
         },
         "per_category": found.per_domain and {name: round(value, DIGITS) for name, value in found.per_domain.items()},
         "measurement_conditions": dict(found.conditions),
-        "validation": {
-            "mean_consistency": {
-                "implied_mean_accept_length": round(1 + sum(marginal), DIGITS),
-                "reported_mean_accept_length": round(mean, DIGITS),
-                "abs_delta": round(abs(1 + sum(marginal) - mean), DIGITS),
-                "tolerance": 0.02,
-                "passed": abs(1 + sum(marginal) - mean) <= 0.02,
-            },
-            "marginal_monotonicity": {"passed": True, "violations": []},  # counts of nested events
-        },
+        "validation": None,  # checks of these numbers against each other could not fail
     }
     return _json(profile)
 
