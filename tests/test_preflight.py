@@ -153,6 +153,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "3 of 10 documents begin with BOS twice",
     ),
     "no BOS": ({"sources": (source(without_bos=10),)}, "bos", "code.jsonl", "note", "10 of 10 documents begin without BOS"),
+    "lost BOS": ({"sources": (source(lost_bos=2),)}, "bos", "code.jsonl", "problem", "2 of 10 documents lost BOS"),
     "no such token": ({"bos": Bos(None, added=False, in_template=None)}, "bos", "target", "ok", "no BOS token"),
     "short draft": (
         {"drafts": draft(beyond=4, silent=1)},
@@ -387,6 +388,29 @@ def test_bos_is_found_twice_or_missing(
 ) -> None:
     view = look(tmp_path, words(), [text] * 3, monkeypatch, **changes)
     assert (view.double_bos, view.without_bos) == (double, without)
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "lost", "without"),
+    [
+        (beginning, {"too_long": "truncate"}, 2, 0),
+        (beginning, {"too_long": "truncate", "chat": True}, 0, 4),
+        (lambda: beginning("<pad>{{ messages[0]['content'] }}"), {"too_long": "truncate", "chat": True}, 2, 0),
+        (beginning, {"too_long": "skip"}, 0, 0),
+        (tokenizer, {"too_long": "truncate"}, 0, 0),
+    ],
+)
+def test_bos_that_goes_with_the_beginning_of_a_long_prompt_is_counted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: Callable[[], Any],
+    changes: dict[str, Any],
+    lost: int,
+    without: int,
+) -> None:
+    view = look(tmp_path, words(), ["a", "b" * 30, "c", "d" * 40], monkeypatch, **changes)
+    assert (view.lost_bos, view.without_bos) == (lost, without)
+    assert sum(view.truncated.values()) == (2 if changes["too_long"] == "truncate" else 0)
 
 
 def test_what_becomes_of_bos() -> None:

@@ -77,7 +77,8 @@ class SourceSeen:
     skipped: dict[str, int]  # rows left out among the first, by reason
     truncated: dict[str, int]  # texts or prompts that were cut, likewise
     double_bos: int  # documents that begin with BOS twice
-    without_bos: int  # documents that begin with none, where plain text would have it
+    without_bos: int  # documents that begin with none, where plain text would have it, but for the following
+    lost_bos: int = 0  # documents whose BOS went with the beginning of a prompt that was cut
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
+LOST_BOS = "cut prompts lost the BOS that they began with"
 INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -139,6 +140,8 @@ class Corpus:
             return f"longer than the target's context of {self.context} tokens"
         self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
         self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
+        begin = self.tokenizer.bos_token_id
+        self.truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
         cluster = _value(row, source.cluster, where, optional=True) if source.cluster else None
         domain = source.domain
         return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from alphaprof.analysis.preflight import Bos, SourceSeen, Special
 from alphaprof.config import ProfileOptions, SourceOptions
 from alphaprof.options import GreedyContinuation, SampledContinuation, TextContinuation
-from alphaprof.profiling.corpus import Corpus, Document, Ids
+from alphaprof.profiling.corpus import LOST_BOS, Corpus, Document, Ids
 from alphaprof.profiling.hub import row_count
 from alphaprof.profiling.models import Model
 
@@ -33,7 +33,7 @@ def first_documents(
     )
     found = list(itertools.islice(corpus, FIRST))
     prompts = [len(document.prompt) for document in found]
-    begin = tokenizer.bos_token_id
+    begin, lost = tokenizer.bos_token_id, corpus.truncated[LOST_BOS]
     seen = SourceSeen(
         source=index,
         path=Path(source.path).name,
@@ -49,9 +49,10 @@ def first_documents(
         new_tokens=sum(map(new_tokens, found)),
         longest=max(map(length, found)),
         skipped=dict(corpus.skipped),
-        truncated=dict(corpus.truncated),
+        truncated={reason: texts for reason, texts in corpus.truncated.items() if reason != LOST_BOS},
         double_bos=sum(_begins(document.prompt, begin, 2) for document in found),
-        without_bos=sum(bos.added and not _begins(document.prompt, begin, 1) for document in found),
+        without_bos=sum(not _begins(document.prompt, begin, 1) for document in found) - lost if bos.added else 0,
+        lost_bos=lost,
     )
     return seen, found
 

@@ -27,7 +27,7 @@ class Check:
 
 def model_checks(seen: Seen) -> Iterator[Check]:
     """What concerns models and tokenizers."""
-    for part in (_vocabulary, _template, _bos, _context, _self_draft, _noise):
+    for part in (_vocabulary, _template, _bos, _lost_bos, _context, _self_draft, _noise):
         yield from part(seen)
 
 
@@ -116,6 +116,18 @@ def _bos(seen: Seen) -> Iterator[Check]:
                 NOTE,
                 f"{_part(source.without_bos, source)} begin without BOS, which this tokenizer adds to plain text",
                 "right if your server sends them so (many take a template as it is); else give its token ids as prompt_ids",
+            )
+
+
+def _lost_bos(seen: Seen) -> Iterator[Check]:
+    for source in seen.sources:
+        if source.lost_bos:
+            yield Check(
+                "bos",
+                source.path,
+                PROBLEM,
+                f"{_part(source.lost_bos, source)} lost BOS: too_long: truncate drops the beginning of their prompts",
+                "leave long documents out (too_long: skip), or cut prompts as your server does and give prompt_ids",
             )
 
 
