@@ -53,6 +53,13 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
             assert [option for option in re.findall(r"--[a-z-]+", line) if option not in shown] == []
 
 
+@pytest.mark.parametrize("command", ["compare", "trees"])
+def test_formats_that_the_readme_names_for_a_command_are_all_that_it_has(command: str) -> None:
+    (row,) = [line for line in README.splitlines() if line.startswith(f"| `alphaprof {command} ")]
+    (choices,) = re.findall(r"--format\s+<([a-z|]+)>", help_of(command))
+    assert set(re.findall(r"`--format ([a-z]+)`", row)) == set(choices.split("|")) - {"terminal"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_options_of_commands_in_blocks_exist(page: Path) -> None:
     blocks = re.findall(r"```(?:sh|yaml)\n(.*?)```", page.read_text(), re.DOTALL)

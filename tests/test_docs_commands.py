@@ -233,7 +233,7 @@ def test_a_line_that_does_not_work_is_found(line: str, place: Path, monkeypatch:
 def test_the_first_lines_of_getting_started_run_on_tiny_models(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few documents, and a report of them, as the page has it."""
+    """A dry run, a few documents, and a report of them, as the page has it."""
     from tests.test_pipeline import profile_file
 
     drafts = {"small": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}}
@@ -241,7 +241,9 @@ def test_the_first_lines_of_getting_started_run_on_tiny_models(
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "getting-started.md"
     found = [line for block in blocks(page) if block.language == "sh" for line in lines(block)]
-    first = next(line for line in found if line.startswith("alphaprof profile"))
-    result = CliRunner().invoke(app, [*shlex.split(first, comments=True)[1:], "--set", "costs.repeats=3"])
-    assert result.exit_code == 0, result.output
+    profiled = [line for line in found if line.startswith("alphaprof profile")]
+    assert "--dry-run" in profiled[0]
+    for line in profiled[:2]:
+        result = CliRunner().invoke(app, [*shlex.split(line, comments=True)[1:], "--set", "costs.repeats=3"])
+        assert result.exit_code == 0, result.output
     assert CliRunner().invoke(app, ["report", "runs/try"]).exit_code == 0
