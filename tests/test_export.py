@@ -548,6 +548,25 @@ def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(r
         export(none, "vllm", Wanted(gamma=2))
 
 
+def test_one_domain_and_one_document_are_said_in_the_singular(tmp_path: Path) -> None:
+    side = Side(write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=1)})), "small")
+    for to in EXPORTS:
+        said = " ".join(export(side, to, Wanted(gamma=2)).notes)
+        assert "whole traffic (1 domain as observed), 1 document" in said
+
+
+def test_texts_without_rounds_are_no_matter_of_the_rule(tmp_path: Path) -> None:
+    domains = {"code": Domain(documents=3), "yes or no": Domain(documents=3, shortest=1, longest=1)}
+    run = write_run(tmp_path / "run", Recipe(domains=domains))
+    for wanted, hint in (
+        (Wanted(gamma=2), "export one domain, --domain 'code', or leave others out by decision.weights"),
+        (Wanted(gamma=2, domain="yes or no"), "profile longer answers, or export another domain, --domain 'code'"),
+    ):
+        with pytest.raises(OptionInvalid, match="no text of 'yes or no' is longer") as caught:
+            export(Side(run, "small"), "vllm", wanted)
+        assert caught.value.hint == hint
+
+
 @pytest.mark.parametrize("to", EXPORTS)
 def test_stdout_is_the_artefact_and_stderr_what_it_assumes(run: Run, alphaprof: Runner, tmp_path: Path, to: str) -> None:
     code, output, errors = alphaprof(f"{run.path}:small", "--to", to, "--gamma", 3)

@@ -19,7 +19,7 @@ from alphaprof.report.export_formats import EXPORTS, Export
 from alphaprof.report.export_model import ALL, PROPOSING, Acceptance, Depths
 from alphaprof.report.export_ranks import ranks_of
 from alphaprof.report.export_scope import Scope, Wanted, scope_of
-from alphaprof.report.format import count, interval, percent
+from alphaprof.report.format import count, interval, many, percent
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.verdict import pooled_speedup
@@ -169,7 +169,7 @@ def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
     clusters = len(np.unique(np.concatenate([pool.cluster for pool in pools])))
     yield (
         f"{scope.side.label}, rule {scope.rules}, gamma {scope.gamma}, {scope.label}, "
-        f"{count(scope.documents)} documents ({count(clusters)} independent), text: {', '.join(scope.texts)}"
+        f"{many(scope.documents, 'document')} ({count(clusters)} independent), text: {', '.join(scope.texts)}"
     )
     counts = [pool.counts(scope.gamma) for pool in pools]
     free = speedup(counts, list(scope.weights.values()), free_draft(scope.gamma))
@@ -200,7 +200,7 @@ def _warnings(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
     """Where the artefact may not be what its reader takes it for."""
     manifest, chosen, over = scope.side.run.manifest, found.chosen, form.over or ALL
     if manifest.status != "complete":
-        yield f"{scope.side.run.path} is not complete: {count(manifest.documents)} documents so far"
+        yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
     if not scope.exact:
         yield "rounds are exact expectations given the texts, not counts of rounds that took place"
     if (silent := 1 - chosen.ready / chosen.rounds) > SOME:

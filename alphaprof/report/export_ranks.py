@@ -13,7 +13,7 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.report.compare import Side
 from alphaprof.report.export_model import RankAcceptance
 from alphaprof.report.export_scope import Wanted, named
-from alphaprof.report.format import count, number, percent
+from alphaprof.report.format import many, number, percent
 from alphaprof.report.tree_sample import Array, Sample, sample_of
 
 WIDTH = 32  # ranks, as in Sequoia's own examples (`--W 32`)
@@ -53,13 +53,13 @@ def ranks_of(side: Side, wanted: Wanted) -> tuple[RankAcceptance, Said]:
     documents = sum(len(part.rows) for part in parts)
     promised, replay = expected_tokens(tree, shares), number(_tokens(side, tree, parts), 3)
     notes = (
-        f"{side.label}, rule strict, {where}, {count(documents)} documents, text: greedy",
+        f"{side.label}, rule strict, {where}, {many(documents, 'document')}, text: greedy",
         f"{tree.nodes} nodes beside the root, depth {tree.depth}: Sequoia expects {promised:.3f} tokens a round, with ranks "
         f"taken for independent; replayed on these documents it gives {replay}",
     )
     warnings = []
     if side.run.manifest.status != "complete":
-        warnings.append(f"{side.run.path} is not complete: {count(side.run.manifest.documents)} documents so far")
+        warnings.append(f"{side.run.path} is not complete: {many(side.run.manifest.documents, 'document')} so far")
     if silent:
         warnings.append(f"{percent(float(silent))} of the positions have no proposal: they count as misses")
     return RankAcceptance(tuple(shares.tolist()), tree.paths), Said(notes, tuple(warnings))
@@ -86,7 +86,9 @@ def _parts(side: Side, sample: Sample, domain: str | None) -> list[Share]:
 
 
 def _traffic(sample: Sample, parts: list[Share]) -> str:
-    return f"whole traffic ({len(parts)} domains {'as observed' if sample.weights_observed else 'by decision.weights'})"
+    return (
+        f"whole traffic ({many(len(parts), 'domain')} {'as observed' if sample.weights_observed else 'by decision.weights'})"
+    )
 
 
 def _tokens(side: Side, tree: Tree, parts: list[Share]) -> float | None:

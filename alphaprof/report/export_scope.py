@@ -13,7 +13,7 @@ from alphaprof.report.build import Inquiry, evidence_of, found_pools, observed_w
 from alphaprof.report.compare import Side
 from alphaprof.report.costs import CostBook
 from alphaprof.report.export_formats import EXPORTS
-from alphaprof.report.format import short, text_kind, visible
+from alphaprof.report.format import many, short, text_kind, visible
 from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
 from alphaprof.report.traffic import Evidence, obstacle
@@ -74,7 +74,7 @@ class Scope:
         """Which traffic, in words."""
         if not self.whole:
             return f"domain {named(next(iter(self.pools)))}"
-        return f"whole traffic ({len(self.pools)} domains {'by decision.weights' if self.given else 'as observed'})"
+        return f"whole traffic ({many(len(self.pools), 'domain')} {'by decision.weights' if self.given else 'as observed'})"
 
 
 def named(domain: str) -> str:
@@ -134,14 +134,18 @@ def _pools(side: Side, evidence: Evidence, question: Question, domain: str | Non
         reason = obstacle(weights, evidence, pools)
     else:
         weights, reason = {domain: 1.0}, evidence.undefined.get(domain, "")
-    empty = [name for name in _shares(weights) if name in pools and not pools[name]["tokens"].sum()]
-    if empty and not reason:
-        reason = f"no text of {', '.join(map(named, empty))} is longer than the one token of its prefill"
+    empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
+    brief = [name for name in _shares(weights) if name in empty] if not reason else []
+    if brief:
+        reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
     if reason:
         sound = [named(name) for name in pools if name not in evidence.undefined and name not in empty]
         hint = "alphaprof report says which rule has rounds on which text: --rule names one"
         if domain is None and sound:
             hint = f"export one domain, --domain {' or '.join(sound)}, or leave others out by decision.weights"
+        elif brief:
+            other = f", or export another domain, --domain {' or '.join(sound)}" if sound else ""
+            hint = f"profile longer answers{other}"
         raise OptionInvalid(f"nothing to export of {side.label}: {reason}", hint)
     return {name: pools[name] for name in _shares(weights)}
 

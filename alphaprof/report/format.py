@@ -113,6 +113,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def many(value: int, what: str) -> str:
+    """How many of what: 1 document, 2 documents."""
+    return f"{count(value)} {what}" + ("" if value == 1 else "s")
+
+
 def visible(text: str) -> str:
     """Untrusted text with its control and direction-changing characters made visible."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from alphaprof import errors
 from alphaprof.analysis.preflight import Seen
-from alphaprof.report.preflight_checks import NOTE, PROBLEM, Check, many, model_checks, place_of, warned
+from alphaprof.report.format import many
+from alphaprof.report.preflight_checks import NOTE, PROBLEM, Check, model_checks, place_of, warned
 from alphaprof.report.preflight_work import work_checks
 
 ORDER = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from alphaprof.analysis.preflight import ModelSeen, Seen, SourceSeen
-from alphaprof.report.format import count, percent, share, short
+from alphaprof.report.format import count, many, percent, share, short
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 # Where the run's own early warnings belong; a code that is not here is a check of its own.
@@ -220,8 +220,3 @@ def place_of(warning: Mapping[str, str]) -> str:
 
 def _part(documents: int, source: SourceSeen) -> str:
     return f"{count(documents)} of {many(source.documents, 'document')}"
-
-
-def many(value: int, what: str) -> str:
-    """How many of what."""
-    return f"{count(value)} {what}" + ("" if value == 1 else "s")

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from alphaprof.report.format import many
 from alphaprof.report.json import plain_values
 from alphaprof.report.preflight import Preflight
-from alphaprof.report.preflight_checks import NOTE, OK, PROBLEM, many
+from alphaprof.report.preflight_checks import NOTE, OK, PROBLEM
 from alphaprof.report.tables import plain
 
 FORMAT = "alphaprof-preflight"

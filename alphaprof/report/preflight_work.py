@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from alphaprof.analysis.preflight import Seen, SourceSeen
-from alphaprof.report.format import count, data_size, duration, number, short
-from alphaprof.report.preflight_checks import NOTE, OK, PROBLEM, Check, many, warned
+from alphaprof.report.format import count, data_size, duration, many, number, short
+from alphaprof.report.preflight_checks import NOTE, OK, PROBLEM, Check, warned
 
 
 def work_checks(seen: Seen) -> Iterator[Check]:
