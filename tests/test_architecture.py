@@ -107,6 +107,29 @@ def test_nothing_grows_beyond_what_can_be_read_at_once(path: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno + 1 <= limit, node.name
 
 
+# Formulas of as many symbols, and the few that a dataclass would make no plainer. Commands have their options (cli*.py).
+MANY = {
+    "_manifest",
+    "_decided",
+    "_check",
+    "decide_sequentially",
+    "rejections",
+    "roofline_rows",
+    "step_ms",
+}
+
+
+def test_no_function_takes_more_than_five_parameters() -> None:
+    found = set()
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and not path.name.startswith("cli"):
+                names = [item.arg for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if len([name for name in names if name not in ("self", "cls")]) > 5:
+                    found.add(node.name)
+    assert found == MANY
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -92,7 +92,7 @@ def losses(run: Run, jobs: Sequence[Job], flavour: Flavour) -> list[Losses]:
         rows = slice(at, at + len(texts.shape.document))
         for job, parts in zip(jobs, found, strict=True):
             columns = _columns(run, job, shard.index, texts.shape)
-            parts.append(_losses(run, job, columns, texts, job.gamma[rows], flavour))
+            parts.append(_losses(run, Part(job, columns, texts, job.gamma[rows]), flavour))
         at = rows.stop
     return [_joined(parts) for parts in found]
 
@@ -135,8 +135,19 @@ def _columns(run: Run, job: Job, index: int, shape: Shape) -> dict[str, Array]:
     return columns
 
 
-def _losses(run: Run, job: Job, columns: dict[str, Array], texts: Texts, gamma: Array, flavour: Flavour) -> Losses:
+@dataclass(frozen=True)
+class Part:
+    """One shard under a job: `columns` [positions], its texts, and `gamma` [documents of the shard]."""
+
+    job: Job
+    columns: dict[str, Array]
+    texts: Texts
+    gamma: Array
+
+
+def _losses(run: Run, part: Part, flavour: Flavour) -> Losses:
     """The losses of one shard."""
+    job, columns, texts = part.job, part.columns, part.texts
     shape, rule, facts = texts.shape, job.rule, run.manifest.drafts[job.draft]
     ready = columns["proposed"] > 0
     accept = np.where(ready, rule.accept(columns), 0.0).astype(np.float64)
@@ -147,7 +158,7 @@ def _losses(run: Run, job: Job, columns: dict[str, Array], texts: Texts, gamma: 
     cause = causes(rule, columns, texts, own, (run.manifest.target, facts))
     split = np.stack([shape.sums(np.where(cause == number, mass, 0.0)) for number in range(len(CAUSES))], axis=1)
     source = Source(trace_of(columns, shape, kept, run.manifest.target, facts), shape, kept, accept)
-    replayed = partial(_replayed, source, gamma, int(job.gamma.max(initial=1)), flavour)
+    replayed = partial(_replayed, source, part.gamma, int(job.gamma.max(initial=1)), flavour)
     unchanged = replayed(np.zeros(len(mass), dtype=bool))
     to_each = [(cause == number) & (mass > 0) for number in range(len(CAUSES))]
     return Losses(

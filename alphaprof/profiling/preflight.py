@@ -48,6 +48,16 @@ class _Refusals:
             self.found.append(Refusal(check, subject, type(error).__name__, error.message, error.hint, error.exit_code))
 
 
+@dataclass(frozen=True)
+class _Subject:
+    """What is looked at: a profile, and its target with its tokenizer and the token that begins texts."""
+
+    options: ProfileOptions
+    tokenizer: PreTrainedTokenizerBase
+    target: Model
+    bos: Bos
+
+
 def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> Seen:
     """Load what a run into `out` (None: not said where) would load, look at its data, and run it in small.
 
@@ -67,11 +77,12 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
-    drafts, views = _drafts(options, target, tokenizer, refusals)
+    bos = bos_of(tokenizer)
+    subject = _Subject(options, tokenizer, target, bos)
+    drafts, views = _drafts(subject, refusals)
     with refusals.kept("costs", options.costs.source):
         require_costs(options, target.facts(), {draft.name: draft.facts() for draft in drafts})
-    bos = bos_of(tokenizer)
-    sources, documents = _data(options, tokenizer, target, bos, refusals, progress)
+    sources, documents = _data(subject, refusals, progress)
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
@@ -103,17 +114,16 @@ def _facts(target: Model, tokenizer: PreTrainedTokenizerBase) -> ModelFacts:
     return dataclasses.replace(target.facts(), special=special_ids(tokenizer))
 
 
-def _drafts(
-    options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase, refusals: _Refusals
-) -> tuple[list[Draft], list[ModelSeen]]:
+def _drafts(subject: _Subject, refusals: _Refusals) -> tuple[list[Draft], list[ModelSeen]]:
     """The drafts that can be loaded, and what they look like."""
+    options, tokenizer = subject.options, subject.tokenizer
     drafts: list[Draft] = []
     views = []
     for name, given in options.drafts.items():
         with refusals.kept("vocabulary", name):
             if isinstance(given, ModelDraft):
                 require_model(given, f"draft {name}")
-            draft = load_draft(name, given, options, target, tokenizer)
+            draft = load_draft(name, given, options, subject.target, tokenizer)
             view = ModelSeen(name, draft.facts(), None)
             if isinstance(given, ModelDraft):
                 own = load_tokenizer(given)
@@ -126,21 +136,15 @@ def _drafts(
     return drafts, views
 
 
-def _data(
-    options: ProfileOptions,
-    tokenizer: PreTrainedTokenizerBase,
-    target: Model,
-    bos: Bos,
-    refusals: _Refusals,
-    progress: Progress,
-) -> tuple[list[SourceSeen], list[list[Document]]]:
+def _data(subject: _Subject, refusals: _Refusals, progress: Progress) -> tuple[list[SourceSeen], list[list[Document]]]:
     """The first documents of every source that can be read, and what they look like."""
+    options, tokenizer = subject.options, subject.tokenizer
     progress.start("looking at data", len(options.data), "sources")
     sources, documents = [], []
     for index, source in enumerate(options.data):
         untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
         with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):
-            seen, found = first_documents(options, index, tokenizer, target, bos)
+            seen, found = first_documents(options, index, tokenizer, subject.target, subject.bos)
             sources.append(seen)
             documents.append(found)
         progress.advance(1)

@@ -67,13 +67,24 @@ class Judged:
     pool: Pool
 
 
-def attribution(
-    run: Run, flavour: Flavour, documents: Array, judged: Sequence[Judged], timing: Timing, confidence: float
-) -> tuple[Attribution, ...]:
-    """What is lost under the rules that verdicts concern, and under the three that keep the text where it is theirs.
-
-    `documents`: numbers of the run's documents, ascending. Nothing without a position log.
+@dataclass(frozen=True)
+class Basis:
+    """What losses are told from: a run with the numbers of its `documents`, ascending, how rounds are replayed, step times,
+    and the confidence of intervals.
     """
+
+    run: Run
+    documents: Array
+    flavour: Flavour
+    timing: Timing
+    confidence: float
+
+
+def attribution(basis: Basis, judged: Sequence[Judged]) -> tuple[Attribution, ...]:
+    """What is lost under the rules that verdicts concern, and under the three that keep the text where it is theirs. Nothing
+    without a position log.
+    """
+    run, documents, timing = basis.run, basis.documents, basis.timing
     if not run.has_log:
         return ()
     told = [
@@ -85,13 +96,13 @@ def attribution(
     for item in told:
         groups.setdefault((item.result.draft, item.rule.id), []).append(item)
     jobs = [_job(items, documents) for items in groups.values()]
-    found = dict(zip(groups, losses(run, jobs, flavour), strict=True)) if run.shards else {}
+    found = dict(zip(groups, losses(run, jobs, basis.flavour), strict=True)) if run.shards else {}
     return tuple(
         _attribution(
             item,
             np.searchsorted(documents, item.pool["document"]),
             found[item.result.draft, item.rule.id],
-            Setting(run, timing.times.get(item.result.draft) if item.rule.rule.timed else None, confidence),
+            Setting(run, timing.times.get(item.result.draft) if item.rule.rule.timed else None, basis.confidence),
         )
         for item in told
     )

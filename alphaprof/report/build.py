@@ -18,7 +18,7 @@ from alphaprof.analysis.rules import BoundRule
 from alphaprof.analysis.totals import Request, policies, read_totals, write_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
-from alphaprof.report.attribution import Judged, attribution
+from alphaprof.report.attribution import Basis, Judged, attribution
 from alphaprof.report.certificates import certificates
 from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
 from alphaprof.report.difficulty import Played, extremes, tenths
@@ -54,6 +54,7 @@ def build_report(
     judged = [Judged(result, item.rule, item.pool) for result, item in zip(results, found, strict=True)]
     timing = book.timing(question.concurrency) if book else UNTIMED
     prompts = documents["prompt_tokens"].to_numpy()
+    basis = Basis(run, documents["document"].to_numpy(), flavour, timing, question.confidence)
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
@@ -62,7 +63,7 @@ def build_report(
         cost=cost_of(book, question.concurrency, beyond_prefill(book, prompts)) if book else None,
         traffic=judge_traffic(evidence_of(inquiry, found), book, question, run.gammas),
         results=tuple(results),
-        attribution=attribution(run, flavour, documents["document"].to_numpy(), judged, timing, question.confidence),
+        attribution=attribution(basis, judged),
         difficulty=tenths(run, shown, texts(documents, inquiry.independent), question.confidence),
         documents=extremes(_played(inquiry, found, results), documents),
         certificates=certificates(run, documents, inquiry.independent, question.confidence),
