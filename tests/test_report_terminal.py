@@ -221,3 +221,8 @@ def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path
     rendered = render_json(found)
     assert rendered.isascii()
     assert {result["domain"] for result in json.loads(rendered)["results"]} == set(domains)
+
+
+@pytest.mark.parametrize(("documents", "said"), [(1, "1 document, "), (2, "2 documents, ")])
+def test_a_single_document_is_said_in_the_singular(tmp_path: Path, documents: int, said: str) -> None:
+    assert said in as_terminal(reported(tmp_path, Recipe(domains={"code": Domain(documents=documents)})))

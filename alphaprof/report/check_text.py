@@ -32,7 +32,7 @@ def check_terminal(check: Check, console: Console) -> None:
         new, old = check.unpaired
         console.print(plain(f"baseline {check.baseline}"))
         console.print(
-            f"{fmt.count(check.paired or 0)} documents paired by prompt; without a partner: {new} of the run, {old} of the "
+            f"{fmt.many(check.paired or 0, 'document')} paired by prompt; without a partner: {new} of the run, {old} of the "
             "baseline",
             highlight=False,
         )

@@ -40,7 +40,7 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
         f"{fmt.count(count)} of {name}" for count, name in zip(comparison.unpaired, ("first", "second"), strict=True)
     )
     console.print(
-        f"{fmt.count(comparison.documents)} documents paired by prompt, on {text}; without a partner: {left}\n",
+        f"{fmt.many(comparison.documents, 'document')} paired by prompt, on {text}; without a partner: {left}\n",
         highlight=False,
     )
     if comparison.same_text is not None:

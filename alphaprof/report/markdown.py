@@ -95,7 +95,7 @@ def check_markdown(check: Check) -> str:
         "",
     ]
     if check.paired is not None:
-        lines += [f"{fmt.count(check.paired)} documents paired by prompt.", ""]
+        lines += [f"{fmt.many(check.paired, 'document')} paired by prompt.", ""]
     if check.items:
         lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
         lines += [_row(*_cells(item)) for item in check.items]

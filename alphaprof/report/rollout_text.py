@@ -29,7 +29,7 @@ def rollout_terminal(rollout: Rollout, console: Console) -> None:
     """Print a table for each draft, and what its numbers are."""
     console.print(plain(f"{rollout.target} in {rollout.dtype} on {rollout.device}, batch 1"))
     foreign = f"; left out: {fmt.count(rollout.foreign)} with text that the target did not write" if rollout.foreign else ""
-    console.print(f"{fmt.count(rollout.documents)} documents{foreign}", highlight=False)
+    console.print(f"{fmt.many(rollout.documents, 'document')}{foreign}", highlight=False)
     console.print("A lossy rule writes its own text, not the target's: what it is worth is not measured here,", style="bold")
     console.print("and no verdict follows.\n", style="bold")
     for draft in dict.fromkeys(way.draft for text in rollout.texts for way in text.ways):

@@ -59,7 +59,7 @@ def _header(report: Report, console: Console) -> None:
     console.print(plain(f"alphaprof {report.alphaprof}   run {run.path} ({state})"))
     console.print(plain(f"target {run.target}   {run.dtype}   drafts {', '.join(run.drafts)}"))
     console.print(plain(f"text {'; '.join(run.texts) or 'none'}"))
-    console.print(f"{fmt.count(run.documents)} documents, {fmt.count(run.positions)} positions", highlight=False)
+    console.print(f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}", highlight=False)
     if run.imported is not None:
         told = "rounds at the gamma that was served; alpha and coverage are not known (n/a)"
         console.print(plain(f"imported from per-request metrics of {run.imported}: {told}"))

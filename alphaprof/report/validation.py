@@ -51,7 +51,7 @@ def _facts(validation: Validation) -> Iterator[str]:
         (validation.foreign, "with text that the target did not write"),
     ]
     without = "".join(f"; left out: {fmt.count(count)} {why}" for count, why in left if count)
-    yield f"{fmt.count(validation.documents)} documents, {validation.repeats} repeats{without}"
+    yield f"{fmt.many(validation.documents, 'document')}, {fmt.many(validation.repeats, 'repeat')}{without}"
     if validation.contexts:
         timed = f"steps were timed at {' and '.join(map(fmt.count, validation.contexts))} tokens of context"
         yield f"{timed}; these documents have {validation.mean_context:.0f} on average"
