@@ -587,6 +587,9 @@ def test_lines_say_where_rates_are_not_what_they_seem(run: Run, alphaprof: Runne
     _, _, errors = alphaprof(f"{run.path}:lookup", "--to", "vllm", "--gamma", 5)
     assert "of the rounds have no proposal: they are left out" in errors
     assert "what they lack is left to the reader, who has to propose as few" in errors
+    assert "rates are products of accepted / tested drafts: a proposal of 5 inside a text emits" in errors
+    _, _, errors = alphaprof(f"{run.path}:small", "--to", "vllm", "--gamma", 1)
+    assert "products" not in errors  # one draft is always inside its text
     _, _, errors = alphaprof(f"{run.path}:small", "--to", "sglang", "--gamma", 5, "--domain", "chat")
     assert "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6" in errors
 
@@ -653,3 +656,20 @@ def test_examples_of_the_page_ask_for_the_gamma_that_they_show(to: str, drafts: 
     (command,) = [line for line in section.splitlines() if f" --to {to} " in line]
     (gamma,) = re.findall(drafts, section)
     assert f" --gamma {gamma} " in command
+
+
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [
+        ("nvidia", "**ModelOpt** `conditional_accept_rates`"),
+        ("vllm", "`synthetic_acceptance_rates`"),
+        ("llamacpp", "`--spec-synth-rates`"),
+        ("sglang", "`SGLANG_SIMULATE_ACC_LEN`"),
+        ("dynamo", "**Dynamo** `aic_nextn`"),
+    ],
+)
+def test_the_names_of_readers_say_over_which_rounds_they_are(to: str, name: str) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "concepts.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("|") and name in line]
+    assert "(exports.md)" in row
+    assert ("over all rounds" in row) == (CONVENTIONS[to] == "all")

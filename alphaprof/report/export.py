@@ -179,10 +179,11 @@ def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
         f"acceptance length {found.chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
         f"emitted {emitted} tokens a round (over all rounds; the last of a text emits fewer)"
     )
-    if over == PROPOSING:
+    full = f"{1 + sum(found.chosen.marginal(over)):.3f}"
+    if full != f"{found.chosen.length(over):.3f}":
         yield (
-            f"rates are products of accepted / tested drafts: a proposal of {scope.gamma} inside a text emits "
-            f"{1 + sum(found.chosen.marginal(over)):.3f} by these; short ones and ends of texts make the length above of it"
+            f"rates are products of accepted / tested drafts: a proposal of {scope.gamma} inside a text emits {full}; "
+            "short ones and ends of texts make the length above of it"
         )
     if form.most is not None and scope.question.gamma == "auto" and max(found.depths) > form.most:
         yield f"the best gamma up to {form.most}, since the reader takes no more"
