@@ -41,6 +41,7 @@ def check_terminal(check: Check, console: Console) -> None:
     if check.items:
         console.print()
         _table(check, console)
+    _beside(check, console)
     word, style = WORDS[check.outcome]
     console.print(Text(word, style).append_text(plain(f"  {check.reason}")))
     level = fmt.level(check.confidence)
@@ -58,10 +59,20 @@ def _table(check: Check, console: Console) -> None:
     for item in check.items:
         word, style = WORDS[item.outcome]
         cells = (item.measure, fmt.count(item.documents), _number(item, item.threshold), _number(item, item.value))
-        bounds = f"[{_number(item, item.low)}, {_number(item, item.high)}]"
+        bounds = fmt.NOTHING if item.note else f"[{_number(item, item.low)}, {_number(item, item.high)}]"
         table.add_row(plain(short(item.domain)), *cells, bounds, Text(word, style))
     show(table, "thresholds", console)
     console.print()
+
+
+def _beside(check: Check, console: Console) -> None:
+    """What the table does not hold: why an item fails without bounds, and what was not judged."""
+    noted = [f"{short(item.domain)}: {item.note}" for item in check.items if item.note]
+    noted += [f"not judged: {short(item.domain)}: {item.reason}" for item in check.unjudged]
+    for line in noted:
+        console.print(plain(line))
+    if noted:
+        console.print()
 
 
 def _number(item: Item, value: float | None) -> str:

@@ -1,0 +1,98 @@
+"""The gate against a baseline: a draft that stops proposing fails, and what cannot be judged is said."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from alphaprof.cli import app
+from alphaprof.errors import AlphaprofError
+from alphaprof.formats import json_schema
+from alphaprof.log.store import Run
+from tests.synthetic import Domain, Recipe, rewritten, write_run
+
+CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)
+WIDE = ("--margin", "1")  # whatever alpha is, it is not lower by more
+FORMATS = ("terminal", "json", "md", "junit")
+
+
+def run_of(folder: Path, silent: tuple[str, ...] = (), **domains: Domain) -> Run:
+    """A run of some domains, in which the draft proposes nothing in those that are `silent`."""
+
+    def stop(frame: pd.DataFrame) -> None:
+        frame.loc[frame["domain"].astype(str).isin(silent), "proposed"] = 0
+
+    run = write_run(folder, Recipe(domains=domains or {"code": CODE, "chat": CHAT}, gammas=(1, 3)))
+    return rewritten(run, "small", stop) if silent else run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Runs on the same prompts: a draft that proposes everywhere, not in chat, nowhere; and runs with other domains."""
+    folder = tmp_path_factory.mktemp("baseline")
+    return {
+        "whole": run_of(folder / "whole"),
+        "quiet": run_of(folder / "quiet", ("chat",)),
+        "mute": run_of(folder / "mute", ("code", "chat")),
+        "more": run_of(folder / "more", code=CODE, chat=CHAT, poetry=CHAT),
+        "other": run_of(folder / "other", code=CODE, songs=CHAT),
+    }
+
+
+def held(new: Run, old: Run, *arguments: str) -> tuple[int, Any, str]:
+    """Exit code, JSON, and both lines of a failure."""
+    result = CliRunner().invoke(app, ["check", str(new.path), "--baseline", str(old.path), *arguments, "--format", "json"])
+    error = result.exception
+    if not isinstance(error, AlphaprofError):
+        assert error is None, error
+        return result.exit_code, json.loads(result.stdout), ""
+    return error.exit_code, json.loads(result.stdout) if result.stdout else None, f"{error.message} | {error.hint}"
+
+
+def test_a_draft_that_stops_proposing_in_a_domain_fails_there(runs: dict[str, Run]) -> None:
+    code, found, text = held(runs["quiet"], runs["whole"], *WIDE)
+    items = {item["domain"]: item for item in found["items"]}
+    assert (code, found["outcome"], items["code"]["outcome"], items["chat"]["outcome"]) == (10, "fail", "pass", "fail")
+    assert [items["chat"][name] for name in ("value", "low", "high", "documents")] == [None, None, None, 24]
+    assert "alpha_difference of chat: the draft proposes nothing there any more" in text
+    jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
+
+
+@pytest.mark.parametrize("output", FORMATS)
+def test_every_format_says_why_it_fails(output: str, runs: dict[str, Run]) -> None:
+    call = ["check", str(runs["quiet"].path), "--baseline", str(runs["whole"].path), *WIDE, "--format", output]
+    text = " ".join(CliRunner().invoke(app, call).stdout.split())
+    assert "proposes nothing there any more" in text
+    assert ("fail" in text) or ("FAIL" in text)
+
+
+def test_a_domain_of_which_the_baseline_proposes_nothing_is_said(runs: dict[str, Run]) -> None:
+    code, found, _ = held(runs["whole"], runs["quiet"], *WIDE)
+    assert (code, [item["domain"] for item in found["items"]]) == (0, ["code"])
+    assert found["unjudged"] == [{"domain": "chat", "reason": "the baseline's draft proposes nothing there"}]
+    assert found["reason"].endswith("; not judged: chat")
+
+
+def test_domains_without_a_partner_are_said(runs: dict[str, Run]) -> None:
+    _, found, _ = held(runs["whole"], runs["more"], *WIDE)
+    assert [(item["domain"], "and the baseline does" in item["reason"]) for item in found["unjudged"]] == [("poetry", True)]
+    _, found, _ = held(runs["more"], runs["whole"], *WIDE)
+    assert found["unjudged"] == [{"domain": "poetry", "reason": "the baseline does not have the domain"}]
+
+
+@pytest.mark.parametrize("output", FORMATS)
+def test_every_format_says_what_was_not_judged(output: str, runs: dict[str, Run]) -> None:
+    call = ["check", str(runs["other"].path), "--baseline", str(runs["whole"].path), *WIDE, "--format", output]
+    text = CliRunner().invoke(app, call).stdout
+    assert all(domain in text for domain in ("chat", "songs", "does not have the domain"))
+    if output == "junit":
+        suite = ET.fromstring(text)  # noqa: S314  (our own)
+        assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "0", "2")
+        assert len(suite.findall("testcase/skipped")) == 2
