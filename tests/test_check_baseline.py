@@ -96,3 +96,36 @@ def test_every_format_says_what_was_not_judged(output: str, runs: dict[str, Run]
         suite = ET.fromstring(text)  # noqa: S314  (our own)
         assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "0", "2")
         assert len(suite.findall("testcase/skipped")) == 2
+
+
+def test_a_single_domain_that_falls_silent_fails_like_any_other(runs: dict[str, Run], tmp_path: Path) -> None:
+    whole, silent = run_of(tmp_path / "whole", code=CODE), run_of(tmp_path / "silent", ("code",), code=CODE)
+    code, found, _ = held(silent, whole, *WIDE)
+    assert (code, [item["outcome"] for item in found["items"]]) == (10, ["fail"])
+    code, found, text = held(runs["mute"], runs["whole"], *WIDE)
+    assert (code, [item["outcome"] for item in found["items"]]) == (10, ["fail", "fail"])
+    assert text.count("proposes nothing there any more") == 2
+
+
+NOTHING = {
+    "a silent baseline": ("whole", "mute", (), "the baseline's draft proposes nothing there", "a baseline whose draft"),
+    "both silent": ("quiet", "mute", (), "nor does this one", "a baseline whose draft"),
+    "another rule": (
+        "whole",
+        "quiet",
+        ("--rule", "one_hot"),
+        "one_hot does not belong to its text (greedy)",
+        "--rule strict",
+    ),
+}
+
+
+@pytest.mark.parametrize(("new", "old", "options", "problem", "hint"), NOTHING.values(), ids=NOTHING)
+def test_where_nothing_can_be_judged_the_reason_is_said(
+    new: str, old: str, options: tuple[str, ...], problem: str, hint: str, runs: dict[str, Run]
+) -> None:
+    code, found, text = held(runs[new], runs[old], *options)
+    assert (code, found) == (12, None)
+    assert problem in text
+    assert hint in text
+    assert ("--rule" in text) == bool(options)  # the rule is not what is wrong with a silent draft
