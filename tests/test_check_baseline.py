@@ -129,3 +129,50 @@ def test_where_nothing_can_be_judged_the_reason_is_said(
     assert problem in text
     assert hint in text
     assert ("--rule" in text) == bool(options)  # the rule is not what is wrong with a silent draft
+
+
+def logged(folder: Path, rounds: tuple[int, ...], plain: int) -> Run:
+    """An imported run of 12 requests, each with `rounds` that kept so many of 3 drafts, and more that had none."""
+    histogram = [rounds.count(kept) for kept in range(4)]
+    metrics = {
+        "acceptance_histogram": histogram,
+        "num_spec_steps": len(rounds),
+        "num_accepted_draft_tokens": sum(rounds),
+        "num_draft_tokens": 3 * len(rounds),
+    }
+    lines = [
+        {
+            "model": "target",
+            "prompt_token_ids": [number],
+            "completion_tokens": 1 + len(rounds) + sum(rounds) + plain + number % 2,
+            "spec_decode_metrics": metrics,
+        }
+        for number in range(12)
+    ]
+    folder.mkdir()
+    path = folder / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = CliRunner().invoke(app, ["import", "vllm", str(path), "--rule", "strict", "--out", str(folder / "run")])
+    assert result.exception is None, result.exception
+    return Run.open(folder / "run")
+
+
+def test_a_served_draft_that_proposes_more_rarely_fails(tmp_path: Path) -> None:
+    """It keeps as many drafts of a proposal as before: acceptance length is the same, and tokens per round are fewer."""
+    often, rarely = logged(tmp_path / "often", (3, 1) * 10, 0), logged(tmp_path / "rarely", (3, 1), 36)
+    code, found, _ = held(rarely, often, "--margin", "0.1")
+    (item,) = found["items"]
+    assert (code, item["measure"], item["outcome"]) == (10, "tokens_per_round_difference", "fail")
+    # 12 requests of 60 tokens, every second with one more, in 20 rounds (21), and of 42 (43) in 38 (39).
+    assert item["value"] == pytest.approx((12 * 42 + 6) / (12 * 38 + 6) - (12 * 60 + 6) / (12 * 20 + 6))
+    assert held(often, rarely, "--margin", "0.1")[0] == 0
+
+
+def test_a_served_draft_that_proposes_nothing_fails_with_one_token_a_round(tmp_path: Path) -> None:
+    often, never = logged(tmp_path / "often", (3, 1), 0), logged(tmp_path / "never", (), 6)
+    code, found, text = held(never, often, *WIDE)
+    (item,) = found["items"]
+    assert (code, item["outcome"], item["low"], item["high"]) == (10, "fail", None, None)
+    assert item["value"] == pytest.approx(1 - (12 * 6 + 6) / (12 * 2 + 6))
+    assert "proposes nothing there any more" in text
+    assert held(often, never)[0] == 12

@@ -355,35 +355,32 @@ def test_a_check_of_acceptance_length_counts_as_the_engine_does(pair: tuple[Run,
     assert (content["outcome"], content["gamma"]) == ("pass", 3)
 
 
-def lengths(run: Run) -> dict[str, tuple[Any, Any]]:
-    """Accepted drafts and rounds that had any, by domain."""
+def spent(run: Run) -> dict[str, tuple[Any, Any]]:
+    """Tokens behind the first and all rounds, by domain."""
     rows = alphaprof.open(run.path).totals()
     domains = run.documents().to_pandas()["domain"].astype(str)
-    parts = {name: np.stack(rows[f"{name}_depths_3"].tolist()) for name in ("accepted", "drafted")}
-    return {
-        domain: (parts["accepted"][domains == domain].sum(1), parts["drafted"][domains == domain][:, 0])
-        for domain in domains.unique()
-    }
+    parts = [rows[name].to_numpy() for name in ("tokens", "rounds_3")]
+    return {domain: (parts[0][domains == domain], parts[1][domains == domain]) for domain in domains.unique()}
 
 
-def test_a_baseline_of_imported_runs_is_a_check_of_acceptance_length(pair: tuple[Run, Run]) -> None:
+def test_a_baseline_of_imported_runs_is_a_check_of_tokens_per_round(pair: tuple[Run, Run]) -> None:
     good, bad = pair
     result = invoke("check", bad.path, "--baseline", good.path, "--margin", "0.1", "--format", "json")
     content = json.loads(result.stdout)
     assert (result.exception.exit_code, content["outcome"], content["gamma"], content["paired"]) == (10, "fail", 3, 42)  # type: ignore[union-attr]
     rng = np.random.default_rng(0)
     for item in content["items"]:
-        sides = [lengths(run)[item["domain"]] for run in (good, bad)]
-        before, after = (1 + accepted.sum() / rounds.sum() for accepted, rounds in sides)
-        assert (item["measure"], item["outcome"]) == ("acceptance_length_difference", "fail")
+        sides = [spent(run)[item["domain"]] for run in (good, bad)]
+        before, after = (tokens.sum() / rounds.sum() for tokens, rounds in sides)
+        assert (item["measure"], item["outcome"]) == ("tokens_per_round_difference", "fail")
         assert item["value"] == pytest.approx(after - before)
         draws = rng.integers(0, 14, (2000, 14))  # documents drawn again: an independent look at the spread
-        redrawn = [accepted[draws].sum(1) / rounds[draws].sum(1) for accepted, rounds in sides]
+        redrawn = [tokens[draws].sum(1) / rounds[draws].sum(1) for tokens, rounds in sides]
         spread = float((redrawn[1] - redrawn[0]).std())
         assert 1.2 * spread < item["value"] - item["low"] < 3.5 * spread
     again = json.loads(invoke("check", good.path, "--baseline", bad.path, "--format", "json").stdout)
     assert again["outcome"] == "pass"
-    assert "acceptance_length_difference" in invoke("check", good.path, "--baseline", bad.path).stdout
+    assert "tokens_per_round_difference" in invoke("check", good.path, "--baseline", bad.path).stdout
 
 
 def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -> None:

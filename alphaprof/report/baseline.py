@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.estimate import Estimate, by_cluster
+from alphaprof.analysis.estimate import Estimate
 from alphaprof.analysis.gates import Gate, Judged, judge, together
 from alphaprof.analysis.paired import inverse_difference, share_difference
 from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable
 from alphaprof.log.store import Run
 from alphaprof.report.build import Inquiry
 from alphaprof.report.check import (
     DIFFERENCE,
-    LENGTH_DIFFERENCE,
+    TOKENS_DIFFERENCE,
     Check,
     Item,
+    Measure,
     Unjudged,
     accepted_of,
     one_rule,
@@ -37,8 +38,6 @@ from alphaprof.report.compare import Paired, Side, paired_pools, summed
 from alphaprof.report.format import text_kind
 from alphaprof.report.pool import Pool
 
-Array = np.ndarray[Any, Any]
-Sums = tuple[Array, Array]
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 
 
@@ -55,6 +54,8 @@ class Both:
         """Why this text cannot be judged; None where it can."""
         if self.old.policy not in parse_rule(rule).rule.policies:
             return f"{rule} does not belong to its text ({text_kind(self.old.continuation, self.old.sampling)})"
+        if self.gamma is not None and not all(pool["tokens"].sum() for pool in (self.old, self.new)):
+            return "no text of one side is longer than the one token of its prefill"
         if _silent(self.old, self.gamma):
             return f"the baseline's draft proposes nothing there{', nor does this one' if self.silent else ''}"
         return None
@@ -64,11 +65,17 @@ class Both:
         """Whether the new side proposes nothing at all."""
         return _silent(self.new, self.gamma)
 
+    @property
+    def measure(self) -> Measure:
+        """What the two are compared by."""
+        return DIFFERENCE if self.gamma is None else TOKENS_DIFFERENCE
+
     def difference(self, confidence: float) -> Estimate:
-        """The new side's alpha less the old one's; at a gamma, acceptance length. With an interval over units."""
+        """The new side's alpha less the old one's; at a gamma, tokens per round. With an interval over units."""
         if self.gamma is None:
             return share_difference(summed(self.old), summed(self.new), confidence)
-        return inverse_difference(_lengths(self.old, self.gamma), _lengths(self.new, self.gamma), confidence, self.gamma)
+        sides = [spent_and_base(pool.counts(self.gamma), free_draft(self.gamma)) for pool in (self.old, self.new)]
+        return inverse_difference(sides[0], sides[1], confidence, self.gamma)
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """One-sided bounds of the difference, each wrong with probability `tail`."""
@@ -76,24 +83,21 @@ class Both:
         return found.low, found.high
 
     def lost(self, threshold: float) -> Item:
-        """The item of a draft that no longer proposes anything: its alpha is not known, its acceptance length is 1."""
+        """The item of a draft that no longer proposes anything: its alpha is not known, its rounds have one token each."""
         units = len(np.unique(self.old.cluster))
-        if self.gamma is None:
-            return Item(DIFFERENCE, self.domain, threshold, None, None, None, units, "fail", LOST)
-        rounds, tokens = _lengths(self.old, self.gamma)
-        value = 1 - float(tokens.sum() / rounds.sum())
-        return Item(LENGTH_DIFFERENCE, self.domain, threshold, value, None, None, units, "fail", LOST)
+        value = self.difference(0.5).value if self.gamma is not None else None
+        return Item(self.measure, self.domain, threshold, value, None, None, units, "fail", LOST)
 
     def item(self, threshold: float, confidence: float, judged: Judged) -> Item:
         """The item of a draft that proposes something."""
-        measure = DIFFERENCE if self.gamma is None else LENGTH_DIFFERENCE
+        measure = DIFFERENCE if self.gamma is None else TOKENS_DIFFERENCE
         value = self.difference(confidence)
         return Item(measure, self.domain, threshold, value.value, judged.low, judged.high, value.documents, judged.outcome)
 
 
 def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_target_change: bool) -> Check:
     """A draft held against an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
-    imported runs, no acceptance length. Raises `NotComparable` with the reason.
+    imported runs, no domain's tokens per round. Raises `NotComparable` with the reason.
     """
     require_comparable(old, new, allow_target_change)
     gamma = new.run.gammas[0] if new.run.imported else None
@@ -127,12 +131,6 @@ def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_
 def _silent(pool: Pool, gamma: int | None) -> bool:
     """Whether there is no proposal at all."""
     return not accepted_of(pool, gamma)[1].sum()
-
-
-def _lengths(pool: Pool, gamma: int) -> Sums:
-    """By independent unit, rounds that had a proposal, and the tokens that make them acceptance length."""
-    accepted, rounds = by_cluster(pool.cluster, *accepted_of(pool, gamma))
-    return rounds, rounds + accepted
 
 
 def _items(texts: Sequence[Both], threshold: float, confidence: float) -> tuple[Item, ...]:

@@ -20,12 +20,12 @@ from alphaprof.report.pool import Pool
 from alphaprof.report.result import share
 
 Array = np.ndarray[Any, Any]
-Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "acceptance_length_difference"]
+Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "tokens_per_round_difference"]
 ALPHA: Measure = "alpha"
 LENGTH: Measure = "acceptance_length"
 SPEEDUP: Measure = "speedup"
 DIFFERENCE: Measure = "alpha_difference"
-LENGTH_DIFFERENCE: Measure = "acceptance_length_difference"
+TOKENS_DIFFERENCE: Measure = "tokens_per_round_difference"
 EVERY = ""  # the domain of a threshold that holds for every domain
 
 

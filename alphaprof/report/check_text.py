@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.report import format as fmt
-from alphaprof.report.check import DIFFERENCE, LENGTH_DIFFERENCE, SPEEDUP, Check, Item
+from alphaprof.report.check import DIFFERENCE, SPEEDUP, TOKENS_DIFFERENCE, Check, Item
 from alphaprof.report.format import short
 from alphaprof.report.json import plain_values
 from alphaprof.report.tables import named_table, plain, show
@@ -76,6 +76,6 @@ def _beside(check: Check, console: Console) -> None:
 
 
 def _number(item: Item, value: float | None) -> str:
-    if value is not None and item.measure in (DIFFERENCE, LENGTH_DIFFERENCE):
+    if value is not None and item.measure in (DIFFERENCE, TOKENS_DIFFERENCE):
         return f"{value:+.3f}"
     return fmt.number(value, 3, "x" if item.measure == SPEEDUP else "")
