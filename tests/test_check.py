@@ -184,3 +184,28 @@ def test_two_rules_of_two_kinds_of_text_must_be_told_apart(tmp_path: Path) -> No
     found = CliRunner().invoke(app, ["check", str(run.path), "--min-alpha", "0.01"])
     assert isinstance(found.exception, AlphaprofError)
     assert "each with a rule of its own" in found.exception.message
+
+
+AUTO = dataclasses.replace(RECIPE, decision={"draft": "auto", "gamma": "auto"})
+
+
+@pytest.mark.parametrize("draft", ["small", "poor"])
+def test_a_draft_is_checked_at_the_gamma_that_is_best_for_it(draft: str, tmp_path: Path) -> None:
+    """Also where the verdict on the whole traffic chose another draft: the gamma that an export of this one has."""
+    run = write_run(tmp_path / "run", AUTO)
+    exported = CliRunner().invoke(app, ["export", f"{run.path}:{draft}", "--to", "nvidia"])
+    for measure in ("--min-speedup", "--min-acceptance-length"):
+        code, found, _ = check(run, "--draft", draft, measure, "0.1")
+        assert (code, found["draft"]) == (0, draft)
+        assert f"rule strict, gamma {found['gamma']}," in exported.stderr
+
+
+def test_where_no_gamma_is_known_to_be_the_best_all_are_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", dataclasses.replace(AUTO, latency=False))
+    code, _, result = check(run, "--draft", "poor", "--min-acceptance-length", "1")
+    assert isinstance(result.exception, AlphaprofError)
+    assert (code, result.exception.hint) == (2, "name one: --gamma 1 or 3")
+    assert "no gamma is known to be the best for" in result.exception.message
+    code, _, result = check(run, "--min-alpha", "0.1")
+    assert isinstance(result.exception, AlphaprofError)
+    assert (code, result.exception.hint) == (2, "name one: --draft small or poor")

@@ -14,10 +14,12 @@ from alphaprof.analysis.gates import Gate, Outcome, judge, together
 from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
 from alphaprof.log.store import Run
-from alphaprof.report.build import Inquiry, build_report, by_domain, found_pools
+from alphaprof.report.build import Inquiry, build_report, by_domain, evidence_of, found_pools
 from alphaprof.report.format import short
+from alphaprof.report.model import Traffic
 from alphaprof.report.pool import Pool
 from alphaprof.report.result import share
+from alphaprof.report.traffic import judge_traffic
 
 Array = np.ndarray[Any, Any]
 Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "tokens_per_round_difference"]
@@ -165,22 +167,47 @@ def require_passed(check: Check, undecided_fails: bool) -> None:
 
 
 def _settled(run: Run, inquiry: Inquiry, subject: Subject, needs_gamma: bool) -> tuple[str, str, int | None]:
-    """Draft, rule and gamma: as named, else as the decision fixes them, else as the run chose them."""
-    draft = subject.draft or (inquiry.question.draft if inquiry.question.draft != "auto" else None)
-    gamma = subject.gamma or (inquiry.question.gamma if isinstance(inquiry.question.gamma, int) else None)
+    """Draft, rule and gamma (None where no threshold needs one): as named, else as the decision fixes them, else as the
+    verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does.
+    """
+    question = inquiry.question
+    draft = subject.draft or (question.draft if question.draft != "auto" else None)
+    gamma = subject.gamma or (question.gamma if isinstance(question.gamma, int) else None)
     if draft is None and len(run.manifest.drafts) == 1:
         draft = next(iter(run.manifest.drafts))
+    if draft is not None:
+        _require_draft(run, draft)
     if draft is None or (gamma is None and needs_gamma):
-        traffic = build_report(run).traffic
-        draft = draft or traffic.draft
-        gamma = gamma or (traffic.gamma if traffic.draft == draft else None)
-    if draft is None or draft not in run.manifest.drafts:
-        raise OptionInvalid(
-            f"{run.path} has no draft {draft or 'of its own choice'}", f"name one: {', '.join(run.manifest.drafts)}"
-        )
+        chosen = _chosen(run, draft, subject.rule)
+        if chosen.draft is None or chosen.gamma is None:
+            what, names = f"gamma is known to be the best for {run.path}:{draft}", _gammas(run)
+            if draft is None:
+                what, names = f"draft of {run.path} is known to be the best", f"--draft {' or '.join(run.manifest.drafts)}"
+            raise OptionInvalid(f"no {what}: {chosen.reason}", f"name one: {names}")
+        draft, gamma = chosen.draft, gamma or chosen.gamma
     if needs_gamma and gamma not in run.gammas:
-        raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: --gamma {run.gammas[0]}")
-    return draft, subject.rule or one_rule(inquiry), gamma
+        raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: {_gammas(run)}")
+    return draft, subject.rule or one_rule(inquiry), gamma if needs_gamma else None
+
+
+def _chosen(run: Run, draft: str | None, rule: str | None) -> Traffic:
+    """The verdict on one draft (None: on the one of the decision), which chooses what is `auto`."""
+    decision = run.manifest.config["decision"] | {
+        name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None
+    }
+    inquiry = Inquiry.of(run, "engine", run.manifest.config | {"decision": decision})
+    evidence = evidence_of(inquiry, list(found_pools(inquiry, inquiry.deciding)))
+    return judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas)
+
+
+def _require_draft(run: Run, draft: str) -> None:
+    if draft not in run.manifest.drafts:
+        raise OptionInvalid(f"{run.path} has no draft {draft}", f"name one: {', '.join(run.manifest.drafts)}")
+
+
+def _gammas(run: Run) -> str:
+    """The options that name a gamma of a run."""
+    return f"--gamma {' or '.join(map(str, run.gammas))}"
 
 
 def one_rule(inquiry: Inquiry) -> str:
