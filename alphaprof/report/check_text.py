@@ -46,7 +46,8 @@ def check_terminal(check: Check, console: Console) -> None:
     console.print(Text(word, style).append_text(plain(f"  {check.reason}")))
     level = fmt.level(check.confidence)
     for line in (
-        f"bounds: one-sided at {level}; an upper one that fails has Holm's correction for all thresholds together.",
+        f"bounds: one-sided; the lower ones at {level}, the upper ones at {level} over all thresholds together (Holm), "
+        "so that they widen with their number.",
         "pass: every lower bound reaches its threshold. fail: some upper bound is below it. else undecided.",
     ):
         console.print(line, style="dim", highlight=False)
