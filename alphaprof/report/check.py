@@ -15,6 +15,7 @@ from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
 from alphaprof.log.store import Run
 from alphaprof.report.build import Inquiry, build_report, by_domain, evidence_of, found_pools
+from alphaprof.report.compare import require_drafts
 from alphaprof.report.format import short
 from alphaprof.report.model import Traffic
 from alphaprof.report.pool import Pool
@@ -170,6 +171,7 @@ def _settled(run: Run, inquiry: Inquiry, subject: Subject, needs_gamma: bool) ->
     """Draft, rule and gamma (None where no threshold needs one): as named, else as the decision fixes them, else as the
     verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does.
     """
+    require_drafts(run)
     question = inquiry.question
     draft = subject.draft or (question.draft if question.draft != "auto" else None)
     gamma = subject.gamma or (question.gamma if isinstance(question.gamma, int) else None)
