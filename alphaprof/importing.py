@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from alphaprof import __version__
-from alphaprof.analysis.engine_lines import Line, json_lines, shown
-from alphaprof.analysis.engine_requests import EngineRequest, LeftOut, request_of
+from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines, shown
+from alphaprof.analysis.engine_requests import EngineRequest, request_of
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, totals_table
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
 from alphaprof.loader import apply_override, validate

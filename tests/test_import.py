@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import alphaprof
-from alphaprof.analysis.engine_lines import LONGEST_LINE, Line
-from alphaprof.analysis.engine_requests import LeftOut, request_of
+from alphaprof.analysis.engine_lines import LONGEST_LINE, LeftOut, Line
+from alphaprof.analysis.engine_requests import request_of
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError, NoPositionLog
 from alphaprof.formats import json_schema
@@ -185,6 +185,14 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "completion_tokens": 54,
         "spec_decode_metrics": row["metrics"]["speculative_decoding"],
     },
+    "with an empty error": lambda row: row | {"error": ""},
+    "with an empty error inside": lambda row: {"response": row | {"error": {}}, "error": {}},
+    "with its text": lambda row: row | {"response": "Once upon a time"},
+    "with another object": lambda row: row | {"response": {"text": "Once", "error": "none"}},
+    "with half by step": lambda row: (
+        row | {"metrics": {"speculative_decoding": METRICS | {"per_step_accepted": [3] * 3 + [1] + [0] * 39}}}
+    ),
+    "with the other half": lambda row: row | {"metrics": {"speculative_decoding": METRICS | {"per_step_drafted": [3] * 43}}},
     "a stream's last": lambda row: row | {"object": "chat.completion.chunk", "choices": []},
     "another name": lambda row: (
         row
@@ -512,7 +520,21 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "too far beyond": (used(prompt_tokens=5, completion_tokens=50), "write 53 after the first"),
     "no tokens": (used(prompt_tokens=5), "completion_tokens is missing"),
     "no prompt": (used(prompt_tokens=0, completion_tokens=54), "prompt_tokens is missing, or 0"),
-    "half by step": (changed(per_step_accepted=[0] * 43), "per_step_drafted is None, no list"),
+    "half by step": (
+        changed(per_step_accepted=[0] * 39 + [1] + [3] * 3, num_draft_tokens=128),
+        "drafted 128 tokens, and not which of them fewer than 3; per_step_drafted is missing",
+    ),
+    "other half": (changed(per_step_accepted=[0] * 43), "per_step_accepted and acceptance_histogram [39, 1, 0, 3] differ"),
+    "half accepted more": (
+        changed(per_step_accepted=[0] * 39 + [1] + [4] * 3),
+        "per_step_accepted and acceptance_histogram",
+    ),
+    "half drafted": (changed(per_step_drafted=[3] * 42 + [2]), "per_step_drafted and 43 rounds drafted 129 tokens differ"),
+    "an error beside metrics": (response() | {"error": "cut off"}, "an error stands beside the metrics"),
+    "a status beside metrics": (
+        {"response": {"status_code": 500, "body": response()}},
+        "an error stands beside the metrics",
+    ),
     "other steps": (changed(per_step_accepted=[0], per_step_drafted=[3]), "by round they are 3"),
     "uneven steps": (changed(per_step_accepted=[0, 0], per_step_drafted=[3]), "do not fit each other"),
     "accepted more": (changed(per_step_accepted=[2] * 43, per_step_drafted=[1] * 43), "do not fit each other"),
@@ -616,16 +638,17 @@ def test_requests_of_one_engine_are_refused_where_they_do_not_belong_together(tm
 def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
     idle = response(2, **counted([], [], 3)) | {"usage": {"prompt_tokens": 5, "completion_tokens": 10}}
     failed = {"custom_id": "c", "response": {"status_code": 400, "body": {}}, "error": None}
+    broken = [{"error": {"message": "no"}}, {"response": None, "error": "no"}, {"response": {"object": "error"}}]
     empty = response(3) | {"usage": {"prompt_tokens": 5, "completion_tokens": 0}}
     several, uneven = response(4) | {"metrics": None}, response(5, num_draft_tokens=128)
     beyond = response(6) | {"usage": {"prompt_tokens": 5, "completion_tokens": 40}}
-    run = imported(tmp_path, [response(1), idle, failed, empty, several, uneven, beyond], *STRICT, "--leave-out")
+    run = imported(tmp_path, [response(1), idle, failed, *broken, empty, several, uneven, beyond], *STRICT, "--leave-out")
     report = build_report(run)
     (item,) = report.results[0].gammas
     assert (item.rounds, item.tokens_per_round.value) == (43 + 9, pytest.approx((53 + 9) / (43 + 9)))  # type: ignore[union-attr]
     assert item.acceptance_length == METRICS["mean_acceptance_length"]
     assert run.manifest.skipped == {
-        "the engine answered with an error": 1,
+        "the engine answered with an error": 4,
         "no token was written": 1,
         "their metrics do not tell their rounds": 3,
     }
