@@ -603,6 +603,20 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "cluster key": ((*STRICT, "--cluster-key", "metrics"), 3, "no name"),
     "set": ((*STRICT, "--set", "target.dtype=float32"), 2, "decision.* and costs.* only"),
     "weights": ((*STRICT, "--set", "decision.weights={code: 1.0}"), 2, "every domain"),
+    "rule": ((*STRICT, "--set", "decision.rule=lossless"), 2, "the engine kept drafts by strict"),
+    "rule of sampled text": (
+        ("--rule", "lossless", "--temperature", "1", "--set", "decision.rule=auto"),
+        2,
+        "the engine kept drafts by lossless",
+    ),
+    "greedy top p": ((*STRICT, "--top-p", "0.5"), 2, "strict is greedy decoding"),
+    "greedy top k": ((*STRICT, "--top-k", "5"), 2, "--rule one_hot or lossless, with --temperature"),
+    "greedy min p": ((*STRICT, "--temperature", "0", "--min-p", "0.1"), 2, "strict is greedy decoding"),
+    "a roofline": ((*STRICT, "--set", "costs.source=roofline"), 2, "| give step times of your engine"),
+    "no path": ((*STRICT, "--set", "costs.source=table"), 2, "| name it as well: --set costs.path=VALUE"),
+    "top p": (("--rule", "one_hot", "--temperature", "1", "--top-p", "0"), 2, "| name another --top-p"),
+    "confidence": ((*STRICT, "--set", "decision.confidence=2"), 2, "| write another value: --set decision.confidence=VALUE"),
+    "unknown": ((*STRICT, "--set", "decision.confidnce=0.9"), 2, "| did you mean confidence?"),
 }
 
 
