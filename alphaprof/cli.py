@@ -123,23 +123,14 @@ def check(
     Without thresholds and baseline: the run's own decision.
     """
     from alphaprof.loader import known_rules
-    from alphaprof.report.check import require_passed
+    from alphaprof.report.check import Measure, require_passed
     from alphaprof.report.checks import Asked, checked
     from alphaprof.report.render import render_check
 
     named = known_rules([rule], "--rule")[0] if rule else None
-    found = checked(
-        Asked(
-            run,
-            draft,
-            named,
-            gamma,
-            {"alpha": min_alpha or [], "acceptance_length": min_length or [], "speedup": min_speedup or []},
-            baseline,
-            margin,
-            target_change,
-        )
-    )
+    texts: list[tuple[Measure, list[str] | None]] = [("alpha", min_alpha), ("acceptance_length", min_length)]
+    minimums = {measure: given or [] for measure, given in [*texts, ("speedup", min_speedup)]}
+    found = checked(Asked(run, draft, named, gamma, minimums, baseline, margin, target_change))
     print_text(render_check(found, output.value, to_file=out is not None), out)
     if found.outcome == "undecided" and undecided is Undecided.passes:
         print(f"warning: {one_line(found.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)

@@ -209,7 +209,7 @@ def _answerable(tree: dict[str, Any], served: Served) -> dict[str, Any]:
         raise ProfileInvalid(error.message, _hint(error)) from None
     if options.decision.rule != served.rule:
         raise ProfileInvalid(
-            f"--set decision.rule={options.decision.rule}: the engine kept drafts by {served.rule}, and counted these rounds",
+            f"--set decision.rule={options.decision.rule}: the engine kept drafts by {served.rule}, and counted its rounds",
             "leave it out: the decision is about the rule that --rule names",
         )
     return options.resolved(Path()).model_dump(mode="json")

@@ -69,7 +69,7 @@ def _table(check: Check, console: Console) -> None:
 def _beside(check: Check, console: Console) -> None:
     """What the table does not hold: why an item fails without bounds, and what was not judged."""
     noted = [f"{short(item.domain)}: {item.note}" for item in check.items if item.note]
-    noted += [f"not judged: {short(item.domain)}: {item.reason}" for item in check.unjudged]
+    noted += [f"not judged: {short(item.domain)} ({item.reason})" for item in check.unjudged]
     for line in noted:
         console.print(plain(line))
     if noted:

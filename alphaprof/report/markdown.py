@@ -94,7 +94,7 @@ def check_markdown(check: Check) -> str:
         lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
         lines += [_row(*_cells(item)) for item in check.items]
     notes = [f"- {escaped(item.domain)}: {escaped_sentence(item.note)}" for item in check.items if item.note]
-    notes += [f"- not judged: {escaped(item.domain)}: {escaped_sentence(item.reason)}" for item in check.unjudged]
+    notes += [f"- not judged: {escaped(item.domain)} ({escaped_sentence(item.reason)})" for item in check.unjudged]
     if notes:
         lines += ["", *notes]
     return "\n".join(lines).rstrip() + "\n"
