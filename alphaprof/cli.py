@@ -123,14 +123,13 @@ def check(
     Without thresholds and baseline: the run's own decision.
     """
     from alphaprof.loader import known_rules
-    from alphaprof.report.check import Measure, require_passed
-    from alphaprof.report.checks import Asked, checked
+    from alphaprof.report.check import require_passed
+    from alphaprof.report.checks import Asked, checked, minimums
     from alphaprof.report.render import render_check
 
     named = known_rules([rule], "--rule")[0] if rule else None
-    texts: list[tuple[Measure, list[str] | None]] = [("alpha", min_alpha), ("acceptance_length", min_length)]
-    minimums = {measure: given or [] for measure, given in [*texts, ("speedup", min_speedup)]}
-    found = checked(Asked(run, draft, named, gamma, minimums, baseline, margin, target_change))
+    least = minimums(min_alpha, min_length, min_speedup)
+    found = checked(Asked(run, draft, named, gamma, least, baseline, margin, target_change))
     print_text(render_check(found, output.value, to_file=out is not None), out)
     if found.outcome == "undecided" and undecided is Undecided.passes:
         print(f"warning: {one_line(found.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)

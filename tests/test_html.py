@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from alphaprof.errors import ExtraMissing
 from alphaprof.report import format as fmt
+from alphaprof.report.build import build_report
 from alphaprof.report.html.page import RESOURCES, render_html
 from alphaprof.report.html.plots import label
 from alphaprof.report.model import Report
 from tests.reporting import HOSTILE, reported
-from tests.synthetic import Domain, Recipe
+from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
 RECIPES = {
@@ -32,6 +36,18 @@ RECIPES = {
     "no step times": Recipe(latency=False),
     "certificates": Recipe(certificates=True, rules=("strict", "additive_0p1")),
     "phases": Recipe(thinking=0.5),
+    "two temperatures": Recipe(
+        domains={"code": SAMPLED},
+        sources=[("code", dataclasses.replace(SAMPLED, temperature=0.5))],
+        rules=("one_hot", "lossless", "strict"),
+    ),
+    "given": Recipe(
+        domains={"code": Domain(continuation="given")},
+        sources=[("code", Domain(continuation="given", on_policy=False, alpha=0.3))],
+        rules=("strict", "additive_0p1"),
+        certificates=True,
+    ),
+    "alike": Recipe(domains={"x" * 60 + "1": Domain(), "x" * 60 + "2": Domain(alpha=0.3)}, rules=("strict", "one_hot")),
 }
 
 
@@ -93,7 +109,7 @@ def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
         assert fmt.share_interval(result.alpha) in page.text
         best = [item for item in result.gammas if item.gamma == result.best_gamma and result.verdict]
         assert all(fmt.interval(item.speedup, "x") in page.text for item in best)
-    assert all(f"{item.document} {item.source} {item.source_row}" in page.text for item in report.documents)
+    assert all(f"{item.document} synthetic.jsonl {item.source_row}" in page.text for item in report.documents)
     for facts in (report.run.target_model, *report.run.draft_models.values()):
         assert facts.fingerprint[:12] in page.text
 
@@ -138,16 +154,87 @@ def test_points_of_the_speedup_figure_are_the_reports(tmp_path: Path) -> None:
         assert line["y"] == expected
 
 
+def points(figure: Any, about: dict[str, str] | None = None) -> list[tuple[Any, Any]]:
+    """Points of a figure's curves and marks, without the grounds of intervals."""
+    marked = [trace for trace in figure["data"] if "markers" in trace.get("mode", "")]
+    chosen = [trace for trace in marked if about is None or trace.get("meta") == about]
+    return [pair for trace in chosen for pair in zip(trace["x"], trace["y"], strict=True)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_figures_hold_every_number_of_the_report_and_no_other(tmp_path: Path, name: str) -> None:
+    report, page = page_of(tmp_path, RECIPES[name])
+    figures, results = page.figures(), report.results
+    assert sorted(x for x, _ in points(figures["acceptance"])) == sorted(item.alpha.value for item in results if item.alpha)
+    places = [y for _, y in points(figures["acceptance"])]
+    assert len(set(places)) == len(places)  # none lies on another
+    told = [(item.place, item.accepted.value) for item in report.difficulty if item.accepted is not None]
+    assert sorted(points(figures["difficulty"])) == sorted(told)
+    rounds = [item for item in results if item.gammas]
+    lasts = [max(item.gammas, key=lambda found: found.gamma) for item in rounds]
+    deep = [pair for last in lasts for values in (last.conditional, last.marginal) for pair in enumerate(values, 1)]
+    assert sorted(map(str, points(figures.get("depths", {"data": []})))) == sorted(map(str, deep))
+    bursty = [item.burstiness.value for item in rounds if item.burstiness is not None]
+    shown = figures.get("bursts", {"data": []})["data"]
+    assert sorted(x for trace in shown if "xaxis" not in trace for x in trace["x"]) == sorted(bursty)
+    if report.cost is not None:
+        (target,) = [trace for trace in figures["steps"]["data"] if "meta" not in trace]
+        assert dict(zip(target["x"], target["y"], strict=True)) == report.cost.target_ms
+    if report.certificates is not None:
+        deciles = [item for item in report.certificates.deciles if item.axis == "margin" and item.certified is not None]
+        both = [(item.place, share.value) for item in deciles for share in (item.certified, item.accepted) if share]
+        assert sorted(points(figures["certified"])) == sorted(both)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_curve_goes_through_two_texts(tmp_path: Path, name: str) -> None:
+    _, page = page_of(tmp_path, RECIPES[name])
+    for figure in page.figures().values():
+        for trace in figure["data"]:
+            if "lines" in trace.get("mode", "") and "fill" not in trace:
+                assert trace["x"] == sorted(set(trace["x"]))
+        titles = [note["text"] for note in figure["layout"].get("annotations", [])]
+        assert len(set(titles)) == len(titles)
+
+
+def test_a_tenth_in_which_nothing_is_proposed_leaves_its_place_empty(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=12)}))
+
+    def silenced(frame: pd.DataFrame) -> None:
+        frame.loc[frame["target_margin"] < frame["target_margin"].quantile(0.3), "proposed"] = 0
+
+    report = build_report(rewritten(run, "small", silenced))
+    margins = [item for item in report.difficulty if item.axis == "margin" and item.rule == "strict"]
+    assert margins[0].accepted is None
+    found = Page(render_html(report)).figures()["difficulty"]
+    shown = [x for trace in found["data"] if trace.get("xaxis") == "x" and "fill" not in trace for x in trace["x"]]
+    assert shown == [item.place for item in margins if item.accepted is not None]
+    assert 1 not in shown
+
+
+def test_a_report_of_a_run_without_its_position_log_says_what_is_missing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(certificates=True))
+    whole = build_report(run)
+    shutil.rmtree(run.path / "positions")
+    report = build_report(run)
+    assert report.results == whole.results
+    assert (report.difficulty, report.attribution, report.certificates, report.predictability) == ((), (), None, ())
+    assert "no_log" in {note.code for note in report.warnings}
+    assert "no position log" in Page(render_html(report)).text
+
+
 def test_bars_of_the_causes_are_the_reports(tmp_path: Path) -> None:
     report, page = page_of(tmp_path, RECIPES["greedy"])
-    bars = page.figures()["causes"]["data"]
+    every = page.figures()["causes"]["data"]
+    bars = [bar for bar in every if "draft" in bar["meta"]]
     told = {(bar["meta"]["draft"], bar["meta"]["rule"], bar["name"]): sorted(bar["x"]) for bar in bars}
     expected: dict[tuple[str, str, str], list[float]] = {}
-    for item in report.attribution:
+    judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
+    for item in [item for item in report.attribution if (item.draft, item.rule) in judged]:
         for cause in item.causes:
             expected.setdefault((item.draft, item.rule, cause.name), []).append(cause.share.value)
     assert told == {key: sorted(values) for key, values in expected.items()}
-    assert sorted(bar["name"] for bar in bars if bar["showlegend"]) == sorted({name for _, _, name in expected})
+    assert sorted(bar["name"] for bar in every if bar not in bars) == sorted({name for _, _, name in expected})  # the legend
 
 
 def test_every_number_is_one_click_from_its_meaning(tmp_path: Path) -> None:
@@ -191,7 +278,7 @@ def test_hostile_names_change_nothing_but_their_own_text(tmp_path: Path, name: s
         word for word in fmt.visible(fmt.short(HOSTILE[name])).split() if word in page.text
     ]
     titles = [note["text"] for note in page.figures()["speedups"]["layout"]["annotations"]]
-    assert titles == [f"<b>{label(HOSTILE[name])}</b>"]
+    assert titles == [f"<b>{label(fmt.short(HOSTILE[name]))}</b>"]
     assert "\u202e" not in text
     assert "\x1b" not in text
 
@@ -208,9 +295,14 @@ def test_without_the_plotting_library_the_error_says_what_to_install(
         render_html(reported(tmp_path))
 
 
-def test_resources_of_the_page_are_shipped() -> None:
+def test_files_that_are_no_modules_are_shipped() -> None:
     import tomllib
 
     root = Path(__file__).parent.parent
     listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    assert sorted(listed["alphaprof.report.html"]) == sorted(RESOURCES)
+    shipped = {
+        path for package, names in listed.items() for name in names for path in (root / package.replace(".", "/")).glob(name)
+    }
+    others = {path for path in (root / "alphaprof").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert shipped == others
+    assert {path.name for path in shipped} >= set(RESOURCES)

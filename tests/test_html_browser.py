@@ -118,6 +118,21 @@ def test_rules_without_a_verdict_are_shown_on_request(page: Any) -> None:
     assert shown() == {"additive_0p1"}
 
 
+def test_panels_that_show_nothing_say_so(page: Any) -> None:
+    """An off-policy or lossy rule has no rounds: no empty axes for it, but a sentence."""
+    note = page.locator("#speedups .empty")
+    assert not note.is_visible()
+    titles = page.locator("[data-figure=speedups] .annotation-text")
+    before = titles.count()
+    page.get_by_role("button", name="additive_0p1").click()
+    page.get_by_role("button", name="strict").click()
+    assert note.is_visible()
+    assert titles.count() == 0
+    page.get_by_role("button", name="strict").click()
+    assert not note.is_visible()
+    assert titles.count() == before > 0
+
+
 def test_a_point_says_what_it_is_under_the_pointer(page: Any) -> None:
     page.locator("[data-figure=acceptance]").scroll_into_view_if_needed()
     box = page.locator("[data-figure=acceptance] .point").first.bounding_box()

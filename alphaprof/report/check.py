@@ -47,7 +47,7 @@ class Item:
     where it fails without them, for the reason in `note`.
     """
 
-    measure: Measure  # the quantity
+    measure: Measure  # what is held against the threshold
     domain: str
     threshold: float  # the least value that passes
     value: float | None

@@ -28,6 +28,13 @@ class Asked:
     target_change: bool
 
 
+def minimums(
+    alpha: Sequence[str] | None, length: Sequence[str] | None, speedup: Sequence[str] | None
+) -> dict[Measure, Sequence[str]]:
+    """Options by measure."""
+    return {"alpha": alpha or [], "acceptance_length": length or [], "speedup": speedup or []}
+
+
 def checked(asked: Asked) -> Check:
     """The check that is asked for. Raises `OptionInvalid`, `NotComparable` and `RunUnreadable`."""
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in asked.minimums.items() if texts}

@@ -35,6 +35,9 @@ def report_markdown(report: Report) -> str:
         emits = fmt.interval(traffic.tokens_per_round)
         setting = f"Draft {escaped(str(traffic.draft))}, rule {escaped(traffic.rule)}, gamma {traffic.gamma}"
         lines += [f"{setting}: a round emits {emits} tokens on any engine.", ""]
+    if traffic.speedup is not None:
+        level = fmt.level(report.confidence)
+        lines += [f"Over all documents: speedup {fmt.interval(traffic.speedup, 'x')} ({level} interval).", ""]
     rows = list(_rows(report.results))
     if rows:
         level = fmt.level(report.confidence)
@@ -44,7 +47,10 @@ def report_markdown(report: Report) -> str:
             *rows,
             "",
         ]
-    lines += [f"- {escaped_sentence(note.message)}. {escaped_sentence(note.remedy)}." for note in report.warnings]
+    lines += [
+        f"- {escaped_sentence(note.message)}. {escaped_sentence(note.remedy[:1].upper() + note.remedy[1:])}."
+        for note in report.warnings
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 

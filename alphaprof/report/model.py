@@ -51,6 +51,7 @@ class GammaResult:
     iid_speedup: float | None  # what the textbook formula would have said: iid_tokens_per_round / the cost of its rounds
     iid_speedup_error: float | None  # by what share that is too high
     of_documents: DocumentSpeedups | None  # speedups of single documents
+    reached: tuple[float, ...]  # drafts at depth d that were reached: what `conditional` is a share of
     marginal: tuple[float | None, ...]
     conditional: tuple[float | None, ...]
 

@@ -225,6 +225,7 @@ def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence
         iid_speedup=iid_speedup,
         iid_speedup_error=iid_speedup / faster.value - 1 if iid_speedup and faster else None,
         of_documents=of_documents(counts, times) if times else None,
+        reached=tuple(map(float, tested)),
         marginal=tuple(float(count / drafted[0]) if drafted[0] else None for count in accepted),
         conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
     )

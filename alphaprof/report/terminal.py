@@ -75,7 +75,8 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
         console.print("and pays where it costs less than that many plain decode steps.", highlight=False)
         if traffic.break_even_length is not None:
             here = fmt.number(traffic.break_even_length)
-            console.print(f"With the step times below it costs {here}.", highlight=False)
+            slow = " (below 1: plain decoding was slow when it was timed)" if traffic.break_even_length < 1 else ""
+            console.print(f"With the step times below it costs {here}{slow}.", highlight=False)
         console.print()
     lines = Text()
     lines.append(traffic.verdict, COLOURS[traffic.verdict])
@@ -92,7 +93,7 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
         known = [item.concurrency for item in traffic.concurrencies]
         last = pays(traffic.pays_up_to, known)
         limit = {"none": "it pays at none of these", "all": "it pays at all of these"}.get(last, f"it pays up to {last}")
-        lines.append(f"\nby sequences decoded at a time (best gamma): {each}; {limit}")
+        lines.append(f"\nby sequences decoded at a time (best gamma of all documents): {each}; {limit}")
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
 
 
@@ -239,7 +240,10 @@ def _definitions(report: Report, console: Console) -> None:
     ]
     lines += causes_notes(report.attribution)
     if any(result.concurrencies for result in report.results):
-        lines.append("by concurrency: the best gamma of each is that of the documents shown, and a little too hopeful.")
+        lines.append(
+            "by concurrency: the gamma of each is the best one of all documents, which can be another than the chosen one "
+            "of the other tables, and a little too hopeful."
+        )
     if any(result.estimator == "expected" for result in report.results):
         lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn by lot.")
     if any(result.rule.startswith("tree") for result in report.results):

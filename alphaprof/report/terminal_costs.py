@@ -59,7 +59,7 @@ def concurrency_section(title: str, results: Sequence[Result], name: Name, conso
         for result in shown:
             cells = {item.concurrency: best_at(item) for item in result.concurrencies}
             table.add_row(name(result), *(cells.get(item, fmt.NOTHING) for item in part), pays(result.pays_up_to, known))
-        show(table, f"{title}: best speedup (gamma) by sequences decoded at a time", console)
+        show(table, f"{title}: best speedup (gamma) of all documents, by sequences decoded at a time", console)
     console.print()
 
 

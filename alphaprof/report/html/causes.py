@@ -7,7 +7,19 @@ from typing import Any
 
 from alphaprof.analysis.attribution import CAUSES
 from alphaprof.report import format as fmt
-from alphaprof.report.html.plots import Figure, Style, Trace, axes_of, axis, categories, label, layout, meta, said
+from alphaprof.report.html.plots import (
+    Figure,
+    Style,
+    Trace,
+    axes_of,
+    axis,
+    categories,
+    label,
+    layout,
+    meta,
+    said,
+    title_text,
+)
 from alphaprof.report.model import Report
 from alphaprof.report.model_causes import Attribution, Cause
 from alphaprof.report.wording import reached
@@ -18,11 +30,15 @@ BAR, GAP, TOP, BOTTOM = 26, 64, 84, 30  # pixels that a bar takes, what lies bet
 
 
 def causes(report: Report, style: Style) -> Figure | None:
-    """What is lost, in shares of the positions; causes in the order in which they are looked for."""
+    """What is lost under the rules of the verdict, in shares of the positions; causes in the order in which they are looked
+    for. None where nothing is known.
+    """
+    judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
     groups: dict[tuple[str, str], list[Attribution]] = {}
     for item in report.attribution:
-        groups.setdefault((item.draft, item.rule), []).append(item)
-    known = {cause.name for item in report.attribution for cause in item.causes}
+        if (item.draft, item.rule) in judged:
+            groups.setdefault((item.draft, item.rule), []).append(item)
+    known = {cause.name for items in groups.values() for item in items for cause in item.causes}
     names = [name for name in CAUSES if name in known]
     inner = sum(BAR * len(items) + GAP for items in groups.values()) - GAP
     axes: dict[str, Any] = {}
@@ -35,7 +51,7 @@ def causes(report: Report, style: Style) -> Figure | None:
         axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
         axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
         title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-        titles.append(title | {"text": f"<b>{label(draft)}, {rule}</b>", "showarrow": False, "font": {"size": 12}})
+        titles.append(title | title_text(across, f"{draft}, {rule}"))
         for name in names:
             about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": False}
             bars = _bars(items, name) | about | {"xaxis": across, "yaxis": up}
@@ -44,7 +60,9 @@ def causes(report: Report, style: Style) -> Figure | None:
     if not traces:
         return None
     # The legend is of bars of no length, which belong to no draft: it stays when drafts are hidden.
-    traces[:0] = [_bars([], name) | {"x": [None], "y": [None], "legendgroup": name} for name in names]
+    traces[:0] = [
+        _bars([], name) | {"x": [None], "y": [None], "legendgroup": name, "meta": {"legend": True}} for name in names
+    ]
     legend = {"orientation": "h", "y": 1 + 24 / inner, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
     about = {"barmode": "stack", "bargap": 0.25, "showlegend": True, "legend": legend, "annotations": titles}
     height, margin = inner + TOP + BOTTOM, {"l": 56, "r": 16, "t": TOP, "b": BOTTOM}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from alphaprof.report import format as fmt
 from alphaprof.report.html.plots import (
@@ -27,6 +27,7 @@ from alphaprof.report.html.plots import (
 from alphaprof.report.model import GammaResult, Report, Result
 
 RED = "#b42318"
+FEW = 20  # drafts: a share of fewer says little
 BAR = 38  # pixels that a row of points takes
 
 
@@ -130,23 +131,31 @@ def depths(report: Report, style: Style) -> Figure | None:
     for panel, (name, results) in enumerate(shown.items()):
         for result in results:
             last = max(result.gammas, key=lambda item: item.gamma)
-            for kind, values in (("conditional", last.conditional), ("marginal", last.marginal)):
-                grid.add(panel, _by_depth(result, name, kind, values, style))
+            grid.add(panel, _by_depth(result, name, "conditional", last, style))
+            grid.add(panel, _by_depth(result, name, "marginal", last, style))
     return grid.figure("depths")
 
 
-def _by_depth(result: Result, name: str, kind: str, values: Sequence[float | None], style: Style) -> Trace:
-    what = {"conditional": "of the drafts that were reached", "marginal": "of all rounds with a proposal"}[kind]
-    line = {"color": style.colour(result.draft), "width": 2, "dash": "solid" if kind == "conditional" else "dot"}
-    told = [f"depth {depth}: {kind} {fmt.share(value)}" for depth, value in enumerate(values, 1)]
+def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: Style) -> Trace:
+    """A curve over depths; conditional shares of few drafts are open points."""
+    conditional = kind == "conditional"
+    values = last.conditional if conditional else last.marginal
+    line = {"color": style.colour(result.draft), "width": 2, "dash": "solid" if conditional else "dot"}
+    text = []
+    for depth, (value, reached) in enumerate(zip(values, last.reached, strict=True), 1):
+        of = f"{fmt.number(reached, 0)} drafts that were reached" if conditional else "all rounds with a proposal"
+        text.append(said(who(result, name), f"depth {depth}: {kind} {fmt.share(value)}", f"of {of}"))
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "x": list(range(1, len(values) + 1)),
         "y": list(values),
         "line": line,
-        "marker": {"size": 5, "symbol": style.symbol(result.rule)},
-        "text": [said(who(result, name), depth, what) for depth in told],
+        "marker": {
+            "size": 5,
+            "symbol": [style.symbol(result.rule, not conditional or reached >= FEW) for reached in last.reached],
+        },
+        "text": text,
         "hoverinfo": "text",
         "meta": meta(result.draft, result.rule),
     }

@@ -13,21 +13,44 @@
     return traces.map(({ meta }) => !meta || !(hidden.draft.has(meta.draft) || hidden.rule.has(meta.rule)));
   }
 
+  // Panels in which nothing is shown lose their axes, titles and lines; a figure of such panels says so instead.
+  function panels(plot, data, layout, visible) {
+    const used = new Set(data.filter((trace, place) => visible[place] && !trace.meta?.legend).map((trace) => trace.xaxis || "x"));
+    const changes = {};
+    for (const key of Object.keys(layout)) {
+      const number = /^xaxis(\d*)$/.exec(key);
+      if (number) changes[`xaxis${number[1]}.visible`] = changes[`yaxis${number[1]}.visible`] = used.has("x" + number[1]);
+    }
+    (layout.annotations || []).forEach((title, place) => { changes[`annotations[${place}].visible`] = used.has(title.name); });
+    (layout.shapes || []).forEach((line, place) => { changes[`shapes[${place}].visible`] = used.has(line.xref.split(" ")[0]); });
+    plot.closest(".figure").querySelector(".empty").hidden = used.size > 0;
+    return changes;
+  }
+
   function draw(plot) {
     const { data, layout } = figures[plot.dataset.figure];
     const visible = shown(data);
     data.forEach((trace, place) => { trace.visible = visible[place]; });
     plot.dataset.drawn = "yes";
     Plotly.newPlot(plot, data, layout, { responsive: true, displaylogo: false, displayModeBar: false });
+    Plotly.relayout(plot, panels(plot, data, layout, visible));
   }
 
   function update() {
     for (const plot of plots) {
-      if (plot.dataset.drawn) Plotly.restyle(plot, "visible", shown(plot.data));
+      if (!plot.dataset.drawn) continue;
+      const visible = shown(plot.data);
+      Plotly.update(plot, { visible }, panels(plot, plot.data, plot.layout, visible));
     }
     const hidden = off("draft");
     for (const part of document.querySelectorAll("[data-draft]")) part.hidden = hidden.has(part.dataset.draft);
   }
+
+  // Links stop below the bar of buttons, however high that is.
+  const bar = document.getElementById("filters");
+  const measure = () => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`);
+  window.addEventListener("resize", measure);
+  measure();
 
   for (const button of buttons) {
     button.addEventListener("click", () => {

@@ -41,8 +41,8 @@ ABOUT = {  # by name of the figure: its heading, how it is read, and the word of
     ),
     "causes": (
         "Why tokens are rejected",
-        "Share of positions whose token was not an accepted draft, by cause. Under the pointer: its remedy, and what that "
-        "could bring.",
+        "Share of positions whose token was not an accepted draft, by cause, under the rules of the verdict. Under the "
+        "pointer: its remedy, and what that could bring.",
         "causes",
     ),
     "difficulty": (
@@ -51,14 +51,18 @@ ABOUT = {  # by name of the figure: its heading, how it is read, and the word of
         "margin",
     ),
     "certified": ("What was certain", "Solid: certified, the rule could not reject. Dotted: accepted.", "certified"),
-    "depths": ("Acceptance by depth", "At the largest γ. Solid: conditional; dotted: marginal.", "depth"),
+    "depths": (
+        "Acceptance by depth",
+        "At the largest γ. Solid: conditional (open points: of fewer than 20 drafts); dotted: marginal.",
+        "depth",
+    ),
     "bursts": (
         "Bursts",
-        "Right of 0 accepted tokens come in runs, and the textbook formula promises too much. It says nothing of a draft "
-        "that does not always propose something.",
+        "Right of 0 accepted tokens come in runs, and the textbook formula promises too much. The formula says nothing of a "
+        "draft that does not always propose something: such a draft has no point on the right.",
         "burstiness",
     ),
-    "steps": ("Step times", "Flat: verifying several tokens costs no more than decoding one.", "cost"),
+    "steps": ("Step times", "Where the line is flat, verifying several tokens costs no more than decoding one.", "cost"),
 }
 
 
@@ -105,6 +109,7 @@ def render_html(report: Report) -> str:
         profile=_pretty(report.run.profile),
         environment=_pretty(report.run.environment),
         glossary=json.loads(texts["glossary.json"]),
+        sources=_sources(report.run.profile),
         data=_embedded({part.figure.name: {"data": part.figure.traces, "layout": part.figure.layout} for part in parts}),
         css=texts["page.css"],
         script=texts["page.js"],
@@ -183,6 +188,13 @@ def _others(results: Sequence[Result]) -> Iterator[Others]:
 def _title(reference: str) -> str:
     """A model as its users call it: of a local path only what it ends in."""
     return fmt.visible(reference.rstrip("/").rsplit("/", 1)[-1] if reference.startswith(("/", ".")) else reference)
+
+
+def _sources(profile: Mapping[str, Any]) -> dict[int, str]:
+    """What the sources of a profile are called, by their place: the last part of their path."""
+    return {
+        place: str(source["path"]).rstrip("/").rsplit("/", 1)[-1] for place, source in enumerate(profile.get("data", []))
+    }
 
 
 def _sentence(text: str) -> str:

@@ -52,8 +52,8 @@ class Style:
 
     def offset(self, draft: str, rule: str) -> float:
         """How far beside its place on an axis of names a draft stands under a rule, so that no two coincide."""
-        across = self.drafts.index(draft) + (self.rules.index(rule) + 0.5) / len(self.rules)
-        return 0.7 * (across / len(self.drafts) - 0.5)
+        middle = (self.drafts.index(draft) + 0.5) / len(self.drafts) - 0.5
+        return 0.6 * middle + 0.4 * self.rules.index(rule) / len(self.rules) / len(self.drafts)
 
     def faint(self, draft: str, share: float = 0.15) -> str:
         """The colour of a draft as the ground of something."""
@@ -182,7 +182,7 @@ class Grid:
             axes[f"xaxis{x[1:]}"] = axis(**self.x) | {"domain": [left, left + wide], "anchor": y}
             axes[f"yaxis{y[1:]}"] = axis(**self.y) | {"domain": [max(0.0, top - tall), top], "anchor": x}
             place = {"x": left, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-            titles.append(place | {"text": f"<b>{label(title)}</b>", "showarrow": False, "font": {"size": 12}})
+            titles.append(place | title_text(x, title))
         return Figure(name, self.traces, layout(self.height, annotations=titles, shapes=self.shapes, **axes), self.height)
 
 
@@ -190,6 +190,11 @@ def axes_of(panel: int) -> tuple[str, str]:
     """What plotly calls the axes of a panel: the first ones have no number."""
     number = "" if panel == 0 else str(panel + 1)
     return f"x{number}", f"y{number}"
+
+
+def title_text(axis_name: str, text: str) -> dict[str, Any]:
+    """A panel's title; the page finds it by the panel's x axis."""
+    return {"name": axis_name, "text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}}
 
 
 def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
