@@ -109,7 +109,7 @@ def check(
         str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run (of the same draft): no domain may be worse.")
     ] = None,
     margin: Annotated[
-        float, typer.Option(min=0, max=1, help="By how much alpha (imported runs: acceptance length) may be lower.")
+        float, typer.Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
     ] = 0.02,
     target_change: Annotated[
         bool, typer.Option("--allow-target-change", help="The target may be another one, fine-tuned or quantised.")

@@ -132,6 +132,11 @@ def _sampling(
                 f"strict is greedy decoding, and temperature {temperature:g} samples",
                 "name what the engine did: --rule one_hot (its default when it samples), or lossless",
             )
+        if top_k != 0 or top_p != 1 or min_p != 0:
+            raise OptionInvalid(
+                "strict is greedy decoding, which --top-k, --top-p and --min-p do not change",
+                "leave them out; where the engine sampled, --rule one_hot or lossless, with --temperature",
+            )
         return None
     if not temperature:
         raise OptionInvalid(

@@ -5,18 +5,18 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from alphaprof import __version__
-from alphaprof.analysis.engine_lines import Line, json_lines, shown
-from alphaprof.analysis.engine_requests import EngineRequest, LeftOut, request_of
-from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, totals_table
+from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines, shown
+from alphaprof.analysis.engine_requests import EngineRequest, request_of
+from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, notes, served_model, totals_table
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
 from alphaprof.loader import apply_override, validate
-from alphaprof.log.manifest import SERVED, Imported, Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import Imported, Manifest, Shard
 from alphaprof.log.store import Run, require_new
 from alphaprof.options import DRAFT_NAME
 
@@ -53,11 +53,10 @@ class Asked:
 
 @dataclass
 class Read:
-    """What was read: requests in order, how many were left out by reason, and fields that mean nothing here."""
+    """What was read: requests in order, and how many were left out by reason."""
 
     labelled: list[Labelled] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    unread: Counter[str] = field(default_factory=Counter)
     seen: dict[str, Line] = field(default_factory=dict)
     digest: Any = field(default_factory=hashlib.sha256)  # of all lines
 
@@ -89,7 +88,7 @@ def import_requests(asked: Asked, out: Path) -> Run:
     target = asked.names.target or _target(requests)
     config = _config(asked, served, list(dict.fromkeys(item.domain for item in read.labelled)))
     known_by = identity(requests)
-    run = Run(out, _manifest(asked, read, served, config, target, known_by))
+    run = Run(out, _manifest(asked, read, Found(served, config, target, known_by)))
     run.write_totals(totals_table(read.labelled, served), 0, asked.names.draft)
     run.write_documents(documents_table(read.labelled, served, known_by, read.digest.hexdigest()))
     run.write_manifest(run.manifest)
@@ -109,7 +108,6 @@ def _read_file(read: Read, source: int, path: Path, asked: Asked) -> None:
             continue
         _require_new_request(read, request)
         _require_gamma(read, request)
-        read.unread.update(request.unread)
         domain = _domain(line, source, asked)
         cluster = _named(line, asked.names.cluster_key, "--cluster-key") if asked.names.cluster_key else None
         read.labelled.append(Labelled(request, source, domain, cluster))
@@ -195,93 +193,74 @@ def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, A
                 f"--set {override}: an import can set decision.* and costs.* only", "everything else is what the engine did"
             )
         apply_override(tree, override)
-    return validate(tree, ORIGIN).resolved(Path()).model_dump(mode="json")
+    return _answerable(tree, served)
 
 
-def _manifest(
-    asked: Asked, read: Read, served: Served, config: dict[str, Any], target: str, known_by: str | None
-) -> Manifest:
+def _answerable(tree: dict[str, Any], served: Served) -> dict[str, Any]:
+    """The profile as a manifest holds it. Raises `ProfileInvalid`, also for questions that such a run can never answer."""
+    if tree.get("costs", {}).get("source") == "roofline":
+        raise ProfileInvalid(
+            "--set costs.source=roofline: it needs the shapes of target and draft, and those of served models are not known",
+            "give step times of your engine: --set costs.source=table --set costs.path=FILE",
+        )
+    try:
+        options = validate(tree, ORIGIN)
+    except ProfileInvalid as error:
+        raise ProfileInvalid(error.message, _hint(error)) from None
+    if options.decision.rule != served.rule:
+        raise ProfileInvalid(
+            f"--set decision.rule={options.decision.rule}: the engine kept drafts by {served.rule}, and counted its rounds",
+            "leave it out: the decision is about the rule that --rule names",
+        )
+    return options.resolved(Path()).model_dump(mode="json")
+
+
+def _hint(error: ProfileInvalid) -> str:
+    """What to do about a problem of the profile that an import makes, in the options that it has."""
+    place, _, problem = error.message.removeprefix(f"{ORIGIN}: ").partition(":")
+    if place.startswith("unknown key "):
+        return error.hint
+    if place.startswith("continuation."):
+        return f"name another --{place.removeprefix('continuation.').replace('_', '-')}"
+    if problem.strip() == "Field required":
+        return f"name it as well: --set {place}=VALUE"
+    return f"write another value: --set {place if problem else 'KEY'}=VALUE"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a manifest says beside what was asked for: the profile, the target's name, and what prompts are known by."""
+
+    served: Served
+    config: dict[str, Any]
+    target: str
+    known_by: str | None
+
+
+def _manifest(asked: Asked, read: Read, found: Found) -> Manifest:
     requests = [item.request for item in read.labelled]
     shard = Shard(0, len(requests), sum(request.completion_tokens for request in requests), read.digest.hexdigest())
     return Manifest(
         status="complete",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        config=config,
-        target=_facts(target),
-        drafts={asked.names.draft: _facts(asked.names.draft)},
+        config=found.config,
+        target=served_model(found.target),
+        drafts={asked.names.draft: served_model(asked.names.draft)},
         tokenizer="unknown",
         environment={},
         shards=(shard,),
         skipped=dict(read.left_out),
-        warnings=tuple(_notes(read, known_by)),
+        warnings=tuple(notes(requests, found.known_by)),
         imported=Imported(
             engine=VLLM,
             files=tuple(str(path) for path in asked.files),
-            rule=served.rule,
-            gamma=served.gamma,
-            sampling=served.sampling,
-            prompts_known_by=known_by,
+            rule=found.served.rule,
+            gamma=found.served.gamma,
+            sampling=found.served.sampling,
+            prompts_known_by=found.known_by,
             without_steps=sum(request.rounds.steps == 0 for request in requests),
             plain_steps=sum(request.rounds.plain for request in requests),
             beyond_the_end=sum(request.rounds.beyond for request in requests),
         ),
     )
-
-
-def _facts(name: str) -> ModelFacts:
-    """What is known of a model that another engine ran: what it is called."""
-    digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
-    return ModelFacts(
-        reference=name,
-        kind=SERVED,
-        architecture="a served model",
-        fingerprint=digest,
-        dtype="dtype unknown",
-        device="unknown",
-        parameters=None,
-        context=None,
-        vocabulary=None,
-        eos=(),
-        noise=None,
-    )
-
-
-def _notes(read: Read, known_by: str | None) -> Iterator[dict[str, str]]:
-    """What a reader of the report has to know, as code, message and remedy."""
-    yield {
-        "code": "imported",
-        "message": "rounds are those that the engine counted. Alpha is not known: drafts behind a rejection are never "
-        "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
-        "remedy": "alphaprof profile measures them, for drafts that it can load",
-    }
-    if known_by in (None, "request id"):
-        yield {
-            "code": "prompts_unknown",
-            "message": f"prompts are known by {known_by or 'nothing'}: equal ones count as independent, which makes "
-            "intervals too narrow where prompts repeat",
-            "remedy": "log prompt_token_ids (return_token_ids: true) or the prompt's text with every request",
-        }
-    requests = [item.request for item in read.labelled]
-    plain = [request for request in requests if request.rounds.plain]
-    if plain:
-        yield {
-            "code": "plain_steps",
-            "message": f"{sum(request.rounds.plain for request in plain)} rounds without a draft, in {len(plain)} of "
-            f"{len(requests)} requests, follow from completion_tokens alone: up to gamma more a request may hide where its "
-            "last round reaches beyond the end",
-            "remedy": "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
-        }
-    if idle := sum(request.rounds.steps == 0 for request in requests):
-        yield {
-            "code": "no_steps",
-            "message": f"{idle} of {len(requests)} requests have no round with a draft; they are kept as plain decoding",
-            "remedy": "answers of one token have none; else see whether drafting was switched off under load",
-        }
-    if read.unread:
-        names = ", ".join(f"{shown(name)} ({count})" for name, count in read.unread.most_common(8))
-        yield {
-            "code": "unread_fields",
-            "message": f"fields of the metrics that are not read: {names}",
-            "remedy": "a newer vLLM may tell more, or mean something else: see docs/import.md",
-        }

@@ -105,6 +105,20 @@ def test_against_a_baseline_a_domain_that_is_worse_fails(run: Run, worse: Run) -
     assert (wide, found["outcome"]) == (0, "pass")
 
 
+def test_upper_bounds_widen_with_the_number_of_thresholds_whatever_their_outcome(run: Run) -> None:
+    """As the legend says: those that do not fail as well, and lower ones never."""
+    alone = check(run, "--min-alpha", "code=0.1")[1]["items"][0]
+    together = check(run, "--min-alpha", "0.1")[1]["items"][0]
+    assert (alone["domain"], alone["outcome"]) == (together["domain"], together["outcome"]) == ("code", "pass")
+    assert together["low"] == alone["low"]
+    assert together["high"] > alone["high"]
+
+
+@pytest.mark.parametrize(("arguments", "gamma"), [(("--min-alpha", "0.1"), None), (("--min-acceptance-length", "1"), 3)])
+def test_a_gamma_is_named_where_a_threshold_needs_one(run: Run, arguments: tuple[str, ...], gamma: int | None) -> None:
+    assert check(run, *arguments, "--gamma", "3")[1]["gamma"] == gamma
+
+
 def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run) -> None:
     frame = totals(run, "code")
     alpha = frame["accepted"].sum() / frame["proposals"].sum()
@@ -118,7 +132,8 @@ def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run
 
 def test_the_terminal_says_what_was_checked(run: Run) -> None:
     text = CliRunner().invoke(app, ["check", str(run.path), "--min-alpha", "0.1"]).stdout
-    assert "draft small, rule strict" in text
+    assert "draft small, rule strict\n" in text  # alpha has no gamma
+    assert "the lower ones at 95%, the upper ones at 95% over all thresholds together (Holm)" in " ".join(text.split())
     assert "PASS  all 2 thresholds are reached" in text
 
 
@@ -184,3 +199,28 @@ def test_two_rules_of_two_kinds_of_text_must_be_told_apart(tmp_path: Path) -> No
     found = CliRunner().invoke(app, ["check", str(run.path), "--min-alpha", "0.01"])
     assert isinstance(found.exception, AlphaprofError)
     assert "each with a rule of its own" in found.exception.message
+
+
+AUTO = dataclasses.replace(RECIPE, decision={"draft": "auto", "gamma": "auto"})
+
+
+@pytest.mark.parametrize("draft", ["small", "poor"])
+def test_a_draft_is_checked_at_the_gamma_that_is_best_for_it(draft: str, tmp_path: Path) -> None:
+    """Also where the verdict on the whole traffic chose another draft: the gamma that an export of this one has."""
+    run = write_run(tmp_path / "run", AUTO)
+    exported = CliRunner().invoke(app, ["export", f"{run.path}:{draft}", "--to", "nvidia"])
+    for measure in ("--min-speedup", "--min-acceptance-length"):
+        code, found, _ = check(run, "--draft", draft, measure, "0.1")
+        assert (code, found["draft"]) == (0, draft)
+        assert f"rule strict, gamma {found['gamma']}," in exported.stderr
+
+
+def test_where_no_gamma_is_known_to_be_the_best_all_are_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", dataclasses.replace(AUTO, latency=False))
+    code, _, result = check(run, "--draft", "poor", "--min-acceptance-length", "1")
+    assert isinstance(result.exception, AlphaprofError)
+    assert (code, result.exception.hint) == (2, "name one: --gamma 1 or 3")
+    assert "no gamma is known to be the best for" in result.exception.message
+    code, _, result = check(run, "--min-alpha", "0.1")
+    assert isinstance(result.exception, AlphaprofError)
+    assert (code, result.exception.hint) == (2, "name one: --draft small or poor")

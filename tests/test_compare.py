@@ -200,6 +200,19 @@ def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
     assert side_of(f"{run.path}:large").draft == "large"
 
 
+def test_a_run_without_drafts_has_none_to_name(tmp_path: Path, run: Run) -> None:
+    from typer.testing import CliRunner
+
+    bare = changed(run, tmp_path / "bare", drafts={})
+    for call in (["compare", str(bare.path), str(run.path)], ["check", str(bare.path), "--min-alpha", "0.5"]):
+        error = CliRunner().invoke(app, call).exception
+        assert isinstance(error, OptionInvalid)
+        assert (error.message, error.hint) == (
+            f"{bare.path} has no draft",
+            "profile the target with one: the profile's drafts name them",
+        )
+
+
 def test_the_command_prints_every_rule_and_json_that_reads(run: Run) -> None:
     from typer.testing import CliRunner
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import alphaprof
-from alphaprof.analysis.engine_lines import LONGEST_LINE, Line
-from alphaprof.analysis.engine_requests import LeftOut, request_of
+from alphaprof.analysis.engine_lines import LONGEST_LINE, LeftOut, Line
+from alphaprof.analysis.engine_requests import request_of
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError, NoPositionLog
 from alphaprof.formats import json_schema
@@ -185,6 +185,14 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "completion_tokens": 54,
         "spec_decode_metrics": row["metrics"]["speculative_decoding"],
     },
+    "with an empty error": lambda row: row | {"error": ""},
+    "with an empty error inside": lambda row: {"response": row | {"error": {}}, "error": {}},
+    "with its text": lambda row: row | {"response": "Once upon a time"},
+    "with another object": lambda row: row | {"response": {"text": "Once", "error": "none"}},
+    "with half by step": lambda row: (
+        row | {"metrics": {"speculative_decoding": METRICS | {"per_step_accepted": [3] * 3 + [1] + [0] * 39}}}
+    ),
+    "with the other half": lambda row: row | {"metrics": {"speculative_decoding": METRICS | {"per_step_drafted": [3] * 43}}},
     "a stream's last": lambda row: row | {"object": "chat.completion.chunk", "choices": []},
     "another name": lambda row: (
         row
@@ -355,35 +363,32 @@ def test_a_check_of_acceptance_length_counts_as_the_engine_does(pair: tuple[Run,
     assert (content["outcome"], content["gamma"]) == ("pass", 3)
 
 
-def lengths(run: Run) -> dict[str, tuple[Any, Any]]:
-    """Accepted drafts and rounds that had any, by domain."""
+def spent(run: Run) -> dict[str, tuple[Any, Any]]:
+    """Tokens behind the first and all rounds, by domain."""
     rows = alphaprof.open(run.path).totals()
     domains = run.documents().to_pandas()["domain"].astype(str)
-    parts = {name: np.stack(rows[f"{name}_depths_3"].tolist()) for name in ("accepted", "drafted")}
-    return {
-        domain: (parts["accepted"][domains == domain].sum(1), parts["drafted"][domains == domain][:, 0])
-        for domain in domains.unique()
-    }
+    parts = [rows[name].to_numpy() for name in ("tokens", "rounds_3")]
+    return {domain: (parts[0][domains == domain], parts[1][domains == domain]) for domain in domains.unique()}
 
 
-def test_a_baseline_of_imported_runs_is_a_check_of_acceptance_length(pair: tuple[Run, Run]) -> None:
+def test_a_baseline_of_imported_runs_is_a_check_of_tokens_per_round(pair: tuple[Run, Run]) -> None:
     good, bad = pair
     result = invoke("check", bad.path, "--baseline", good.path, "--margin", "0.1", "--format", "json")
     content = json.loads(result.stdout)
     assert (result.exception.exit_code, content["outcome"], content["gamma"], content["paired"]) == (10, "fail", 3, 42)  # type: ignore[union-attr]
     rng = np.random.default_rng(0)
     for item in content["items"]:
-        sides = [lengths(run)[item["domain"]] for run in (good, bad)]
-        before, after = (1 + accepted.sum() / rounds.sum() for accepted, rounds in sides)
-        assert (item["measure"], item["outcome"]) == ("acceptance_length_difference", "fail")
+        sides = [spent(run)[item["domain"]] for run in (good, bad)]
+        before, after = (tokens.sum() / rounds.sum() for tokens, rounds in sides)
+        assert (item["measure"], item["outcome"]) == ("tokens_per_round_difference", "fail")
         assert item["value"] == pytest.approx(after - before)
         draws = rng.integers(0, 14, (2000, 14))  # documents drawn again: an independent look at the spread
-        redrawn = [accepted[draws].sum(1) / rounds[draws].sum(1) for accepted, rounds in sides]
+        redrawn = [tokens[draws].sum(1) / rounds[draws].sum(1) for tokens, rounds in sides]
         spread = float((redrawn[1] - redrawn[0]).std())
         assert 1.2 * spread < item["value"] - item["low"] < 3.5 * spread
     again = json.loads(invoke("check", good.path, "--baseline", bad.path, "--format", "json").stdout)
     assert again["outcome"] == "pass"
-    assert "acceptance_length_difference" in invoke("check", good.path, "--baseline", bad.path).stdout
+    assert "tokens_per_round_difference" in invoke("check", good.path, "--baseline", bad.path).stdout
 
 
 def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -> None:
@@ -515,7 +520,21 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "too far beyond": (used(prompt_tokens=5, completion_tokens=50), "write 53 after the first"),
     "no tokens": (used(prompt_tokens=5), "completion_tokens is missing"),
     "no prompt": (used(prompt_tokens=0, completion_tokens=54), "prompt_tokens is missing, or 0"),
-    "half by step": (changed(per_step_accepted=[0] * 43), "per_step_drafted is None, no list"),
+    "half by step": (
+        changed(per_step_accepted=[0] * 39 + [1] + [3] * 3, num_draft_tokens=128),
+        "drafted 128 tokens, and not which of them fewer than 3; per_step_drafted is missing",
+    ),
+    "other half": (changed(per_step_accepted=[0] * 43), "per_step_accepted and acceptance_histogram [39, 1, 0, 3] differ"),
+    "half accepted more": (
+        changed(per_step_accepted=[0] * 39 + [1] + [4] * 3),
+        "per_step_accepted and acceptance_histogram",
+    ),
+    "half drafted": (changed(per_step_drafted=[3] * 42 + [2]), "per_step_drafted and 43 rounds drafted 129 tokens differ"),
+    "an error beside metrics": (response() | {"error": "cut off"}, "an error stands beside the metrics"),
+    "a status beside metrics": (
+        {"response": {"status_code": 500, "body": response()}},
+        "an error stands beside the metrics",
+    ),
     "other steps": (changed(per_step_accepted=[0], per_step_drafted=[3]), "by round they are 3"),
     "uneven steps": (changed(per_step_accepted=[0, 0], per_step_drafted=[3]), "do not fit each other"),
     "accepted more": (changed(per_step_accepted=[2] * 43, per_step_drafted=[1] * 43), "do not fit each other"),
@@ -584,6 +603,20 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "cluster key": ((*STRICT, "--cluster-key", "metrics"), 3, "no name"),
     "set": ((*STRICT, "--set", "target.dtype=float32"), 2, "decision.* and costs.* only"),
     "weights": ((*STRICT, "--set", "decision.weights={code: 1.0}"), 2, "every domain"),
+    "rule": ((*STRICT, "--set", "decision.rule=lossless"), 2, "the engine kept drafts by strict"),
+    "rule of sampled text": (
+        ("--rule", "lossless", "--temperature", "1", "--set", "decision.rule=auto"),
+        2,
+        "the engine kept drafts by lossless",
+    ),
+    "greedy top p": ((*STRICT, "--top-p", "0.5"), 2, "strict is greedy decoding"),
+    "greedy top k": ((*STRICT, "--top-k", "5"), 2, "--rule one_hot or lossless, with --temperature"),
+    "greedy min p": ((*STRICT, "--temperature", "0", "--min-p", "0.1"), 2, "strict is greedy decoding"),
+    "a roofline": ((*STRICT, "--set", "costs.source=roofline"), 2, "| give step times of your engine"),
+    "no path": ((*STRICT, "--set", "costs.source=table"), 2, "| name it as well: --set costs.path=VALUE"),
+    "top p": (("--rule", "one_hot", "--temperature", "1", "--top-p", "0"), 2, "| name another --top-p"),
+    "confidence": ((*STRICT, "--set", "decision.confidence=2"), 2, "| write another value: --set decision.confidence=VALUE"),
+    "unknown": ((*STRICT, "--set", "decision.confidnce=0.9"), 2, "| did you mean confidence?"),
 }
 
 
@@ -619,16 +652,17 @@ def test_requests_of_one_engine_are_refused_where_they_do_not_belong_together(tm
 def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
     idle = response(2, **counted([], [], 3)) | {"usage": {"prompt_tokens": 5, "completion_tokens": 10}}
     failed = {"custom_id": "c", "response": {"status_code": 400, "body": {}}, "error": None}
+    broken = [{"error": {"message": "no"}}, {"response": None, "error": "no"}, {"response": {"object": "error"}}]
     empty = response(3) | {"usage": {"prompt_tokens": 5, "completion_tokens": 0}}
     several, uneven = response(4) | {"metrics": None}, response(5, num_draft_tokens=128)
     beyond = response(6) | {"usage": {"prompt_tokens": 5, "completion_tokens": 40}}
-    run = imported(tmp_path, [response(1), idle, failed, empty, several, uneven, beyond], *STRICT, "--leave-out")
+    run = imported(tmp_path, [response(1), idle, failed, *broken, empty, several, uneven, beyond], *STRICT, "--leave-out")
     report = build_report(run)
     (item,) = report.results[0].gammas
     assert (item.rounds, item.tokens_per_round.value) == (43 + 9, pytest.approx((53 + 9) / (43 + 9)))  # type: ignore[union-attr]
     assert item.acceptance_length == METRICS["mean_acceptance_length"]
     assert run.manifest.skipped == {
-        "the engine answered with an error": 1,
+        "the engine answered with an error": 4,
         "no token was written": 1,
         "their metrics do not tell their rounds": 3,
     }

@@ -107,6 +107,14 @@ class Line:
         return ", ".join(names) + (", ..." if len(self.fields) > len(names) else "") or "nothing"
 
 
+class LeftOut(Exception):
+    """A request that has no rounds to tell of. `settled`: nothing was measured; else its metrics do not tell enough."""
+
+    def __init__(self, reason: str, hint: str, settled: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.hint, self.settled = reason, hint, settled
+
+
 def shown(value: Any) -> str:
     """The beginning of a value, for messages."""
     if isinstance(value, (dict, list)):

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.engine_lines import Line, shown
+from alphaprof.analysis.engine_lines import LeftOut, Line
+from alphaprof.analysis.engine_steps import BY_LENGTH, BY_STEP, joint_of
 from alphaprof.errors import ColumnMissing
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +26,6 @@ METRICS = ("speculative_decoding", "spec_decode_metrics")
 MOST_DRAFTED = 64  # tokens in one round
 ENDED = {"stop": "eos", "tool_calls": "eos", "function_call": "eos", "length": "length"}
 ACCEPTED = ("num_accepted_draft_tokens", "num_accepted_tokens")  # vLLM's name first
-BY_LENGTH, BY_STEP = "acceptance_histogram_by_draft_length", ("per_step_accepted", "per_step_drafted")
 DERIVED = ("mean_acceptance_length", "draft_acceptance_rate")  # they follow from the others
 COUNTS = ("acceptance_histogram", "num_spec_steps", "num_draft_tokens", "num_spec_tokens")
 READ = frozenset((*COUNTS, *ACCEPTED, BY_LENGTH, *BY_STEP, *DERIVED))
@@ -64,14 +64,6 @@ class EngineRequest:
     unread: tuple[str, ...]
 
 
-class LeftOut(Exception):
-    """A request that has no rounds to tell of. `settled`: nothing was measured; else its metrics do not tell enough."""
-
-    def __init__(self, reason: str, hint: str, settled: bool = False) -> None:
-        super().__init__(reason)
-        self.reason, self.hint, self.settled = reason, hint, settled
-
-
 def request_of(line: Line, gamma: int | None) -> EngineRequest:
     """The request of a line; `gamma`: what it must have been served with (None: what it says).
 
@@ -108,20 +100,35 @@ def request_of(line: Line, gamma: int | None) -> EngineRequest:
 
 
 def _body(line: Line) -> Line:
-    """The response in a line: the line itself, or what a batch file or a proxy wrapped in `response` and `body`."""
-    failed = LeftOut("the engine answered with an error", "nothing was decoded", settled=True)
-    if line.fields.get("error") is not None:
-        raise failed
-    if "response" not in line.fields:
-        return line
-    response = line.group("response")
-    status = response.count("status_code") if response is not None else None
-    if response is None or (status is not None and status >= 400):
-        raise failed
-    body = response.group("body") or response
-    if body.fields.get("error") is not None or body.fields.get("object") == "error":
-        raise failed
+    """The response in a line: the line itself, or what a batch file or a proxy wrapped in `response` and `body`. What has
+    metrics of its own is not unwrapped: its `response` is the text, or something else.
+
+    Raises `LeftOut` for an answer that is an error, and `DataUnreadable` where metrics stand beside one.
+    """
+    body, failed = line, bool(line.fields.get("error"))
+    for name in ("response", "body"):
+        if _holds_metrics(body.fields) or name not in body.fields:
+            break
+        inner = body.fields[name]
+        failed = failed or (inner is None and name == "response")
+        if not isinstance(inner, dict):
+            break
+        body = body.inside(inner)
+        status = body.count("status_code") or 0
+        failed = failed or bool(inner.get("error")) or status >= 400
+    if failed or body.fields.get("object") == "error":
+        if _holds_metrics(body.fields):
+            raise line.refuse(
+                "an error stands beside the metrics of an answer",
+                "was it answered? take the error out of the line, or the line out of the file",
+            )
+        raise LeftOut("the engine answered with an error", "nothing was decoded", settled=True)
     return body
+
+
+def _holds_metrics(fields: Mapping[str, Any]) -> bool:
+    places = [place for place in (fields.get("metrics"), fields) if isinstance(place, Mapping)]
+    return any(isinstance(place.get(name), dict) for place in places for name in METRICS)
 
 
 def _metrics(body: Line) -> Line:
@@ -188,7 +195,7 @@ def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
             "after the first",
             "only the last round may reach beyond the end of a text: see docs/import.md",
         )
-    joint = _joint(metrics, histogram, drafted)
+    joint = joint_of(metrics, histogram, drafted)
     depth = np.arange(1, gamma + 1)
     length, kept = np.arange(gamma + 1)[:, None], np.arange(gamma + 1)[None, :]
     reached = [int(joint[(length >= d) & (kept >= d - 1)].sum()) for d in depth]
@@ -227,70 +234,3 @@ def _histogram(metrics: Line, wanted: int | None) -> Array:
 def _same(metrics: Line, name: str, value: int, other: int, how: str) -> None:
     if value != other:
         raise metrics.refuse(f"{name} is {value}, and {how} {other}", "the metrics of a request must agree with each other")
-
-
-def _joint(metrics: Line, histogram: Array, drafted: int) -> Array:
-    """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` where the metrics do not tell."""
-    given = [found for found in (_by_length(metrics, histogram), _by_step(metrics, histogram)) if found is not None]
-    size = len(histogram)
-    for found in given:
-        told = int((np.arange(size)[:, None] * found).sum())
-        if told != drafted or not np.array_equal(found.sum(0), histogram) or not np.array_equal(found, given[0]):
-            raise metrics.refuse(
-                f"num_draft_tokens is {drafted} and the histogram {histogram.tolist()}; by round they are {told} and "
-                f"{found.sum(0).tolist()}",
-                "the metrics of a request must agree with each other",
-            )
-    if given:
-        return given[0]
-    joint = np.zeros((size, size), dtype=np.int64)
-    if drafted == histogram.sum() * (size - 1):  # every round drafted gamma tokens
-        joint[-1] = histogram
-    elif drafted == (np.arange(size) * histogram).sum():  # none drafted more than it accepted
-        joint[np.arange(size), np.arange(size)] = histogram
-    elif size == 2:
-        joint[1] = drafted - histogram[1], histogram[1]
-        joint[0, 0] = histogram.sum() - drafted
-    else:
-        raise LeftOut(
-            f"{int(histogram.sum())} rounds drafted {drafted} tokens, and not which of them fewer than {size - 1}",
-            "start vLLM with --per-request-spec-decode-metrics detailed",
-        )
-    return joint
-
-
-def _by_length(metrics: Line, histogram: Array) -> Array | None:
-    """From a histogram of accepted tokens for each number of drafted ones."""
-    name, size = BY_LENGTH, len(histogram)
-    rows = metrics.group(name)
-    if rows is None:
-        return None
-    joint, lengths = np.zeros((size, size), dtype=np.int64), {str(length): length for length in range(size)}
-    for key, row in rows.fields.items():
-        counts = rows.wholes(f"{name}[{shown(key)}]", row)
-        if key not in lengths or len(counts) != lengths[key] + 1:
-            raise metrics.refuse(
-                f"{name} has {len(counts)} entries for the length {shown(key)}",
-                f"lengths are 0 to {size - 1}, each with one entry more",
-            )
-        joint[lengths[key], : len(counts)] = counts
-    return joint
-
-
-def _by_step(metrics: Line, histogram: Array) -> Array | None:
-    """From what each round accepted and drafted."""
-    if all(metrics.fields.get(name) is None for name in BY_STEP):
-        return None
-    accepted, drafted = (metrics.wholes(name, metrics.fields.get(name)) for name in BY_STEP)
-    if len(accepted) != len(drafted) or any(not a <= d < len(histogram) for a, d in zip(accepted, drafted, strict=True)):
-        raise metrics.refuse(
-            f"{BY_STEP[0]} ({len(accepted)}) and {BY_STEP[1]} ({len(drafted)}) do not fit each other",
-            f"one entry a round: accepted, of drafted ones, of at most {len(histogram) - 1}",
-        )
-    joint = np.zeros((len(histogram), len(histogram)), dtype=np.int64)
-    np.add.at(joint, (_array(drafted), _array(accepted)), 1)
-    return joint
-
-
-def _array(values: Sequence[int]) -> Array:
-    return np.array(values, dtype=np.int64)

@@ -7,13 +7,16 @@ engine never tests the drafts that follow, so alpha, an average over all positio
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from alphaprof.analysis.engine_lines import shown
 from alphaprof.analysis.engine_requests import EngineRequest
+from alphaprof.log.manifest import SERVED, ModelFacts
 from alphaprof.log.schema import (
     DEPTH_COUNTS,
     DOCUMENT_COLUMNS,
@@ -97,3 +100,60 @@ def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
         row |= {f"control_{gamma}": 0.0}
         rows.append(row | {f"{name}_depths_{gamma}": [float(n) for n in getattr(rounds, name)] for name in DEPTH_COUNTS})
     return pa.Table.from_pylist(rows, schema=schema)
+
+
+def served_model(name: str) -> ModelFacts:
+    """What is known of a model that another engine ran: what it is called."""
+    digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
+    return ModelFacts(
+        reference=name,
+        kind=SERVED,
+        architecture="a served model",
+        fingerprint=digest,
+        dtype="dtype unknown",
+        device="unknown",
+        parameters=None,
+        context=None,
+        vocabulary=None,
+        eos=(),
+        noise=None,
+    )
+
+
+def notes(requests: Sequence[EngineRequest], known_by: str | None) -> Iterator[dict[str, str]]:
+    """What a reader of the report has to know, as code, message and remedy."""
+    yield {
+        "code": "imported",
+        "message": "rounds are those that the engine counted. Alpha is not known: drafts behind a rejection are never "
+        "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
+        "remedy": "alphaprof profile measures them, for drafts that it can load",
+    }
+    if known_by in (None, "request id"):
+        yield {
+            "code": "prompts_unknown",
+            "message": f"prompts are known by {known_by or 'nothing'}: equal ones count as independent, which makes "
+            "intervals too narrow where prompts repeat",
+            "remedy": "log prompt_token_ids (return_token_ids: true) or the prompt's text with every request",
+        }
+    plain = [request for request in requests if request.rounds.plain]
+    if plain:
+        yield {
+            "code": "plain_steps",
+            "message": f"{sum(request.rounds.plain for request in plain)} rounds without a draft, in {len(plain)} of "
+            f"{len(requests)} requests, follow from completion_tokens alone: up to gamma more a request may hide where its "
+            "last round reaches beyond the end",
+            "remedy": "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
+        }
+    if idle := sum(request.rounds.steps == 0 for request in requests):
+        yield {
+            "code": "no_steps",
+            "message": f"{idle} of {len(requests)} requests have no round with a draft; they are kept as plain decoding",
+            "remedy": "answers of one token have none; else see whether drafting was switched off under load",
+        }
+    if unread := Counter(name for request in requests for name in request.unread):
+        names = ", ".join(f"{shown(name)} ({count})" for name, count in unread.most_common(8))
+        yield {
+            "code": "unread_fields",
+            "message": f"fields of the metrics that are not read: {names}",
+            "remedy": "a newer vLLM may tell more, or mean something else: see docs/import.md",
+        }

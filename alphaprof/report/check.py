@@ -1,4 +1,4 @@
-"""The CI gate: a run held against thresholds, against an older run, or against its own decision."""
+"""The CI gate: a run held against thresholds, or against its own decision; `baseline`: against an older run."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ import numpy as np
 
 from alphaprof.analysis.estimate import bounded_ratio, by_cluster, quantile
 from alphaprof.analysis.gates import Gate, Outcome, judge, together
-from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.speedup import StepTimes, speedup
-from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid
+from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
 from alphaprof.log.store import Run
-from alphaprof.report.baseline import accepted_of, compared, difference, difference_bounds
-from alphaprof.report.build import Inquiry, build_report, by_domain, found_pools
-from alphaprof.report.comparable import require_comparable
-from alphaprof.report.compare import Side, paired_pools
+from alphaprof.report.build import Inquiry, build_report, by_domain, evidence_of, found_pools
+from alphaprof.report.compare import require_drafts
 from alphaprof.report.format import short
+from alphaprof.report.model import Traffic
 from alphaprof.report.pool import Pool
 from alphaprof.report.result import share
+from alphaprof.report.traffic import judge_traffic
 
 Array = np.ndarray[Any, Any]
-Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "acceptance_length_difference"]
+Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "tokens_per_round_difference"]
 ALPHA: Measure = "alpha"
 LENGTH: Measure = "acceptance_length"
 SPEEDUP: Measure = "speedup"
 DIFFERENCE: Measure = "alpha_difference"
-LENGTH_DIFFERENCE: Measure = "acceptance_length_difference"
+TOKENS_DIFFERENCE: Measure = "tokens_per_round_difference"
 EVERY = ""  # the domain of a threshold that holds for every domain
 
 
@@ -44,16 +43,27 @@ class Subject:
 
 @dataclass(frozen=True)
 class Item:
-    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`analysis.gates`)."""
+    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`analysis.gates`); None
+    where it fails without them, for the reason in `note`.
+    """
 
     measure: Measure  # what is held against the threshold
     domain: str
     threshold: float  # the least value that passes
     value: float | None
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     documents: int  # independent ones
     outcome: Outcome  # of this threshold alone
+    note: str | None = None  # why it fails without bounds; None: it was judged by them
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """A domain, or some of its text, that has no part in the outcome."""
+
+    domain: str
+    reason: str  # why it has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +79,7 @@ class Check:
     gamma: int | None
     confidence: float
     items: tuple[Item, ...]  # one for each threshold and domain
+    unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be held against each other
     paired: int | None = None
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
@@ -138,55 +149,13 @@ def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Chec
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
-        reason=_reason(items, outcome),
+        reason=reason_of(items, outcome),
         run=str(run.path),
         draft=draft,
         rule=rule,
         gamma=gamma,
         confidence=inquiry.question.confidence,
         items=items,
-    )
-
-
-def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_target_change: bool) -> Check:
-    """A draft held against an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
-    imported runs, which do not tell alpha, no acceptance length. Raises `NotComparable` with the reason.
-    """
-    require_comparable(old, new, allow_target_change)
-    gamma = new.run.gammas[0] if new.run.imported else None
-    inquiry = Inquiry.of(new.run, "engine", new.run.manifest.config)
-    chosen = rule or _one_rule(inquiry)
-    confidence = inquiry.question.confidence
-    found = paired_pools(old, new, [chosen])
-    gates, names = [], []
-    for key, before in found.pools[0].items():
-        after = found.pools[1].get(key)
-        if after is None or before.policy not in parse_rule(chosen).rule.policies:
-            continue
-        sides = (compared(before, gamma), compared(after, gamma))
-        if all(counts.sum() > 0 for _, counts in sides):
-            gates.append(Gate(-margin, partial(difference_bounds, *sides, gamma)))
-            names.append((key[0], difference(*sides, confidence, gamma)))
-    if not gates:
-        raise NotComparable(f"no paired text belongs to {chosen}", "name the rule of this text: --rule strict, or one_hot")
-    measure = DIFFERENCE if gamma is None else LENGTH_DIFFERENCE
-    items = [
-        Item(measure, domain, gate.threshold, value.value, judged.low, judged.high, value.documents, judged.outcome)
-        for (domain, value), gate, judged in zip(names, gates, judge(gates, confidence), strict=True)
-    ]
-    outcome = together([item.outcome for item in items])
-    return Check(
-        outcome=outcome,
-        reason=_reason(items, outcome),
-        run=new.label,
-        baseline=old.label,
-        draft=new.draft,
-        rule=chosen,
-        gamma=gamma,
-        confidence=confidence,
-        items=tuple(items),
-        paired=found.documents,
-        unpaired=(found.unpaired[1], found.unpaired[0]),
     )
 
 
@@ -199,25 +168,51 @@ def require_passed(check: Check, undecided_fails: bool) -> None:
 
 
 def _settled(run: Run, inquiry: Inquiry, subject: Subject, needs_gamma: bool) -> tuple[str, str, int | None]:
-    """Draft, rule and gamma: as named, else as the decision fixes them, else as the run chose them."""
-    draft = subject.draft or (inquiry.question.draft if inquiry.question.draft != "auto" else None)
-    gamma = subject.gamma or (inquiry.question.gamma if isinstance(inquiry.question.gamma, int) else None)
+    """Draft, rule and gamma (None where no threshold needs one): as named, else as the decision fixes them, else as the
+    verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does.
+    """
+    require_drafts(run)
+    question = inquiry.question
+    draft = subject.draft or (question.draft if question.draft != "auto" else None)
+    gamma = subject.gamma or (question.gamma if isinstance(question.gamma, int) else None)
     if draft is None and len(run.manifest.drafts) == 1:
         draft = next(iter(run.manifest.drafts))
+    if draft is not None:
+        _require_draft(run, draft)
     if draft is None or (gamma is None and needs_gamma):
-        traffic = build_report(run).traffic
-        draft = draft or traffic.draft
-        gamma = gamma or (traffic.gamma if traffic.draft == draft else None)
-    if draft is None or draft not in run.manifest.drafts:
-        raise OptionInvalid(
-            f"{run.path} has no draft {draft or 'of its own choice'}", f"name one: {', '.join(run.manifest.drafts)}"
-        )
+        chosen = _chosen(run, draft, subject.rule)
+        if chosen.draft is None or chosen.gamma is None:
+            what, names = f"gamma is known to be the best for {run.path}:{draft}", _gammas(run)
+            if draft is None:
+                what, names = f"draft of {run.path} is known to be the best", f"--draft {' or '.join(run.manifest.drafts)}"
+            raise OptionInvalid(f"no {what}: {chosen.reason}", f"name one: {names}")
+        draft, gamma = chosen.draft, gamma or chosen.gamma
     if needs_gamma and gamma not in run.gammas:
-        raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: --gamma {run.gammas[0]}")
-    return draft, subject.rule or _one_rule(inquiry), gamma
+        raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: {_gammas(run)}")
+    return draft, subject.rule or one_rule(inquiry), gamma if needs_gamma else None
 
 
-def _one_rule(inquiry: Inquiry) -> str:
+def _chosen(run: Run, draft: str | None, rule: str | None) -> Traffic:
+    """The verdict on one draft (None: on the one of the decision), which chooses what is `auto`."""
+    decision = run.manifest.config["decision"] | {
+        name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None
+    }
+    inquiry = Inquiry.of(run, "engine", run.manifest.config | {"decision": decision})
+    evidence = evidence_of(inquiry, list(found_pools(inquiry, inquiry.deciding)))
+    return judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas)
+
+
+def _require_draft(run: Run, draft: str) -> None:
+    if draft not in run.manifest.drafts:
+        raise OptionInvalid(f"{run.path} has no draft {draft}", f"name one: {', '.join(run.manifest.drafts)}")
+
+
+def _gammas(run: Run) -> str:
+    """The options that name a gamma of a run."""
+    return f"--gamma {' or '.join(map(str, run.gammas))}"
+
+
+def one_rule(inquiry: Inquiry) -> str:
     """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
     rules = inquiry.decisive
     if not rules:
@@ -276,10 +271,22 @@ def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None
     return max(1.0, 1 + mean.value - half), min(gamma + 1.0, 1 + mean.value + half)
 
 
-def _reason(items: Sequence[Item], outcome: Outcome) -> str:
-    """The items that decided, in words."""
-    decisive = [item for item in items if item.outcome == outcome] if outcome != "pass" else list(items)
+def accepted_of(pool: Pool, gamma: int | None) -> tuple[Array, Array]:
+    """Accepted positions and those with a proposal; at a gamma, accepted drafts and rounds that had any."""
+    if gamma is None:
+        return pool["accepted"], pool["proposals"]
+    return pool[f"accepted_depths_{gamma}"].sum(1), pool[f"drafted_depths_{gamma}"][:, 0]
+
+
+def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = ()) -> str:
+    """The items that decided, in words, and what was not judged."""
+    decisive = [item for item in items if item.outcome == outcome]
+    parts = [f"{item.measure} of {short(item.domain)}: {item.note}" for item in decisive if item.note]
     if outcome == "pass":
-        return f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached"
-    named = ", ".join(f"{item.measure} of {short(item.domain)}" for item in decisive)
-    return f"{named} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold"
+        parts.append(f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached")
+    elif judged := [item for item in decisive if not item.note]:
+        named = ", ".join(f"{item.measure} of {short(item.domain)}" for item in judged)
+        parts.append(f"{named} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
+    if unjudged:
+        parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
+    return "; ".join(parts)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.report import format as fmt
-from alphaprof.report.check import DIFFERENCE, LENGTH_DIFFERENCE, SPEEDUP, Check, Item
+from alphaprof.report.check import DIFFERENCE, SPEEDUP, TOKENS_DIFFERENCE, Check, Item
 from alphaprof.report.format import short
 from alphaprof.report.json import plain_values
 from alphaprof.report.tables import named_table, plain, show
@@ -41,11 +41,13 @@ def check_terminal(check: Check, console: Console) -> None:
     if check.items:
         console.print()
         _table(check, console)
+    _beside(check, console)
     word, style = WORDS[check.outcome]
     console.print(Text(word, style).append_text(plain(f"  {check.reason}")))
     level = fmt.level(check.confidence)
     for line in (
-        f"bounds: one-sided at {level}; an upper one that fails has Holm's correction for all thresholds together.",
+        f"bounds: one-sided; the lower ones at {level}, the upper ones at {level} over all thresholds together (Holm), "
+        "so that they widen with their number.",
         "pass: every lower bound reaches its threshold. fail: some upper bound is below it. else undecided.",
     ):
         console.print(line, style="dim", highlight=False)
@@ -58,13 +60,23 @@ def _table(check: Check, console: Console) -> None:
     for item in check.items:
         word, style = WORDS[item.outcome]
         cells = (item.measure, fmt.count(item.documents), _number(item, item.threshold), _number(item, item.value))
-        bounds = f"[{_number(item, item.low)}, {_number(item, item.high)}]"
+        bounds = fmt.NOTHING if item.note else f"[{_number(item, item.low)}, {_number(item, item.high)}]"
         table.add_row(plain(short(item.domain)), *cells, bounds, Text(word, style))
     show(table, "thresholds", console)
     console.print()
 
 
+def _beside(check: Check, console: Console) -> None:
+    """What the table does not hold: why an item fails without bounds, and what was not judged."""
+    noted = [f"{short(item.domain)}: {item.note}" for item in check.items if item.note]
+    noted += [f"not judged: {short(item.domain)} ({item.reason})" for item in check.unjudged]
+    for line in noted:
+        console.print(plain(line))
+    if noted:
+        console.print()
+
+
 def _number(item: Item, value: float | None) -> str:
-    if value is not None and item.measure in (DIFFERENCE, LENGTH_DIFFERENCE):
+    if value is not None and item.measure in (DIFFERENCE, TOKENS_DIFFERENCE):
         return f"{value:+.3f}"
     return fmt.number(value, 3, "x" if item.measure == SPEEDUP else "")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.store import Run
-from alphaprof.report.check import EVERY, Check, Measure, Subject, check_baseline, check_decision, check_thresholds
+from alphaprof.report.baseline import check_baseline
+from alphaprof.report.check import EVERY, Check, Measure, Subject, check_decision, check_thresholds
 from alphaprof.report.compare import side_of
 
 

@@ -97,10 +97,17 @@ def side_of(text: str) -> Side:
     names = list(run.manifest.drafts)
     if not colon and len(names) == 1:
         draft = names[0]
+    require_drafts(run)
     if draft not in names:
         what = f"{path} has no draft {draft!r}" if colon else f"{path} has {len(names)} drafts"
         raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))
     return Side(run, draft)
+
+
+def require_drafts(run: Run) -> None:
+    """Raise `OptionInvalid` for a run without any draft."""
+    if not run.manifest.drafts:
+        raise OptionInvalid(f"{run.path} has no draft", "profile the target with one: the profile's drafts name them")
 
 
 def compare(first: Side, second: Side, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:

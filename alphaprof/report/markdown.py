@@ -99,17 +99,30 @@ def check_markdown(check: Check) -> str:
     if check.items:
         lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
         lines += [_row(*_cells(item)) for item in check.items]
+    notes = [f"- {escaped(item.domain)}: {escaped_sentence(item.note)}" for item in check.items if item.note]
+    notes += [f"- not judged: {escaped(item.domain)} ({escaped_sentence(item.reason)})" for item in check.unjudged]
+    if notes:
+        lines += ["", *notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _cells(item: Item) -> tuple[str, ...]:
-    bounds = f"{_plain(item.low)} to {_plain(item.high)}"
+    bounds = f"{_plain(item.low)} to {_plain(item.high)}" if item.note is None else fmt.NOTHING
     sign = f"{SIGNS[item.outcome]} {item.outcome}"
-    value = fmt.NOTHING if item.value is None else _plain(item.value)
-    return escaped(item.domain), item.measure, fmt.count(item.documents), f"{item.threshold:g}", value, bounds, sign
+    return (
+        escaped(item.domain),
+        item.measure,
+        fmt.count(item.documents),
+        f"{item.threshold:g}",
+        _plain(item.value),
+        bounds,
+        sign,
+    )
 
 
-def _plain(value: float) -> str:
+def _plain(value: float | None) -> str:
+    if value is None:
+        return fmt.NOTHING
     return f"{value:.3f}" if math.isfinite(value) else "inf"
 
 
@@ -118,21 +131,23 @@ def _row(*cells: str) -> str:
 
 
 def check_junit(check: Check) -> str:
-    """A check as JUnit XML: a test case a threshold; what is undecided is skipped."""
+    """A check as JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
     items = check.items
-    counts = {name: str(sum(item.outcome == name for item in items)) for name in ("fail", "undecided")}
+    counts = {name: sum(item.outcome == name for item in items) for name in ("fail", "undecided")}
     suite = ET.Element(
         "testsuite",
         name="alphaprof check",
-        tests=str(max(len(items), 1)),
-        failures=counts["fail"] if items else str(int(check.outcome == "fail")),
-        skipped=counts["undecided"] if items else str(int(check.outcome == "undecided")),
+        tests=str(max(len(items), 1) + len(check.unjudged)),
+        failures=str(counts["fail"] if items else int(check.outcome == "fail")),
+        skipped=str((counts["undecided"] if items else int(check.outcome == "undecided")) + len(check.unjudged)),
     )
     for item in items:
         case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.{item.measure}", name=visible(short(item.domain)))
-        value = fmt.NOTHING if item.value is None else _plain(item.value)
-        text = f"{value}, bounds {_plain(item.low)} to {_plain(item.high)}, at least {item.threshold:g}"
-        _outcome(case, item.outcome, text)
+        found = item.note or f"bounds {_plain(item.low)} to {_plain(item.high)}"
+        _outcome(case, item.outcome, f"{_plain(item.value)}, {found}, at least {item.threshold:g}")
+    for left in check.unjudged:
+        case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.baseline", name=visible(short(left.domain)))
+        _outcome(case, "undecided", f"not judged: {left.reason}")
     if not items:
         _outcome(ET.SubElement(suite, "testcase", classname="alphaprof", name="decision"), check.outcome, check.reason)
     ET.indent(suite)
