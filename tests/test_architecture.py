@@ -109,7 +109,6 @@ def test_nothing_grows_beyond_what_can_be_read_at_once(path: Path) -> None:
 
 # Formulas of as many symbols, and the few that a dataclass would make no plainer. Commands have their options (cli*.py).
 MANY = {
-    "_manifest",
     "_decided",
     "_check",
     "decide_sequentially",

@@ -16,7 +16,7 @@ from alphaprof.analysis.estimate import ratio, share_interval
 from alphaprof.cli import app, main
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import Run
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 RECIPE = Recipe(
     domains={"code": Domain(documents=30, alpha=0.8, spread=0.05), "chat": Domain(documents=30, alpha=0.5, spread=0.05)},
@@ -224,3 +224,18 @@ def test_where_no_gamma_is_known_to_be_the_best_all_are_named(tmp_path: Path) ->
     code, _, result = check(run, "--min-alpha", "0.1")
     assert isinstance(result.exception, AlphaprofError)
     assert (code, result.exception.hint) == (2, "name one: --draft small or poor")
+
+
+@pytest.mark.parametrize("threshold", ["--min-alpha", "--min-acceptance-length"])
+def test_a_draft_that_proposes_nothing_reaches_no_threshold(tmp_path: Path, threshold: str) -> None:
+    """That is known, and neither luck nor an unknown that a gate lets pass."""
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=12), "chat": Domain(documents=12)}))
+
+    def silenced(frame: pd.DataFrame) -> None:
+        frame.loc[frame["domain"] == "chat", "proposed"] = 0
+
+    code, found, _ = check(rewritten(run, "small", silenced), threshold, "0.01", "--draft", "small", "--gamma", "2")
+    outcomes = {item["domain"]: (item["outcome"], item["low"]) for item in found["items"]}
+    assert (code, outcomes["chat"]) == (10, ("fail", None))
+    assert outcomes["code"][0] == "pass"
+    assert "proposes nothing" in found["reason"]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from alphaprof.analysis.estimate import bounded_ratio, by_cluster, quantile
-from alphaprof.analysis.gates import Gate, Outcome, judge, together
+from alphaprof.analysis.gates import Gate, Judged, Outcome, judge, together
 from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
 from alphaprof.log.store import Run
@@ -131,20 +131,11 @@ def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Chec
         for measure, named in thresholds.items()
         for domain, least in _spread(named, pools, run).items()
     ]
-    gates = [Gate(least, partial(_bounds, pools[domain], measure, gamma, times)) for measure, domain, least in asked]
-    judged = judge(gates, inquiry.question.confidence)
+    judging = [item for item in asked if not _silent(pools[item[1]], item[0], gamma)]
+    gates = [Gate(least, partial(_bounds, pools[domain], measure, gamma, times)) for measure, domain, least in judging]
+    judged = dict(zip(judging, judge(gates, inquiry.question.confidence), strict=True))
     items = tuple(
-        Item(
-            measure=measure,
-            domain=domain,
-            threshold=least,
-            value=_value(pools[domain], measure, gamma, times),
-            low=found.low,
-            high=found.high,
-            documents=len(np.unique(pools[domain].cluster)),
-            outcome=found.outcome,
-        )
-        for (measure, domain, least), found in zip(asked, judged, strict=True)
+        _held(item, pools[item[1]], _value(pools[item[1]], item[0], gamma, times), judged.get(item)) for item in asked
     )
     outcome = together([item.outcome for item in items])
     return Check(
@@ -251,6 +242,22 @@ def _value(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None)
     if not counts.sum():
         return None
     return float(totals.sum() / counts.sum()) + (measure == LENGTH)
+
+
+def _silent(pool: Pool, measure: Measure, gamma: int | None) -> bool:
+    """Whether the draft proposes nothing on texts that it had every chance on: no luck of the documents, and no unknown."""
+    if measure == SPEEDUP or pool["tokens"].sum() == 0:
+        return False
+    return not accepted_of(pool, None if measure == ALPHA else gamma)[1].sum()
+
+
+def _held(asked: tuple[Measure, str, float], pool: Pool, value: float | None, found: Judged | None) -> Item:
+    """A threshold and what became of it; `found` is None where the draft proposes nothing."""
+    measure, domain, least = asked
+    documents = len(np.unique(pool.cluster))
+    if found is None:
+        return Item(measure, domain, least, None, None, None, documents, "fail", "the draft proposes nothing there")
+    return Item(measure, domain, least, value, found.low, found.high, documents, found.outcome)
 
 
 def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None, tail: float) -> tuple[float, float]:
