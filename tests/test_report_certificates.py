@@ -938,7 +938,7 @@ HAND = Certificate(
     mean_divergence=0.25,
     rejected_at_most=0.61,
 )
-TENTH = Decile("small", "strict", "greedy", None, True, "margin", None, 0.25, 500, number(0.1), number(0.6))
+TENTH = Decile("small", "strict", "greedy", None, True, "margin", 1, None, 0.25, 500, number(0.1), number(0.6))
 BOUNDS = LosslessBounds(
     domain="code",
     draft="small",
