@@ -29,11 +29,11 @@ def accepted_by_tenth(
         proposed = columns["proposed"] > 0
         documents = len(shape.document)
         document = shape.each(np.arange(documents))
+        accepted = {rule.id: np.where(proposed, rule.accept(columns), 0.0) for rule in rules}
         for axis, name in AXES.items():
             size = len(edges[axis]) + 1
             cell = document * size + np.searchsorted(edges[axis], columns[name], side="right")
-            for rule in rules:
-                accept = np.where(proposed, rule.accept(columns), 0.0)
+            for rule, accept in accepted.items():
                 counts = [np.bincount(cell, values, documents * size) for values in (proposed, accept)]
-                parts.setdefault((rule.id, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 2))
+                parts.setdefault((rule, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 2))
     return {key: np.concatenate(found) for key, found in parts.items()}

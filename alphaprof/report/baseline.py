@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -29,14 +28,13 @@ from alphaprof.report.check import (
     Item,
     Measure,
     Unjudged,
-    accepted_of,
     one_rule,
     reason_of,
 )
 from alphaprof.report.comparable import require_comparable
 from alphaprof.report.compare import Paired, Side, paired_pools, summed
 from alphaprof.report.format import text_kind
-from alphaprof.report.pool import Pool
+from alphaprof.report.pool import Pool, proposes_nothing
 
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 
@@ -56,14 +54,14 @@ class Both:
             return f"{rule} does not belong to its text ({text_kind(self.old.continuation, self.old.sampling)})"
         if self.gamma is not None and not all(pool["tokens"].sum() for pool in (self.old, self.new)):
             return "no text of one side is longer than the one token of its prefill"
-        if _silent(self.old, self.gamma):
+        if proposes_nothing(self.old, self.gamma):
             return f"the baseline's draft proposes nothing there{', nor does this one' if self.silent else ''}"
         return None
 
     @property
     def silent(self) -> bool:
         """Whether the new side proposes nothing at all."""
-        return _silent(self.new, self.gamma)
+        return proposes_nothing(self.new, self.gamma)
 
     @property
     def measure(self) -> Measure:
@@ -90,9 +88,10 @@ class Both:
 
     def item(self, threshold: float, confidence: float, judged: Judged) -> Item:
         """The item of a draft that proposes something."""
-        measure = DIFFERENCE if self.gamma is None else TOKENS_DIFFERENCE
         value = self.difference(confidence)
-        return Item(measure, self.domain, threshold, value.value, judged.low, judged.high, value.documents, judged.outcome)
+        return Item(
+            self.measure, self.domain, threshold, value.value, judged.low, judged.high, value.documents, judged.outcome
+        )
 
 
 def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_target_change: bool) -> Check:
@@ -128,15 +127,10 @@ def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_
     )
 
 
-def _silent(pool: Pool, gamma: int | None) -> bool:
-    """Whether there is no proposal at all."""
-    return not accepted_of(pool, gamma)[1].sum()
-
-
 def _items(texts: Sequence[Both], threshold: float, confidence: float) -> tuple[Item, ...]:
     """An item for each text, in their order. Those that fail without bounds have no part in the correction of the others."""
     heard = [text for text in texts if not text.silent]
-    judged = iter(judge([Gate(threshold, partial(text.bounds)) for text in heard], confidence))
+    judged = iter(judge([Gate(threshold, text.bounds) for text in heard], confidence))
     return tuple(text.lost(threshold) if text.silent else text.item(threshold, confidence, next(judged)) for text in texts)
 
 

@@ -18,7 +18,7 @@ from alphaprof.report.build import Inquiry, build_report, by_domain, evidence_of
 from alphaprof.report.compare import require_drafts
 from alphaprof.report.format import short
 from alphaprof.report.model import Traffic
-from alphaprof.report.pool import Pool
+from alphaprof.report.pool import Pool, accepted_of, proposes_nothing
 from alphaprof.report.result import share
 from alphaprof.report.traffic import judge_traffic
 
@@ -248,7 +248,7 @@ def _silent(pool: Pool, measure: Measure, gamma: int | None) -> bool:
     """Whether the draft proposes nothing on texts that it had every chance on: no luck of the documents, and no unknown."""
     if measure == SPEEDUP or pool["tokens"].sum() == 0:
         return False
-    return not accepted_of(pool, None if measure == ALPHA else gamma)[1].sum()
+    return proposes_nothing(pool, None if measure == ALPHA else gamma)
 
 
 def _held(asked: tuple[Measure, str, float], pool: Pool, value: float | None, found: Judged | None) -> Item:
@@ -276,13 +276,6 @@ def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None
     mean = bounded_ratio(accepted, rounds, 0.0, float(gamma))
     half = quantile(1 - tail, mean.freedom) * mean.stderr
     return max(1.0, 1 + mean.value - half), min(gamma + 1.0, 1 + mean.value + half)
-
-
-def accepted_of(pool: Pool, gamma: int | None) -> tuple[Array, Array]:
-    """Accepted positions and those with a proposal; at a gamma, accepted drafts and rounds that had any."""
-    if gamma is None:
-        return pool["accepted"], pool["proposals"]
-    return pool[f"accepted_depths_{gamma}"].sum(1), pool[f"drafted_depths_{gamma}"][:, 0]
 
 
 def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = ()) -> str:

@@ -123,6 +123,11 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def sentence(text: str) -> str:
+    """A sentence as it begins a line."""
+    return text[:1].upper() + text[1:]
+
+
 def short(name: str) -> str:
     """The beginning of a name that may be longer than anyone wants to read."""
     return name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -11,6 +11,7 @@ from alphaprof.report import format as fmt
 from alphaprof.report.check import Check, Item
 from alphaprof.report.format import short, visible
 from alphaprof.report.model import GammaResult, Report, Result
+from alphaprof.report.wording import at_best
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
@@ -48,8 +49,7 @@ def report_markdown(report: Report) -> str:
             "",
         ]
     lines += [
-        f"- {escaped_sentence(note.message)}. {escaped_sentence(note.remedy[:1].upper() + note.remedy[1:])}."
-        for note in report.warnings
+        f"- {escaped_sentence(note.message)}. {escaped_sentence(fmt.sentence(note.remedy))}." for note in report.warnings
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -67,7 +67,7 @@ def _rows(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         if result.verdict is None:
             continue
-        best = next((item for item in result.gammas if item.gamma == result.best_gamma), None)
+        best = at_best(result)
         yield _row(
             escaped(result.domain),
             escaped(result.draft),

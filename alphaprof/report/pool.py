@@ -54,6 +54,18 @@ class Pool:
         return RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
 
 
+def accepted_of(pool: Pool, gamma: int | None) -> tuple[Array, Array]:
+    """Accepted positions and those with a proposal; at a gamma, accepted drafts and rounds that had any."""
+    if gamma is None:
+        return pool["accepted"], pool["proposals"]
+    return pool[f"accepted_depths_{gamma}"].sum(1), pool[f"drafted_depths_{gamma}"][:, 0]
+
+
+def proposes_nothing(pool: Pool, gamma: int | None) -> bool:
+    """Whether no position has a proposal; at a gamma, no round."""
+    return not accepted_of(pool, gamma)[1].sum()
+
+
 def pools(
     totals: pa.Table, documents: pa.Table, independent: Array, rule: str, gammas: list[int]
 ) -> Iterator[tuple[str, Pool]]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.report import format as fmt
 from alphaprof.report.format import visible
+from alphaprof.report.wording import OfDomain, domain_of
 
 WIDE = 140  # columns that it takes to show intervals beside their values
 NAME_LEAST, NAME_WIDTH = 10, 22  # columns of a table's first column, at least and at most; longer names fold
@@ -29,27 +28,9 @@ def named_table(name: str = "domain") -> Table:
     return table
 
 
-class OfDomain(Protocol):
-    """What concerns one kind of text of a domain."""
-
-    @property
-    def domain(self) -> str:
-        """Its name."""
-
-    @property
-    def continuation(self) -> str:
-        """How the text came about."""
-
-    @property
-    def sampling(self) -> dict[str, float] | None:
-        """What it was drawn with, if anything."""
-
-
 def domain_name(item: OfDomain, items: Iterable[OfDomain]) -> Text:
     """The domain of one of several items, with the kind of its text where the domain has several."""
-    kinds = {fmt.text_kind(other.continuation, other.sampling) for other in items if other.domain == item.domain}
-    kind = f" ({fmt.text_kind(item.continuation, item.sampling)})" if len(kinds) > 1 else ""
-    return plain(fmt.short(item.domain) + kind)
+    return plain(domain_of(item, items))
 
 
 def show(table: Table, title: str, console: Console) -> None:

@@ -17,7 +17,7 @@ from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
 from alphaprof.report.terminal_causes import causes_notes, causes_section
 from alphaprof.report.terminal_costs import concurrency_section, requests_section, times_section
 from alphaprof.report.terminal_theory import certificates_section, predictability_section
-from alphaprof.report.wording import best_at, named, pays, text_of
+from alphaprof.report.wording import at_best, best_at, named, pays, text_of
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 RULE_WIDTH = 18  # columns that a rule's alpha takes
@@ -107,7 +107,7 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for result in results:
-        best = _at(result, result.best_gamma)
+        best = at_best(result)
         cells = [fmt.documents(result.documents, result.clusters)] + ([] if covered else [fmt.share(result.coverage)])
         cells += [fmt.share_interval(result.alpha), str(result.best_gamma or fmt.NOTHING)]
         cells += [fmt.interval(best.tokens_per_round if best else None)]
@@ -192,10 +192,6 @@ def _phases(title: str, results: Sequence[Result], console: Console) -> None:
 def _name(result: Result, results: Sequence[Result], marked: bool = True) -> Text:
     """The domain, with its kind of text where that is not clear."""
     return plain(named(result, results, marked))
-
-
-def _at(result: Result, gamma: int | None) -> GammaResult | None:
-    return next((item for item in result.gammas if item.gamma == gamma), None)
 
 
 def _lengths(title: str, results: Sequence[Result], console: Console) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from alphaprof.report import format as fmt
-from alphaprof.report.model import Result
+from alphaprof.report.model import GammaResult, Result
 from alphaprof.report.model_costs import AtConcurrency, Cost, Memory
 
 
@@ -38,6 +39,33 @@ def reached(tokens: float | None, faster: float | None) -> str:
     if faster is not None:
         return fmt.number(faster, unit="x")
     return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
+
+
+class OfDomain(Protocol):
+    """What concerns one kind of text of a domain."""
+
+    @property
+    def domain(self) -> str:
+        """Its name."""
+
+    @property
+    def continuation(self) -> str:
+        """How the text came about."""
+
+    @property
+    def sampling(self) -> dict[str, float] | None:
+        """What it was drawn with, if anything."""
+
+
+def domain_of(item: OfDomain, items: Iterable[OfDomain]) -> str:
+    """The domain of one of several items, with the kind of its text where the domain has several."""
+    kinds = {fmt.text_kind(other.continuation, other.sampling) for other in items if other.domain == item.domain}
+    return fmt.short(item.domain) + (f" ({fmt.text_kind(item.continuation, item.sampling)})" if len(kinds) > 1 else "")
+
+
+def at_best(result: Result) -> GammaResult | None:
+    """A result at its chosen gamma."""
+    return next((item for item in result.gammas if item.gamma == result.best_gamma), None)
 
 
 def best_at(item: AtConcurrency) -> str:

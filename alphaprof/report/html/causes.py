@@ -22,7 +22,7 @@ from alphaprof.report.html.plots import (
 )
 from alphaprof.report.model import Report
 from alphaprof.report.model_causes import Attribution, Cause
-from alphaprof.report.wording import reached
+from alphaprof.report.wording import domain_of, reached
 
 # In pairs of light and dark, so that neighbours in a bar differ for all eyes; hues apart from those of drafts say nothing.
 COLOURS = ("#bfc5cc", "#9aa5b1", "#f2cf63", "#8d6cab", "#4fb3a5", "#3a7ca5", "#e39774", "#a63d40", "#5f7161")
@@ -47,7 +47,7 @@ def causes(report: Report, style: Style) -> Figure | None:
     for panel, ((draft, rule), items) in enumerate(groups.items()):
         across, up = axes_of(panel)
         tall = BAR * len(items) / inner
-        places = categories([_row(item, items) for item in items]) | {"range": None, "autorange": "reversed"}
+        places = categories([domain_of(item, items) for item in items])
         axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
         axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
         title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
@@ -83,12 +83,6 @@ def _bars(items: Sequence[Attribution], name: str) -> Trace:
         "hoverinfo": "text",
         "marker": {"color": COLOURS[CAUSES.index(name)]},
     }
-
-
-def _row(item: Attribution, items: Sequence[Attribution]) -> str:
-    """The domain, with the kind of its text where it has several."""
-    kinds = {fmt.text_kind(other.continuation, other.sampling) for other in items if other.domain == item.domain}
-    return fmt.short(item.domain) + (f" ({fmt.text_kind(item.continuation, item.sampling)})" if len(kinds) > 1 else "")
 
 
 def _told(item: Attribution, cause: Cause) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from alphaprof.report import format as fmt
 from alphaprof.report.html.plots import (
-    GRID,
     INK,
     Figure,
     Grid,
@@ -46,7 +45,7 @@ def acceptance(report: Report, style: Style) -> Figure | None:
                 traces.append(point | about | {"marker": mark})
     if not traces:
         return None
-    rows = categories(list(texts)) | {"range": None, "autorange": "reversed"}
+    rows = categories(list(texts))
     axes = {"xaxis": axis("acceptance (α)", range=[0, 1.02]), "yaxis": axis(**rows)}
     return Figure("acceptance", traces, layout(height, **axes), height)
 
@@ -182,7 +181,7 @@ def bursts(report: Report, style: Style) -> Figure | None:
                 traces.append(_point(wrong, y, said(who(item, name), told)) | mark | {"xaxis": "x2", "yaxis": "y2"})
     if not traces:
         return None
-    rows = categories(list(texts)) | {"autorange": "reversed", "range": None}
+    rows = categories(list(texts))
     zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
     axes = {
         "xaxis": axis("burstiness (lag-1 autocorrelation)", domain=[0, 0.47], **zero),
@@ -239,6 +238,6 @@ def step_times(report: Report, style: Style) -> Figure | None:
                 "meta": meta(draft),
             }
         )
-    axes = {"xaxis": axis("tokens in the step", dtick=1), "yaxis": axis("ms", rangemode="tozero", gridcolor=GRID)}
+    axes = {"xaxis": axis("tokens in the step", dtick=1), "yaxis": axis("ms", rangemode="tozero")}
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
     return Figure("steps", traces, layout(320, showlegend=True, legend=legend, **axes), 320)

@@ -23,7 +23,7 @@ from alphaprof.report.html.plots import Figure, Style, by_text
 from alphaprof.report.html.rejections import certified, difficulty
 from alphaprof.report.json import plain_values
 from alphaprof.report.model import GammaResult, Report, Result
-from alphaprof.report.wording import best_at, named, pays, reached, times_lines
+from alphaprof.report.wording import at_best, best_at, named, pays, reached, times_lines
 
 RESOURCES = ("page.html.j2", "page.css", "page.js", "glossary.json")
 ABOUT = {  # by name of the figure: its heading, how it is read, and the word of the glossary that it links to
@@ -160,12 +160,8 @@ def _tables(report: Report) -> Iterator[Table]:
         mine = [item for item in report.results if item.draft == draft]
         for rule in dict.fromkeys(item.rule for item in mine if item.verdict is not None):
             shown = [item for item in mine if item.rule == rule and item.verdict is not None]
-            rows = [Row(named(item, mine), item, _at(item)) for item in shown]
+            rows = [Row(named(item, mine), item, at_best(item)) for item in shown]
             yield Table(draft, rule, rows, all(item.coverage == 1 for item in shown))
-
-
-def _at(result: Result) -> GammaResult | None:
-    return next((item for item in result.gammas if item.gamma == result.best_gamma), None)
 
 
 @dataclass(frozen=True)
@@ -199,7 +195,7 @@ def _sources(profile: Mapping[str, Any]) -> dict[int, str]:
 
 def _sentence(text: str) -> str:
     """A sentence as it begins a line."""
-    return fmt.visible(text[:1].upper() + text[1:])
+    return fmt.visible(fmt.sentence(text))
 
 
 def _pretty(value: Mapping[str, Any]) -> str:

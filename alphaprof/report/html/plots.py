@@ -120,9 +120,9 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def categories(names: Sequence[str]) -> dict[str, Any]:
-    """Names along an axis: places from 0 on, so that equal, numeric or empty names are nothing but names."""
+    """Names down an axis: places from 0 on, so that equal, numeric or empty names are nothing but names."""
     ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [label(name) for name in names]}
-    return ticks | {"range": [-0.6, len(names) - 0.4]}
+    return ticks | {"autorange": "reversed"}
 
 
 def layout(height: int, **more: Any) -> dict[str, Any]:
