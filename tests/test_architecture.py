@@ -56,6 +56,8 @@ HOMES = {
     "yaml": ("loader.py",),
     "pydantic": ("config.py", "options.py", "loader.py"),
     "scipy": ("analysis",),
+    "numba": ("compiled.py",),
+    "triton": ("profiling/triton_statistics.py",),
 }
 # Imports point one way: a folder may use those named here (and the modules at the top, but for cli).
 LAYERS = {
