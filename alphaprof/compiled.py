@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numba
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Sums may be taken in any order, which vector units need; NaN and infinity stay what they are.
-REORDERED = {"reassoc", "contract", "arcp", "nsz"}
+# Sums may be taken in any order, which vector units need; NaN and infinity stay what they are, and a quotient as well.
+REORDERED = {"reassoc", "contract", "nsz"}
 
 
 def compiled(function: Function) -> Function:

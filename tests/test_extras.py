@@ -18,6 +18,7 @@ from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import DEFAULT_RULES, BoundRule
 from alphaprof.analysis.trees import MultiDraft
 from alphaprof.log.schema import LogRules
+from alphaprof.profiling import statistics
 from alphaprof.profiling.continuations import Continuation, generate
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.extras import TOP, Extras
@@ -26,7 +27,7 @@ from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import Processing
 from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.scoring import Arrays, Scorer
-from alphaprof.profiling.statistics import distribution, draft_columns, target_columns
+from alphaprof.profiling.statistics import Side, top_probs
 from tests import reference
 from tests.test_scoring import continuation, logits_alone, model
 from tests.tiny import llama, noisy
@@ -321,9 +322,10 @@ def test_no_draft_is_rejected_within_its_threshold(target: Model, settings: Proc
 
 def columns_of(target: torch.Tensor, draft: torch.Tensor, extras: Extras) -> dict[str, Array]:
     """All columns that rules read, and thresholds, from logits."""
-    p, q = distribution(target), distribution(draft)
-    columns = target_columns(p, p.top) | draft_columns(p, q, p.top) | {"top_probs": p.top_probs(TOP)}
-    arrays = {name: values.numpy() for name, values in columns.items()} | {"token": p.top.numpy()}
+    top = target.argmax(1)
+    ours, theirs = statistics.columns(Side(target), [Side(draft)], top, [])
+    both = ours | theirs | {"top_probs": top_probs(Side(target), ours, TOP)}
+    arrays = {name: values.numpy() for name, values in both.items()} | {"token": top.numpy()}
     arrays["greedy"] = np.ones(len(target), dtype=bool)
     return arrays | extras.thresholds(arrays.pop("top_probs"), arrays["target_entropy"], target.shape[1])
 

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from alphaprof.analysis.trees import MultiDraft
+from alphaprof.profiling import fused
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.statistics import (
+    columns,
     distribution,
-    draft_columns,
     multi_draft_columns,
-    raw_draft_columns,
-    raw_target_columns,
+    side,
+    softmax,
     target_columns,
+    top_probs,
 )
 from tests import reference
 
@@ -27,11 +29,14 @@ from tests import reference
 def both(
     target: torch.Tensor, draft: torch.Tensor, token: torch.Tensor, chosen: Processing = PLAIN
 ) -> dict[str, torch.Tensor]:
-    """All columns of a chunk."""
-    p, q = distribution(target, chosen), distribution(draft, chosen)
-    raw, raw_draft = distribution(target), distribution(draft)
-    ours = target_columns(p, token) | raw_target_columns(raw)
-    return ours | draft_columns(p, q, token) | raw_draft_columns(raw, raw_draft)
+    """All columns of a chunk, by the loops of this device; those in torch are the same, and held against them every time."""
+    ours, theirs = fused.measured([target, draft], [chosen, chosen], token, [])
+    found = ours | theirs
+    in_torch = columns(side(target, chosen), [side(draft, chosen)], token, [])
+    for name, values in (in_torch[0] | in_torch[1]).items():
+        assert found[name].dtype == values.dtype
+        assert torch.allclose(found[name].double(), values.double(), atol=1e-5, rtol=1e-5), name
+    return found
 
 
 def test_a_distribution_worked_out_by_hand() -> None:
@@ -198,7 +203,8 @@ def test_large_logits_do_not_overflow() -> None:
 def test_the_largest_probabilities_come_in_order(vocabulary: int, most: int, chosen: Processing) -> None:
     """As many as there are, summing to what they hold of the whole, zeros where truncation leaves fewer."""
     logits = 3 * torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
-    found = distribution(logits, chosen).top_probs(most)
+    given = side(logits, chosen)
+    found = top_probs(given, target_columns(softmax(given), torch.zeros(5, dtype=torch.long)), most)
     whole = np.stack([reference.processed(row.numpy(), chosen) for row in logits])
     assert found.shape == (5, min(most, vocabulary))
     assert found.numpy() == pytest.approx(-np.sort(-whole)[:, :most], abs=1e-6)
@@ -206,10 +212,11 @@ def test_the_largest_probabilities_come_in_order(vocabulary: int, most: int, cho
 
 def test_the_largest_probability_of_all_is_the_top_probability_to_the_last_bit() -> None:
     """So that a threshold and an acceptance that look at it never disagree."""
-    found = distribution(torch.randn(200, 90, generator=torch.Generator().manual_seed(0)), Processing(0.7, 40))
-    top = found.top_probs(64)
-    assert torch.equal(top[:, 0], found.top_prob)
-    assert torch.equal(top[:, 1], found.second_prob)
+    given = side(torch.randn(200, 90, generator=torch.Generator().manual_seed(0)), Processing(0.7, 40))
+    (found,) = fused.columns(given, [], torch.zeros(200, dtype=torch.long), [])
+    top = top_probs(given, found, 64)
+    assert torch.equal(top[:, 0], found["target_top_prob"])
+    assert torch.equal(top[:, 1], found["target_second_prob"])
 
 
 # Several tokens drawn from the draft.

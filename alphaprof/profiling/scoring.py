@@ -18,21 +18,12 @@ from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.extras import TOP, Extras
+from alphaprof.profiling.fused import joined, measured
 from alphaprof.profiling.head import Head
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import PLAIN, Processing
-from alphaprof.profiling.statistics import (
-    Columns,
-    Distribution,
-    distribution,
-    draft_columns,
-    multi_draft_columns,
-    proposal_columns,
-    raw_draft_columns,
-    raw_target_columns,
-    target_columns,
-)
+from alphaprof.profiling.statistics import Columns, distribution, multi_draft_columns, side, top_probs
 from alphaprof.profiling.vocabulary import scored_width
 
 HEAD_ROWS = {"cpu": 128, "cuda": 1024}
@@ -119,49 +110,37 @@ class Scorer:
                 draft.logits(rows[chunk]).to(logits.device) for draft, rows in zip(self.drafts, draft_rows, strict=True)
             ]
             ids = [token[chunk], *(first[chunk] for first in firsts)]
-            parts += self._statistics(logits, draft_logits, [item.to(logits.device) for item in ids], settings)
-        columns = _to_host([_joined(pieces) for pieces in zip(*parts, strict=True)])
+            parts.append(self._statistics(logits, draft_logits, [item.to(logits.device) for item in ids], settings))
+        columns = _to_host([joined(pieces) for pieces in zip(*parts, strict=True)])
         return self._by_draft(columns, proposals, batch, layout)
 
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
-    ) -> list[list[Columns]]:
-        """Columns of a chunk, in pieces that fit the cache: for each piece the target's, each model's, each lookup's.
+    ) -> list[Columns]:
+        """Columns of a chunk: the target's, each model's, each lookup's.
 
         `ids`: the tokens of the text, then the proposals of each lookup.
         """
+        token, *proposals = ids
+        shared = [found[:, : self.width] for found in (logits, *draft_logits)]
+        chosen = [settings, *[settings.for_draft(self.draft_processing)] * len(draft_logits)]
+        columns = measured(shared, chosen, token, proposals)
+        if self.extras.certified:
+            columns[0]["top_probs"] = top_probs(side(shared[0], settings), columns[0], TOP)
+        if self.extras.logged:
+            for place in range(1, len(shared)):
+                columns[place] |= self._drawn(shared[0], shared[place], token, settings)
+        return columns
+
+    def _drawn(self, target: torch.Tensor, draft: torch.Tensor, token: torch.Tensor, settings: Processing) -> Columns:
+        """Columns of the rules that need whole distributions, a few rows at a time."""
         pieces = []
-        for start in range(0, len(ids[0]), self.statistics_rows):
+        for start in range(0, len(token), self.statistics_rows):
             rows = slice(start, start + self.statistics_rows)
-            token, *proposals = (item[rows] for item in ids)
-            ours = logits[rows, : self.width]
-            theirs = [found[rows, : self.width] for found in draft_logits]
-            target = distribution(ours, settings)
-            drafts = [distribution(found, settings.for_draft(self.draft_processing)) for found in theirs]
-            plain = settings == PLAIN
-            raw = target if plain else distribution(ours)
-            raw_drafts = drafts if plain else [distribution(found) for found in theirs]
-            pieces.append(
-                [
-                    target_columns(target, token) | raw_target_columns(raw) | self._top(target),
-                    *(
-                        draft_columns(target, draft, token)
-                        | raw_draft_columns(raw, raw_draft)
-                        | self._drawn(target, draft, token)
-                        for draft, raw_draft in zip(drafts, raw_drafts, strict=True)
-                    ),
-                    *(proposal_columns(target, proposal) for proposal in proposals),
-                ]
-            )
-        return pieces
-
-    def _top(self, target: Distribution) -> Columns:
-        """What thresholds are computed from, [n, TOP]."""
-        return {"top_probs": target.top_probs(TOP)} if self.extras.certified else {}
-
-    def _drawn(self, target: Distribution, draft: Distribution, token: torch.Tensor) -> Columns:
-        """Columns of the rules that need whole distributions."""
-        return multi_draft_columns(target, draft, token, self.extras.widths) if self.extras.logged else {}
+            p = distribution(target[rows], settings)
+            q = distribution(draft[rows], settings.for_draft(self.draft_processing))
+            pieces.append(multi_draft_columns(p, q, token[rows], self.extras.widths))
+        return joined(pieces)
 
     def _by_draft(
         self, columns: Sequence[Arrays], proposals: dict[str, Arrays], batch: Sequence[Continuation], layout: Layout
@@ -189,10 +168,6 @@ def _joined_proposals(draft: PromptLookup, batch: Sequence[Continuation]) -> Arr
         "proposed": np.concatenate([item.proposed for item in found]),
         "accepted_run": np.concatenate([item.accepted for item in found]),
     }
-
-
-def _joined(pieces: Sequence[Columns]) -> Columns:
-    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _to_host(groups: Sequence[Columns]) -> list[Arrays]:

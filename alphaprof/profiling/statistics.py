@@ -1,7 +1,8 @@
-"""Per-position statistics of next-token distributions. Vocabulary-sized tensors are born and die in here.
+"""Per-position statistics of next-token distributions, in torch: on any device, and to be read as what they mean.
 
 All arithmetic is float32 with our own exponentials and sums: the CPU's fast float32 softmax is off by up to 1.5e-5.
-For a chunk of n rows over V ids, at most six float32 tensors [n, V] are alive for the target and each draft.
+For a chunk of n rows over V ids, at most seven float32 tensors [n, V] are alive for the target and each draft. `fused` has
+the same statistics from loops that are made for a device.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ Columns = dict[str, torch.Tensor]
 class Distribution:
     """Softmax of a chunk of processed logits, kept as its parts: probabilities are `weights / total`.
 
-    `shifted` [n, V]: logits divided by the temperature, minus their row's maximum; `kept` [n, V]: what truncation leaves
-    (None: everything); `weights` = exp(shifted) where kept, else 0; `total` [n]: row sums of `weights`; `top` [n]: first
-    index of the maximum; `second` [n]: the second largest weight; `entropy` [n] in nats.
+    `scaled` [n, V]: logits divided by the temperature; `shifted` [n, V]: those minus their row's maximum; `kept` [n, V]:
+    what truncation leaves (None: everything); `weights` = exp(shifted) where kept, else 0; `total` [n]: row sums of
+    `weights`; `top` [n]: first index of the maximum; `second` [n]: the second largest weight; `entropy` [n] in nats.
     """
 
+    scaled: torch.Tensor
     shifted: torch.Tensor
     kept: torch.Tensor | None
     weights: torch.Tensor
@@ -48,10 +50,6 @@ class Distribution:
         """Largest minus second largest probability."""
         return (1.0 - self.second) / self.total
 
-    def top_probs(self, most: int) -> torch.Tensor:
-        """The `most` largest probabilities [n, most], largest first; fewer where there are no more."""
-        return self.weights.topk(min(most, self.weights.shape[1])).values / self.total[:, None]
-
     def prob_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Probabilities [n] of one id a row; 0 for ids beyond the vocabulary."""
         width = self.weights.shape[1]
@@ -60,20 +58,52 @@ class Distribution:
 
     def rank_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Ranks [n] of one id a row before truncation: 1 + number of larger + number of equal with a lower id."""
-        width = self.shifted.shape[1]
-        value = self.shifted.gather(1, ids.clamp(max=width - 1)[:, None])
+        width = self.scaled.shape[1]
+        value = self.scaled.gather(1, ids.clamp(max=width - 1)[:, None])
         index = torch.arange(width, device=ids.device)
-        before = (self.shifted == value) & (index < ids[:, None])
-        rank = 1 + ((self.shifted > value) | before).sum(1)
+        before = (self.scaled == value) & (index < ids[:, None])
+        rank = 1 + ((self.scaled > value) | before).sum(1)
         return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: behind everything with a lower id
 
 
+@dataclass(frozen=True)
+class Side:
+    """Logits of one model at the positions of a chunk, and how they become a distribution.
+
+    `logits` [n, V] of any float dtype, rows without gaps; `temperature`: they are divided by it, in float32; `least` [n]
+    float32: truncation keeps the scaled logits that are not below it. None: it keeps all.
+    """
+
+    logits: torch.Tensor
+    temperature: float = 1.0
+    least: torch.Tensor | None = None
+
+
+def side(logits: torch.Tensor, settings: Processing = PLAIN) -> Side:
+    """Logits [n, V] with the settings that they are processed with. Every truncation keeps the largest logits, and all that
+    equal the smallest of them.
+    """
+    if settings == PLAIN:
+        return Side(logits)
+    scaled, kept = processed(logits, settings)
+    least = None if kept is None else torch.where(kept, scaled, torch.inf).amin(1)
+    return Side(logits, settings.temperature, least)
+
+
 def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribution:
-    """The softmax of processed logits [n, V] of any float dtype, in float32. H = log(total) - <weights, shifted>/total.
+    """The softmax of processed logits [n, V]. See `softmax`."""
+    return softmax(side(logits, settings))
+
+
+def softmax(given: Side) -> Distribution:
+    """The softmax of a side, in float32. H = log(total) - <weights, shifted>/total.
 
     The entropy is NaN exactly where a logit of the row is NaN or infinite: callers test that instead of every logit.
     """
-    scaled, kept = processed(logits, settings)
+    scaled = given.logits.float()
+    if given.temperature != 1.0:
+        scaled = scaled / given.temperature
+    kept = None if given.least is None else scaled >= given.least[:, None]
     shifted = scaled - scaled.amax(1, keepdim=True)
     weights = shifted.exp() if kept is None else shifted.exp() * kept
     total = weights.sum(1)
@@ -81,7 +111,17 @@ def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribu
     without_top = weights.scatter(1, top[:, None], -1.0)
     second = without_top.amax(1) if weights.shape[1] > 1 else torch.zeros_like(total)
     entropy = total.log() - torch.linalg.vecdot(weights, shifted) / total
-    return Distribution(shifted, kept, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
+    return Distribution(scaled, shifted, kept, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
+
+
+def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
+    """Columns of a target at n positions, of each draft beside it, and of proposals [n] of drafts that have no distribution.
+
+    `token` [n]: the tokens of the text.
+    """
+    p = softmax(target)
+    theirs = [draft_columns(p, softmax(draft), token) for draft in drafts]
+    return [target_columns(p, token), *theirs, *(proposal_columns(p, proposal) for proposal in proposals)]
 
 
 def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
@@ -96,15 +136,19 @@ def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
     }
 
 
-def raw_target_columns(raw: Distribution) -> Columns:
-    """Columns of the target's plain softmax, each [n]: truncation makes margins and KL degenerate."""
-    return {"raw_target_margin": raw.margin, "raw_target_entropy": raw.entropy}
+def top_probs(given: Side, known: Columns, most: int) -> torch.Tensor:
+    """The `most` largest probabilities of a target [n, most], largest first; fewer where there are no more.
 
-
-def raw_draft_columns(raw_target: Distribution, raw_draft: Distribution) -> Columns:
-    """Columns of both plain softmaxes, each [n]."""
-    shared = min(raw_target.weights.shape[1], raw_draft.weights.shape[1])
-    return {"raw_kl_target_draft": _kl(raw_target, raw_draft, shared).clamp_(min=0.0)}
+    `known`: its columns, so that a threshold and an acceptance that look at the same probability never disagree.
+    """
+    largest = given.logits.topk(min(most, given.logits.shape[1])).values.float() / given.temperature
+    found = (largest - largest[:, :1]).exp() * known["target_top_prob"][:, None]
+    if given.least is not None:
+        found *= largest >= given.least[:, None]
+    found[:, 0] = known["target_top_prob"]
+    found[:, 1:2] = second = known["target_second_prob"][:, None]
+    found[:, 2:].clamp_(max=second)  # its equals may have been rounded otherwise
+    return found
 
 
 def proposal_columns(target: Distribution, proposal: torch.Tensor) -> Columns:
