@@ -14,6 +14,7 @@ from alphaprof.profiling.drafts import layer_skip
 from alphaprof.profiling.head import Head
 from alphaprof.profiling.latency import Stepper
 from alphaprof.profiling.models import Model
+from alphaprof.profiling.shared_layers import recorded
 
 pytestmark = pytest.mark.models
 
@@ -88,6 +89,31 @@ def test_a_skipping_draft_is_the_model_of_the_kept_layers(name: str) -> None:
     ids = torch.randint(0, 250, (2, 40))
     with torch.inference_mode():
         assert torch.equal(draft(input_ids=ids).logits, separate(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("dropped", [[1, 3], [2], [3]], ids=str)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in NOT_SKIPPABLE])
+def test_a_skipping_draft_goes_on_from_the_layers_that_it_shares(name: str, dropped: list[int]) -> None:
+    """To the last bit what the whole draft computes, and the draft itself is left as it was."""
+    target = Model("target", network(name), "model", name)
+    head = Head(layer_skip("skip", target, dropped), Head(target))
+    assert head.rest is not None
+    assert head.rest.count == dropped[0]
+    ids, row, column = torch.randint(0, 250, (2, 40)), torch.tensor([0, 0, 1]), torch.tensor([3, 39, 20])
+    whole = head.rows(ids, row, column)
+    with torch.inference_mode(), recorded(target.network.base_model, [dropped[0]]) as known:
+        target.network(input_ids=ids)
+    assert torch.equal(head.rows(ids, row, column, known[dropped[0]]), whole)
+    assert not torch.equal(head.rows(ids, row, column, torch.zeros_like(known[dropped[0]])), whole)
+    assert torch.equal(head.rows(ids, row, column), whole)
+
+
+def test_drafts_that_share_no_layer_from_the_first_on_run_whole() -> None:
+    """One without the first layer, one with weights of its own, and the target itself."""
+    target = Model("target", network("Qwen3Config"), "model", "t")
+    copy = Model("copy", network("Qwen3Config"), "model", "t")
+    for draft in (layer_skip("skip", target, [0]), copy, target):
+        assert Head(draft, Head(target)).rest is None
 
 
 @pytest.mark.parametrize("name", NOT_SKIPPABLE)

@@ -371,3 +371,70 @@ def test_several_draws_are_kept_as_often_as_in_a_simulation(width: int, chosen: 
     assert 0.1 < checks[0][1] < 0.98
     for outcomes, share in checks:
         assert outcomes.mean() == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / len(outcomes)) + 1e-6)
+
+
+# The loops of this device.
+
+
+def logits_of(rows: int, vocabulary: int, dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits like those of a model, with ties in 16 bits, and those of a draft close to it."""
+    generator = torch.Generator().manual_seed(seed + vocabulary)
+    target = 3 * torch.randn(rows, vocabulary, generator=generator) + 15
+    draft = target + torch.randn(rows, vocabulary, generator=generator) - 30
+    return target.to(dtype), draft.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocabulary", [32_000, 49_153, 151_937, 262_143])
+def test_rows_of_large_vocabularies_equal_float64_within_1e5(dtype: torch.dtype, vocabulary: int) -> None:
+    """In a matrix that is wider than the vocabulary: what stands in its padding is not read."""
+    padded = [torch.full((3, vocabulary + 77), math.nan, dtype=dtype) for _ in range(2)]
+    for wide, values in zip(padded, logits_of(3, vocabulary, dtype), strict=True):
+        wide[:, :vocabulary] = values
+    target, draft = (wide[:, :vocabulary] for wide in padded)
+    token = torch.tensor([0, vocabulary // 2, vocabulary - 1])
+    guess = torch.tensor([vocabulary - 1, 3, 0])
+    ours, theirs, proposed = fused.measured([target, draft], [PLAIN, PLAIN], token, [guess])
+    for row in range(3):
+        logits = target[row].float().numpy(), draft[row].float().numpy()
+        expected = reference.columns(*logits, int(token[row]))
+        got = {name: float(values[row]) for name, values in (ours | theirs).items()}
+        assert got == pytest.approx(expected, abs=1e-5, rel=1e-5)
+        exact = ("target_top", "draft_top", "target_rank_of_draft_top", "draft_rank_of_token")
+        assert [got[name] for name in exact] == [expected[name] for name in exact]
+        assert int(proposed["target_rank_of_draft_top"][row]) == reference.rank(logits[0], int(guess[row]))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [1, 2, 5, 64])
+def test_rows_are_the_same_on_any_number_of_threads(threads: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = logits_of(rows, 300, torch.bfloat16)
+    token = torch.arange(rows)
+    alone = fused.measured([target, draft, target], [PLAIN] * 3, token, [token])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    together = fused.measured([target, draft, target], [PLAIN] * 3, token, [token])
+    assert all(torch.equal(one[name], other[name]) for one, other in zip(alone, together, strict=True) for name in one)
+
+
+def test_models_of_different_dtypes_meet_in_float32() -> None:
+    target, draft = logits_of(4, 500, torch.float32)
+    draft = draft[:, :400].bfloat16()
+    token = torch.arange(4)
+    found = fused.measured([target, draft], [PLAIN, PLAIN], token, [])
+    expected = fused.measured([target, draft.float()], [PLAIN, PLAIN], token, [])
+    assert all(torch.equal(one[name], other[name]) for one, other in zip(found, expected, strict=True) for name in one)
+
+
+@given(
+    hnp.arrays(np.float32, (2, 23), elements=st.floats(-40, 40, width=16)),
+    st.sampled_from([PLAIN, *TRUNCATIONS]),
+    st.integers(0, 30),
+    st.tuples(st.integers(1, 23), st.integers(1, 23)),
+)
+@settings(max_examples=300, deadline=None)
+def test_loops_and_torch_agree_on_any_logits(
+    logits: np.ndarray, chosen: Processing, token: int, widths: tuple[int, int]
+) -> None:
+    """Of any widths, any truncation, and tokens that a side may not have."""
+    target, draft = (torch.from_numpy(row[None, :width]) for row, width in zip(logits, widths, strict=True))
+    both(target, draft, torch.tensor([token]), chosen)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from alphaprof.profiling.models import Model
+from alphaprof.profiling.shared_layers import Rest, recorded, shared_layers
 
 
 class _States:
@@ -39,25 +40,33 @@ class _PassThrough(nn.Module):
 
 
 class Head:
-    """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time."""
+    """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time.
 
-    def __init__(self, model: Model) -> None:
+    `target`: the head of a model whose first layers this one may have too; they are then run once for both.
+    """
+
+    def __init__(self, model: Model, target: Head | None = None) -> None:
         self.model = model
         self._clone = _with_decoder(model.network, _PassThrough())
         self.chunked = _reproduces(model, self._hidden, self._from_hidden)
+        self.rest: Rest | None = None
+        if target is not None and target.chunked and self.chunked:
+            self.rest = _rest(target.model, model)
 
     @torch.inference_mode()
-    def rows(self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    def rows(
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """What `logits` needs for chosen tokens (`row`, `column` [n]) of right-padded ids [batch, length].
 
         No mask is needed: attention is causal, so real tokens never see the padding behind them. Ids beyond the model's
         context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
-        fed as its last id; what follows them means nothing.
+        fed as its last id; what follows them means nothing. `known`: hidden states of the target from where `rest` goes on.
         """
         fed = ids[:, : self.model.context].clamp(max=self.model.vocabulary - 1).to(self.model.device)
         column = column.clamp(max=fed.shape[1] - 1)
         if self.chunked:
-            states = self._hidden(fed)
+            states = self._hidden(fed) if known is None or self.rest is None else self.rest(fed, known)
             return states[row.to(states.device), column.to(states.device)]
         chosen = []
         for index in range(len(fed)):  # one document at a time, of which only the chosen rows are kept
@@ -93,6 +102,32 @@ def _with_decoder(network: Any, decoder: nn.Module) -> Any:
     return clone
 
 
+def _rest(target: Model, draft: Model) -> Rest | None:
+    """What is left of a draft behind the layers that it shares with its target; None where there are none, or where going on
+    from them does not give what the whole draft gives, to the last bit.
+    """
+    bases = [model.network.base_model for model in (target, draft)]
+    if (target.context, target.vocabulary) != (draft.context, draft.vocabulary) or not (count := shared_layers(*bases)):
+        return None
+    ids = _short_texts(draft)
+    rest = Rest(bases[1], count)
+    with torch.inference_mode():
+        expected = bases[1](input_ids=ids, use_cache=False).last_hidden_state
+        try:
+            with recorded(bases[0], [count]) as states:
+                bases[0](input_ids=ids, use_cache=False)
+            found = rest(ids, states[count])
+        except (TypeError, AttributeError, RuntimeError, ValueError, KeyError):
+            return None
+    return rest if torch.equal(found, expected) else None
+
+
+def _short_texts(model: Model) -> torch.Tensor:
+    """Two texts of ordinary ids, to check on how a model behaves; [2, 6]."""
+    steps = torch.arange(2 * 6, device=model.device).reshape(2, 6)
+    return (steps * 7919 + 13) % model.vocabulary
+
+
 @torch.inference_mode()
 def _reproduces(
     model: Model, hidden: Callable[[torch.Tensor], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor]
@@ -100,9 +135,7 @@ def _reproduces(
     """Whether hidden states and stand-in give the logits of the full forward, on two short texts of ordinary ids."""
     if model.network.base_model_prefix not in model.network._modules:
         return False
-    count = model.vocabulary
-    steps = torch.arange(2 * 6, device=model.device).reshape(2, 6)
-    ids = (steps * 7919 + 13) % count
+    ids = _short_texts(model)
     expected: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits
     try:
         found = logits(hidden(ids).flatten(0, 1))

@@ -23,6 +23,7 @@ from alphaprof.profiling.head import Head
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import PLAIN, Processing
+from alphaprof.profiling.shared_layers import recorded
 from alphaprof.profiling.statistics import Columns, distribution, multi_draft_columns, side, top_probs
 from alphaprof.profiling.vocabulary import scored_width
 
@@ -77,7 +78,7 @@ class Scorer:
     ) -> None:
         self.extras = extras or Extras()
         self.target = Head(target)
-        self.drafts = [Head(draft) for draft in drafts if isinstance(draft, Model)]
+        self.drafts = [Head(draft, self.target) for draft in drafts if isinstance(draft, Model)]
         self.lookups = [draft for draft in drafts if isinstance(draft, PromptLookup)]
         self.draft_processing = draft_processing
         models = [head.model for head in (self.target, *self.drafts)]
@@ -95,8 +96,14 @@ class Scorer:
         """
         layout = Layout.of(batch)
         device = self.target.model.device
-        target_rows = self.target.rows(layout.ids, layout.row, layout.column)
-        draft_rows = [draft.rows(layout.ids, layout.row, layout.column) for draft in self.drafts]
+        depths = {draft.model.name: draft.rest.count for draft in self.drafts if draft.rest is not None}
+        with recorded(self.target.model.network.base_model, list(depths.values())) as known:
+            target_rows = self.target.rows(layout.ids, layout.row, layout.column)
+        draft_rows = [
+            draft.rows(layout.ids, layout.row, layout.column, known.get(depths.get(draft.model.name, 0)))
+            for draft in self.drafts
+        ]
+        known.clear()
         # Looked up while a GPU is still busy with the forward passes.
         proposals = {draft.name: _joined_proposals(draft, batch) for draft in self.lookups}
         firsts = [torch.from_numpy(found["draft_top"]).to(device) for found in proposals.values()]
