@@ -57,7 +57,7 @@ HOMES = {
     "pydantic": ("config.py", "options.py", "loader.py"),
     "scipy": ("analysis",),
     "numba": ("compiled.py",),
-    "triton": ("profiling/triton_statistics.py",),
+    "triton": ("profiling/triton_kernels.py",),
 }
 # Imports point one way: a folder may use those named here (and the modules at the top, but for cli).
 LAYERS = {

@@ -68,6 +68,19 @@ class Distribution:
         return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: behind everything with a lower id
 
 
+@dataclass(frozen=True)
+class Side:
+    """Logits of one model at the positions of a chunk, and how they become a distribution.
+
+    `logits` [n, V] (bf16, fp16 or fp32; rows may be strided, last dimension contiguous); `temperature`: they are divided by
+    it in float32; `least` [n] float32 or None: truncation keeps the scaled logits that are not below it (None: all).
+    """
+
+    logits: torch.Tensor
+    temperature: float = 1.0
+    least: torch.Tensor | None = None
+
+
 def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribution:
     """The softmax of processed logits [n, V] of any float dtype, in float32. H = log(total) - <weights, shifted>/total.
 
