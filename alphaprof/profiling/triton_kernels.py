@@ -5,7 +5,8 @@ once, at the end: a step of a loop needs no exchange between threads, and a sum 
 so that its error stays near 1e-7. A maximum or minimum of NaN is the other number on a GPU: nothing relies on it.
 """
 
-# mypy: allow-untyped-decorators
+# Triton evaluates annotations of its functions, and takes none but its own.
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ class _Pair(NamedTuple):
 
 
 @triton.jit
-def _divided(rows: Any, logits: Any) -> Any:
+def _divided(rows, logits):
     """In float32, by the temperature. Rounded correctly (Triton's / is not), since truncation compares the result."""
     found = logits.to(tl.float32)
     if rows.temperature is not None:
@@ -99,7 +100,7 @@ def _divided(rows: Any, logits: Any) -> Any:
 
 
 @triton.jit
-def _values(rows: Any, row: Any, ids: Any, whole: tl.constexpr) -> Any:
+def _values(rows, row, ids, whole: tl.constexpr):
     """Scaled logits of a block of ids and which are kept. A `whole` block lies within the width: without a mask its load is
     as wide as can be; ids beyond the width are LOWEST and not kept.
     """
@@ -116,7 +117,7 @@ def _values(rows: Any, row: Any, ids: Any, whole: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _row(rows: Any, number: Any, largest: Any, total: Any, chosen: Any) -> Any:
+def _row(rows, number, largest, total, chosen):
     """A row with a chosen id; -1 (nothing is chosen) and ids beyond the width have the value of the nearest id."""
     inside = tl.minimum(tl.maximum(chosen, 0), rows.width - 1)
     value = _divided(rows, tl.load(rows.logits + number * rows.stride + inside))
@@ -124,20 +125,20 @@ def _row(rows: Any, number: Any, largest: Any, total: Any, chosen: Any) -> Any:
 
 
 @triton.jit
-def _measured_row(side: Any, number: Any, chosen: Any) -> Any:
+def _measured_row(side, number, chosen):
     """A row whose largest logit and total weight are known."""
     start = side.found.floats + number * FLOATS
     return _row(side.rows, number, tl.load(start + LARGEST), tl.load(start + TOTAL), chosen)
 
 
 @triton.jit
-def _ahead(row: Any, values: Any, ids: Any) -> Any:
+def _ahead(row, values, ids):
     """1 for ids that come before the chosen one: larger, or equal and lower."""
     return ((values > row.value) | ((values == row.value) & (ids < row.chosen))).to(tl.int32)
 
 
 @triton.jit
-def _store_chosen(found: Any, row: Any, ahead: Any) -> Any:
+def _store_chosen(found, row, ahead):
     """Write the chosen id's probability and rank; beyond the width 0, and behind everything with a lower id."""
     known = row.chosen < row.rows.width
     kept = known
@@ -150,7 +151,7 @@ def _store_chosen(found: Any, row: Any, ahead: Any) -> Any:
 
 
 @triton.jit
-def _folded(state: Any, values: Any, kept: Any, block: Any) -> Any:
+def _folded(state, values, kept, block):
     """The state with one more id in each lane. Either the old sums or the new weight are rescaled: one exp does."""
     x = tl.where(kept, values, LOWEST)
     away = tl.minimum(tl.abs(x - state.largest), FAR)
@@ -167,7 +168,7 @@ def _folded(state: Any, values: Any, kept: Any, block: Any) -> Any:
 
 
 @triton.jit
-def _store_softmax(found: Any, number: Any, state: Any, lanes: Any) -> Any:
+def _store_softmax(found, number, state, lanes):
     """Let the lanes meet, write a row's own columns, and return its largest scaled logit and total weight."""
     largest = tl.max(state.largest, 0)
     top = tl.min(tl.where(state.largest == largest, state.block + lanes, 2147483647), 0)
@@ -190,7 +191,7 @@ def _store_softmax(found: Any, number: Any, state: Any, lanes: Any) -> Any:
 
 
 @triton.jit(do_not_specialize_on_alignment=["chosen"])
-def one_side(rows: Any, chosen: Any, found: Any, BLOCK: tl.constexpr, ranked: tl.constexpr) -> None:  # noqa: N803
+def one_side(rows, chosen, found, BLOCK: tl.constexpr, ranked: tl.constexpr):  # noqa: N803
     """A side's own columns; probability and, where `ranked`, rank of a chosen id of each row."""
     number = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
@@ -215,7 +216,7 @@ def one_side(rows: Any, chosen: Any, found: Any, BLOCK: tl.constexpr, ranked: tl
 
 
 @triton.jit
-def _uncertainty(r: Any) -> Any:
+def _uncertainty(r):
     """(1 + r) log(2 / (1 + r)) for 0 <= r <= 1 within 1e-7: Chebyshev interpolation of degree 7. A logarithm of the device's
     library has branches, and would double the instructions of the loop.
     """
@@ -229,14 +230,14 @@ def _uncertainty(r: Any) -> Any:
 
 
 @triton.jit
-def _logs(row: Any, values: Any, kept: Any) -> Any:
+def _logs(row, values, kept):
     """Log probabilities of scaled logits, and for which of them the weight is not 0."""
     shifted = values - row.largest
     return tl.where(kept, shifted - tl.log(row.total), ABSENT), kept & (shifted > LEAST_EXPONENT)
 
 
 @triton.jit
-def _compared(state: Any, target: Any, draft: Any, ids: Any, whole: tl.constexpr) -> Any:
+def _compared(state, target, draft, ids, whole: tl.constexpr):
     """The state with one more id in each lane.
 
     2 JS sums p log(p / m) + q log(q / m) with m = (p + q) / 2; with the larger of p and q and r = smaller / larger, that is
@@ -265,13 +266,13 @@ def _compared(state: Any, target: Any, draft: Any, ids: Any, whole: tl.constexpr
 
 
 @triton.jit
-def _kl(total: Any, apart: Any) -> Any:
+def _kl(total, apart):
     """A divergence: infinite where ids are apart, not below 0."""
     return tl.where(apart > 0, float("inf"), tl.where(total < 0.0, 0.0, total))
 
 
 @triton.jit
-def two_sides(target: Any, draft: Any, found: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
+def two_sides(target, draft, found, BLOCK: tl.constexpr):  # noqa: N803
     """Columns of a target and a draft, and probability and rank of the draft's top at the target."""
     number = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
@@ -294,7 +295,7 @@ def two_sides(target: Any, draft: Any, found: Any, BLOCK: tl.constexpr) -> None:
 
 
 @triton.jit(do_not_specialize_on_alignment=["chosen"])
-def one_id(target: Any, chosen: Any, found: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
+def one_id(target, chosen, found, BLOCK: tl.constexpr):  # noqa: N803
     """Probability and rank of a chosen id of each row."""
     number = tl.program_id(0).to(tl.int64)
     row = _measured_row(target, number, tl.load(chosen + number))

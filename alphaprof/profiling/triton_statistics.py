@@ -29,7 +29,8 @@ def measured(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposal
     `token` int64 [n]: what came next. Cuts in `least` must be logits divided by the temperature with correct rounding: that
     is not what torch does on a GPU with a number as divisor (it multiplies by the inverse).
     """
-    with torch.cuda.device_of(target.logits):
+    index = target.logits.device.index if target.logits.is_cuda else -1  # kernels start on the current device; -1: leave it
+    with torch.cuda.device(index):
         ours = _one_side(target, token, ranked=False)
         columns = [_target_columns(ours)]
         for side in drafts:
