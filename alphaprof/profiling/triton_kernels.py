@@ -16,11 +16,8 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32; not minus infinity, whose differences are NaN
-FAR = tl.constexpr(1e30)  # bounds distances to it; exp(-FAR) is 0
-ABSENT = tl.constexpr(-1e30)  # logarithm of the probability of an id that is cut off or lacking; its exp is 0
+FAR = tl.constexpr(1e30)  # bounds distances to it; -FAR is the logarithm of no probability: its exp is 0
 LEAST_EXPONENT = tl.constexpr(-103.97208)  # log(2^-150): below it, exp is 0 in float32
-LARGEST_JS = tl.constexpr(0.6931472)
-# Columns of `Found`.
 FLOATS, INTEGERS = tl.constexpr(8), tl.constexpr(2)
 TOTAL, LARGEST, PROB = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TOP_PROB, SECOND_PROB, MARGIN, ENTROPY = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
@@ -39,7 +36,7 @@ class Rows(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a kernel writes of each row: `floats` [n, FLOATS], `integers` [n, INTEGERS]."""
+    """What a kernel writes of each row: `floats` [n, FLOATS], `integers` [n, INTEGERS], with the columns numbered above."""
 
     floats: Any
     integers: Any
@@ -198,8 +195,7 @@ def one_side(rows, chosen, found, BLOCK: tl.constexpr, ranked: tl.constexpr):  #
     row = _row(rows, number, 0.0, 0.0, tl.load(chosen + number))
     lowest = tl.full([BLOCK], LOWEST, tl.float32)
     nothing, none = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
-    state = _Softmax(lowest, lowest, nothing, nothing, none)
-    ahead = none
+    state, ahead = _Softmax(lowest, lowest, nothing, nothing, none), none
     whole = rows.width // BLOCK * BLOCK
     for start in range(0, whole, BLOCK):
         values, kept = _values(rows, number, start + lanes, True)
@@ -220,12 +216,8 @@ def _uncertainty(r):
     """(1 + r) log(2 / (1 + r)) for 0 <= r <= 1 within 1e-7: Chebyshev interpolation of degree 7. A logarithm of the device's
     library has branches, and would double the instructions of the loop.
     """
-    found = 0.00239108898 * r - 0.0133355084
-    found = found * r + 0.0372813432
-    found = found * r - 0.0782546511
-    found = found * r + 0.165490738
-    found = found * r - 0.499860957
-    found = found * r - 0.306859255
+    found = ((0.00239108898 * r - 0.0133355084) * r + 0.0372813432) * r - 0.0782546511
+    found = ((found * r + 0.165490738) * r - 0.499860957) * r - 0.306859255
     return found * r + 0.693147231
 
 
@@ -233,7 +225,7 @@ def _uncertainty(r):
 def _logs(row, values, kept):
     """Log probabilities of scaled logits, and for which of them the weight is not 0."""
     shifted = values - row.largest
-    return tl.where(kept, shifted - tl.log(row.total), ABSENT), kept & (shifted > LEAST_EXPONENT)
+    return tl.where(kept, shifted - tl.log(row.total), -FAR), kept & (shifted > LEAST_EXPONENT)
 
 
 @triton.jit
@@ -285,12 +277,11 @@ def two_sides(target, draft, found, BLOCK: tl.constexpr):  # noqa: N803
         state = _compared(state, ours, theirs, start + lanes, True)
     for start in range(whole, tl.maximum(target.rows.width, draft.rows.width), BLOCK):
         state = _compared(state, ours, theirs, start + lanes, False)
-    js = tl.sum(state.js, 0) / 2
     floats = found.floats + number * FLOATS
     tl.store(floats + OVERLAP, tl.minimum(tl.sum(state.overlap, 0), 1.0))
     tl.store(floats + FORWARD, _kl(tl.sum(state.forward, 0), tl.max(state.apart & 1, 0)))
     tl.store(floats + BACKWARD, _kl(tl.sum(state.backward, 0), tl.max(state.apart & 2, 0)))
-    tl.store(floats + JS, tl.minimum(tl.maximum(js, 0.0), LARGEST_JS))
+    tl.store(floats + JS, tl.minimum(tl.maximum(tl.sum(state.js, 0) / 2, 0.0), 0.6931472))
     _store_chosen(found, ours, state.ahead)
 
 
