@@ -18,35 +18,12 @@ import triton.language as tl
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32; not minus infinity, whose differences are NaN
 FAR = tl.constexpr(1e30)  # bounds distances to it; -FAR is the logarithm of no probability: its exp is 0
 LEAST_EXPONENT = tl.constexpr(-103.97208)  # log(2^-150): below it, exp is 0 in float32
+# Columns of what is written of each row: `floats` [n, FLOATS] and `integers` [n, INTEGERS].
 FLOATS, INTEGERS = tl.constexpr(8), tl.constexpr(2)
 TOTAL, LARGEST, PROB = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TOP_PROB, SECOND_PROB, MARGIN, ENTROPY = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 OVERLAP, FORWARD, BACKWARD, JS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 RANK, TOP = tl.constexpr(0), tl.constexpr(1)
-
-
-class Rows(NamedTuple):
-    """A `Side` for kernels. No truncation and a temperature of 1 are None, for which they compile nothing."""
-
-    logits: Any
-    stride: Any
-    width: Any
-    temperature: Any
-    least: Any
-
-
-class Found(NamedTuple):
-    """What a kernel writes of each row: `floats` [n, FLOATS], `integers` [n, INTEGERS], with the columns numbered above."""
-
-    floats: Any
-    integers: Any
-
-
-class Measured(NamedTuple):
-    """A side and what its own kernel has found."""
-
-    rows: Any
-    found: Any
 
 
 class _Row(NamedTuple):
@@ -114,18 +91,17 @@ def _values(rows, row, ids, whole: tl.constexpr):
 
 
 @triton.jit
-def _row(rows, number, largest, total, chosen):
-    """A row with a chosen id; -1 (nothing is chosen) and ids beyond the width have the value of the nearest id."""
+def _value(rows, number, chosen):
+    """The scaled logit of one id of a row; for -1 (nothing is chosen) and ids beyond the width that of the nearest id."""
     inside = tl.minimum(tl.maximum(chosen, 0), rows.width - 1)
-    value = _divided(rows, tl.load(rows.logits + number * rows.stride + inside))
-    return _Row(rows, number, largest, total, chosen, value)
+    return _divided(rows, tl.load(rows.logits + number * rows.stride + inside))
 
 
 @triton.jit
-def _measured_row(side, number, chosen):
-    """A row whose largest logit and total weight are known."""
+def _weights(side, number):
+    """A row's largest scaled logit and total weight, which are known."""
     start = side.found.floats + number * FLOATS
-    return _row(side.rows, number, tl.load(start + LARGEST), tl.load(start + TOTAL), chosen)
+    return tl.load(start + LARGEST), tl.load(start + TOTAL)
 
 
 @triton.jit
@@ -192,7 +168,8 @@ def one_side(rows, chosen, found, BLOCK: tl.constexpr, ranked: tl.constexpr):  #
     """A side's own columns; probability and, where `ranked`, rank of a chosen id of each row."""
     number = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
-    row = _row(rows, number, 0.0, 0.0, tl.load(chosen + number))
+    id_ = tl.load(chosen + number)
+    row = _Row(rows, number, 0.0, 0.0, id_, _value(rows, number, id_))
     lowest = tl.full([BLOCK], LOWEST, tl.float32)
     nothing, none = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     state, ahead = _Softmax(lowest, lowest, nothing, nothing, none), none
@@ -208,7 +185,7 @@ def one_side(rows, chosen, found, BLOCK: tl.constexpr, ranked: tl.constexpr):  #
         if ranked:
             ahead += _ahead(row, values, whole + lanes)
     largest, total = _store_softmax(found, number, state, lanes)
-    _store_chosen(found, _Row(rows, number, largest, total, row.chosen, row.value), ahead)
+    _store_chosen(found, _Row(rows, number, largest, total, id_, row.value), ahead)
 
 
 @triton.jit
@@ -269,7 +246,10 @@ def two_sides(target, draft, found, BLOCK: tl.constexpr):  # noqa: N803
     number = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     chosen = tl.load(draft.found.integers + number * INTEGERS + TOP)
-    ours, theirs = _measured_row(target, number, chosen), _measured_row(draft, number, chosen)
+    largest, total = _weights(target, number)
+    ours = _Row(target.rows, number, largest, total, chosen, _value(target.rows, number, chosen))
+    largest, total = _weights(draft, number)
+    theirs = _Row(draft.rows, number, largest, total, chosen, 0.0)
     nothing, none = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     state = _Pair(nothing, nothing, nothing, nothing, none, none)
     whole = tl.minimum(target.rows.width, draft.rows.width) // BLOCK * BLOCK
@@ -289,7 +269,9 @@ def two_sides(target, draft, found, BLOCK: tl.constexpr):  # noqa: N803
 def one_id(target, chosen, found, BLOCK: tl.constexpr):  # noqa: N803
     """Probability and rank of a chosen id of each row."""
     number = tl.program_id(0).to(tl.int64)
-    row = _measured_row(target, number, tl.load(chosen + number))
+    largest, total = _weights(target, number)
+    id_ = tl.load(chosen + number)
+    row = _Row(target.rows, number, largest, total, id_, _value(target.rows, number, id_))
     ids = tl.arange(0, BLOCK)
     ahead = tl.zeros([BLOCK], tl.int32)
     whole = target.rows.width // BLOCK * BLOCK

@@ -10,6 +10,7 @@ kernels' loops. Columns of several draws need the whole row again after each dra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,30 @@ from alphaprof.profiling.statistics import Columns, Side
 # of bfloat16, the widest load; eight warps leave an H100's registers room for several rows on a multiprocessor.
 BLOCK = 2048
 WARPS = 8
+
+
+class _Rows(NamedTuple):
+    """A `Side` for kernels. No truncation and a temperature of 1 are None, for which they compile nothing."""
+
+    logits: torch.Tensor
+    stride: int
+    width: int
+    temperature: float | None
+    least: torch.Tensor | None
+
+
+class _Found(NamedTuple):
+    """What a kernel writes of each row: `floats` [n, FLOATS] float32, `integers` [n, INTEGERS] int64."""
+
+    floats: torch.Tensor
+    integers: torch.Tensor
+
+
+class _Measured(NamedTuple):
+    """A side and what its own kernel has found."""
+
+    rows: _Rows
+    found: _Found
 
 
 def measured(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
@@ -40,35 +65,35 @@ def measured(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposal
     return columns
 
 
-def _one_side(side: Side, chosen: torch.Tensor, ranked: bool) -> kernels.Measured:
+def _one_side(side: Side, chosen: torch.Tensor, ranked: bool) -> _Measured:
     temperature = None if side.temperature == 1.0 else side.temperature
-    rows = kernels.Rows(side.logits, side.logits.stride(0), side.logits.shape[1], temperature, side.least)
-    side_found = _empty(side.logits)
-    kernels.one_side[(len(side.logits),)](rows, chosen, side_found, BLOCK, ranked, num_warps=WARPS)
-    return kernels.Measured(rows, side_found)
+    rows = _Rows(side.logits, side.logits.stride(0), side.logits.shape[1], temperature, side.least)
+    found = _empty(side.logits)
+    kernels.one_side[(len(side.logits),)](rows, chosen, found, BLOCK, ranked, num_warps=WARPS)
+    return _Measured(rows, found)
 
 
-def _two_sides(target: kernels.Measured, draft: kernels.Measured) -> kernels.Found:
+def _two_sides(target: _Measured, draft: _Measured) -> _Found:
     found = _empty(target.rows.logits)
     kernels.two_sides[(len(target.rows.logits),)](target, draft, found, BLOCK, num_warps=WARPS)
     return found
 
 
-def _one_id(target: kernels.Measured, chosen: torch.Tensor) -> kernels.Found:
+def _one_id(target: _Measured, chosen: torch.Tensor) -> _Found:
     found = _empty(target.rows.logits)
     kernels.one_id[(len(target.rows.logits),)](target, chosen, found, BLOCK, num_warps=WARPS)
     return found
 
 
-def _empty(logits: torch.Tensor) -> kernels.Found:
+def _empty(logits: torch.Tensor) -> _Found:
     count, device = len(logits), logits.device
-    return kernels.Found(
+    return _Found(
         torch.empty((count, kernels.FLOATS.value), dtype=torch.float32, device=device),
         torch.empty((count, kernels.INTEGERS.value), dtype=torch.int64, device=device),
     )
 
 
-def _target_columns(side: kernels.Measured) -> Columns:
+def _target_columns(side: _Measured) -> Columns:
     floats, integers = side.found
     return {
         "target_top": integers[:, kernels.TOP.value],
@@ -80,7 +105,7 @@ def _target_columns(side: kernels.Measured) -> Columns:
     }
 
 
-def _draft_columns(side: kernels.Measured, pair: kernels.Found) -> Columns:
+def _draft_columns(side: _Measured, pair: _Found) -> Columns:
     floats, integers = side.found
     return {
         "draft_top": integers[:, kernels.TOP.value],
@@ -97,7 +122,7 @@ def _draft_columns(side: kernels.Measured, pair: kernels.Found) -> Columns:
     }
 
 
-def _proposal_columns(found: kernels.Found) -> Columns:
+def _proposal_columns(found: _Found) -> Columns:
     return {
         "target_prob_of_draft_top": found.floats[:, kernels.PROB.value],
         "target_rank_of_draft_top": found.integers[:, kernels.RANK.value],
