@@ -58,7 +58,7 @@ HOMES = {
     "scipy": ("analysis",),
     "numba": ("compiled.py", "profiling/row_loops.py"),
     "llvmlite": ("profiling/row_loops.py",),
-    "triton": ("profiling/triton_statistics.py",),
+    "triton": ("profiling/triton_kernels.py",),
 }
 # Imports point one way: a folder may use those named here (and the modules at the top, but for cli).
 LAYERS = {
@@ -118,6 +118,7 @@ MANY = {
     "rejections",
     "roofline_rows",
     "step_ms",
+    *("measure", "_side", "_meet"),  # compiled loops take arrays and numbers
 }
 
 

@@ -87,9 +87,7 @@ def not_modelled(served: Mapping[str, Any]) -> list[str]:
 
 def processed(logits: torch.Tensor, settings: Processing) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Logits [n, V] divided by the temperature, in float32, and which of them are kept [n, V]; None: all."""
-    scaled = logits.float()
-    if settings.temperature != 1.0:
-        scaled = scaled / settings.temperature
+    scaled = divided(logits, settings.temperature)
     kept: torch.Tensor | None = None
     if 0 < settings.top_k < scaled.shape[1]:
         kept = scaled >= scaled.topk(settings.top_k, dim=1).values[:, -1:]
@@ -99,6 +97,15 @@ def processed(logits: torch.Tensor, settings: Processing) -> tuple[torch.Tensor,
         likely = _weights(scaled, None) >= settings.min_p
         kept = likely if kept is None else kept & likely
     return scaled, kept
+
+
+def divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits divided by the temperature in float32, correctly rounded on every device: where a number divides, a GPU
+    multiplies by its inverse, and what stood at a cut would fall off it.
+    """
+    if temperature == 1.0:
+        return logits.float()
+    return logits.float() / torch.full((), temperature, device=logits.device)
 
 
 def _weights(scaled: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:

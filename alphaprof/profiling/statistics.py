@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from alphaprof.profiling.processing import PLAIN, Processing, processed
+from alphaprof.profiling.processing import PLAIN, Processing, divided, processed
 
 Columns = dict[str, torch.Tensor]
 
@@ -100,9 +100,7 @@ def softmax(given: Side) -> Distribution:
 
     The entropy is NaN exactly where a logit of the row is NaN or infinite: callers test that instead of every logit.
     """
-    scaled = given.logits.float()
-    if given.temperature != 1.0:
-        scaled = scaled / given.temperature
+    scaled = divided(given.logits, given.temperature)
     kept = None if given.least is None else scaled >= given.least[:, None]
     shifted = scaled - scaled.amax(1, keepdim=True)
     weights = shifted.exp() if kept is None else shifted.exp() * kept
@@ -141,7 +139,7 @@ def top_probs(given: Side, known: Columns, most: int) -> torch.Tensor:
 
     `known`: its columns, so that a threshold and an acceptance that look at the same probability never disagree.
     """
-    largest = given.logits.topk(min(most, given.logits.shape[1])).values.float() / given.temperature
+    largest = divided(given.logits.topk(min(most, given.logits.shape[1])).values, given.temperature)
     found = (largest - largest[:, :1]).exp() * known["target_top_prob"][:, None]
     if given.least is not None:
         found *= largest >= given.least[:, None]
