@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,9 +39,10 @@ from alphaprof.profiling.models import Model, eos_of, load_model, load_tokenizer
 from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.shards import Loaded, Plan, Progress, update, write_shard
+from alphaprof.profiling.shards import Loaded, Plan, Progress, measure_shard, update, write_shard
 from alphaprof.profiling.steppers import NotTimed
 from alphaprof.profiling.vocabulary import special_ids, token_count
+from alphaprof.profiling.writer import Writer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,16 +144,24 @@ def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> Non
     progress.start("profiling", order.get("available") or hub.expected_documents(options), "documents")
     done = len(plan.run.shards)
     seen = 0
-    for index, documents in enumerate(_shards(plan.documents, order.get("shard_documents", options.shard_documents))):
-        if index < done:
-            require_same_data(plan.run.shards[index], documents)
-            progress.advance(len(documents))
-        else:
-            write_shard(plan, index, documents, progress)
-        seen += 1
-        if settled is not None and seen >= done and (reason := settled(plan.run)):
-            progress.say(reason)
-            break
+    with Writer() as writer:
+
+        def advance(steps: float, positions: int) -> None:
+            writer.check()  # a full disk ends the run at the next batch
+            progress.advance(steps, positions)
+
+        for index, documents in enumerate(_shards(plan.documents, order.get("shard_documents", options.shard_documents))):
+            if index < done:
+                require_same_data(plan.run.shards[index], documents)
+                progress.advance(len(documents))
+            else:
+                writer.put(partial(write_shard, plan.run, measure_shard(plan, index, documents, advance)))
+            seen += 1
+            if settled is not None and seen >= done:
+                writer.wait()  # what is asked next reads every shard so far
+                if reason := settled(plan.run):
+                    progress.say(reason)
+                    break
     if seen < done:
         raise RunMismatch(
             f"the data end before shard {seen}, which {plan.run.path} holds", "put the data back, or profile anew"

@@ -1,9 +1,9 @@
-"""One shard of a run: generate, score, write. The manifest names it last, so a shard that it names is whole."""
+"""One shard of a run: generate and score it, then write it: its files, and last the manifest that names it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +31,10 @@ from alphaprof.profiling.scoring import Arrays, Scorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+# Called with steps and positions that are done (see `Progress.advance`).
+Advance = Callable[[float, int], None]
 
 
 class Progress(Protocol):
@@ -68,9 +72,25 @@ class Plan(Loaded):
     run: Run
 
 
-def write_shard(plan: Plan, index: int, documents: Sequence[Document], progress: Progress) -> None:
-    """Generate, score and write one shard; the manifest names it last, so a shard that it names is whole."""
-    continuations, halved = _continuations(plan, documents, progress)
+@dataclass(frozen=True)
+class Measured:
+    """All that one shard's files hold: its documents with their continuations, and arrays by draft and document number.
+
+    `skipped`, `truncated`: what the corpus had left out when the last document of the shard was read. It may be read on
+    before the shard is written.
+    """
+
+    facts: Shard
+    continuations: Sequence[Continuation]
+    scored: dict[str, dict[int, Arrays]]
+    phases: list[Flags] | None
+    skipped: dict[str, int]
+    truncated: dict[str, int]
+
+
+def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> Measured:
+    """Generate and score one shard. `advance` is called after every batch (see `Progress.advance`)."""
+    continuations, halved = _continuations(plan, documents, advance)
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
     for batch in scoring_batches(continuations, plan.options.batch_tokens):
         results, times = halving(lambda items: [_scored(plan.scorer, items)], batch, _name)
@@ -78,31 +98,43 @@ def write_shard(plan: Plan, index: int, documents: Sequence[Document], progress:
         for result in results:
             for draft, found in result.items():
                 scored[draft].update(found)
-        progress.advance(0.5 * len(batch), positions=sum(len(item.ids) for item in batch))
-    phases = _phases(plan, continuations)
-    for draft, arrays in scored.items():
-        table = position_table(continuations, arrays, plan.run.log_rules, draft, phases)
-        plan.run.write_positions(table, index, draft)
-    plan.run.write_continuations(continuation_table(continuations), index)
+        advance(0.5 * len(batch), sum(len(item.ids) for item in batch))
     positions = sum(len(item.ids) for item in continuations)
-    shard = Shard(index, len(documents), positions, digest(documents), halved)
-    update(plan, shards=(*plan.run.shards, shard))
+    return Measured(
+        Shard(index, len(documents), positions, digest(documents), halved),
+        continuations,
+        scored,
+        _phases(plan, continuations),
+        dict(plan.documents.skipped),
+        dict(plan.documents.truncated),
+    )
+
+
+def write_shard(run: Run, shard: Measured) -> None:
+    """Write the files of one shard; the manifest names it last, so a shard that it names is whole."""
+    index = shard.facts.index
+    for draft, arrays in shard.scored.items():
+        table = position_table(shard.continuations, arrays, run.log_rules, draft, shard.phases)
+        run.write_positions(table, index, draft)
+    run.write_continuations(continuation_table(shard.continuations), index)
+    shards = (*run.manifest.shards, shard.facts)
+    run.write_manifest(dataclasses.replace(run.manifest, shards=shards, skipped=shard.skipped, truncated=shard.truncated))
 
 
 def _scored(scorer: Scorer, batch: Sequence[Continuation]) -> dict[str, dict[int, Arrays]]:
     return {draft: by_document(batch, arrays) for draft, arrays in scorer.score(batch).items()}
 
 
-def _continuations(plan: Plan, documents: Sequence[Document], progress: Progress) -> tuple[list[Continuation], int]:
+def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) -> tuple[list[Continuation], int]:
     """The continuations of a shard in document order, and how many generation batches were halved."""
     found = [given(document, plan.target.eos) for document in documents if document.given is not None]
-    progress.advance(0.5 * len(found))
+    advance(0.5 * len(found), 0)
     halved = 0
     for batch in generation_batches(documents, plan.options.batch_tokens):
         generated, times = halving(lambda items: generate(plan.target, items, plan.scorer.width), batch, _name)
         found += generated
         halved += times
-        progress.advance(0.5 * len(batch))
+        advance(0.5 * len(batch), 0)
     return sorted(found, key=lambda item: item.document.document), halved
 
 
