@@ -131,8 +131,8 @@ def load_model(
 
 
 def _keep_head_fast(network: PreTrainedModel) -> None:
-    """Feed the head contiguous rows. `logits_to_keep` takes the last row of each prompt of a batch out of all of them, and on
-    a CPU torch multiplies such rows by the weight one prompt at a time.
+    """Feed the head contiguous rows. `logits_to_keep` takes the last row of each prompt out of all rows of a batch, and on a
+    CPU torch multiplies such rows by the weight one prompt at a time.
     """
     head = network.get_output_embeddings()
     if head is not None:
