@@ -29,7 +29,7 @@ HOMES = {
         "profiling/inspection.py",
         "profiling/shards.py",
         "profiling/phases.py",
-        "profiling/thinning.py",
+        "profiling/continuations.py",
     ),
     "datasets": ("profiling/reading.py",),
     "huggingface_hub": ("profiling/hub.py",),

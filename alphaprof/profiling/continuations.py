@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import torch
+from transformers import LogitsProcessorList
 
 from alphaprof.log.schema import CONTINUATION_COLUMNS, arrow_schema
 from alphaprof.profiling.batching import batches
 from alphaprof.profiling.corpus import Document, Ids
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import PLAIN, Sampler, uniforms
-from alphaprof.profiling.thinning import generate_ids
 
 Item = TypeVar("Item")
 PADDING = 0.07  # of a scoring batch, at most, while it is not too small
@@ -75,19 +75,25 @@ def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> li
     for row, document in enumerate(documents):
         ids[row, width - len(document.prompt) :] = torch.from_numpy(document.prompt.astype(np.int64))
         mask[row, width - len(document.prompt) :] = 1
-    limit = documents[0].max_new_tokens or 0
-    sampler = _sampler(documents, width, min(ids_drawn, target.vocabulary), target.device)
-    new = generate_ids(target, ids.to(target.device), mask.to(target.device), limit, sampler).numpy().astype(np.int32)
+    output = target.network.generate(
+        input_ids=ids.to(target.device),
+        attention_mask=mask.to(target.device),
+        do_sample=False,  # a sampler leaves one token to choose
+        logits_processor=LogitsProcessorList(_samplers(documents, width, min(ids_drawn, target.vocabulary), target.device)),
+        num_beams=1,
+        max_new_tokens=documents[0].max_new_tokens,
+    )
+    new = np.asarray(output[:, width:].cpu().numpy(), dtype=np.int32)
     return [finished(document, row, target.eos) for document, row in zip(documents, new, strict=True)]
 
 
-def _sampler(documents: Sequence[Document], prompt: int, ids_drawn: int, device: torch.device) -> Sampler | None:
+def _samplers(documents: Sequence[Document], prompt: int, ids_drawn: int, device: torch.device) -> list[Sampler]:
     """The sampler of a batch; none for greedy text."""
     settings, limit = documents[0].processing, documents[0].max_new_tokens or 0
     if settings is None:
-        return None
+        return []
     numbers = [uniforms(item.seed or 0, item.prompt, item.source_row, limit) for item in documents]
-    return Sampler(settings, torch.from_numpy(np.stack(numbers)).to(device), prompt, ids_drawn)
+    return [Sampler(settings, torch.from_numpy(np.stack(numbers)).to(device), prompt, ids_drawn)]
 
 
 def finished(document: Document, ids: Ids, eos: Sequence[int]) -> Continuation:

@@ -161,10 +161,6 @@ class Sampler:
         self.prompt = prompt
         self.width = width
 
-    def among(self, rows: torch.Tensor) -> Sampler:
-        """The sampler of some rows of the batch, which go on without the others."""
-        return Sampler(self.settings, self.numbers[rows], self.prompt, self.width)
-
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores` [batch, V] with the drawn token at 0 and all others at minus infinity."""
         weights = weights_of(scores[:, : self.width], self.settings)
