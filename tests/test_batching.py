@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.errors import OutOfMemory
-from alphaprof.profiling.batching import OUT_OF_MEMORY, batches, halving
+from alphaprof.profiling.batching import LEAST, OUT_OF_MEMORY, Fed, batches, halving
 
 lengths_and_budget = given(st.lists(st.integers(0, 300), max_size=60), st.integers(1, 1000))
 
@@ -44,6 +44,36 @@ def test_batches_are_a_pure_function_of_the_lengths(lengths: list[int], budget: 
     before = list(lengths)
     assert list(batches(lengths, budget)) == list(batches(tuple(lengths), budget))
     assert lengths == before
+
+
+@lengths_and_budget
+def test_padding_is_limited_where_a_batch_is_large_enough(lengths: list[int], budget: int) -> None:
+    """At most the given share of a batch is padding, or it had less than the least part of the budget before its last."""
+    found = list(batches(lengths, budget, 0.1))
+    assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
+    assert list(itertools.chain(*found)) == list(itertools.chain(*batches(lengths, budget)))
+    for batch in found:
+        fed = Fed.of([lengths[index] for index in batch])
+        longest = lengths[batch[0]]
+        assert len(batch) == 1 or fed.size <= budget
+        assert fed.padding <= 0.1 * fed.size or (len(batch) - 1) * max(1, longest) < LEAST * budget
+
+
+@lengths_and_budget
+def test_a_batch_ends_only_where_the_next_text_would_not_fit_or_pad_too_much(lengths: list[int], budget: int) -> None:
+    """No batch is smaller than it has to be: each costs a pass over the weights."""
+    found = list(batches(lengths, budget, 0.1))
+    for batch, following in itertools.pairwise(found):
+        together = Fed.of([max(1, lengths[batch[0]]), *(lengths[index] for index in (*batch[1:], following[0]))])
+        assert together.size > budget or together.padding > 0.1 * together.size
+
+
+def test_padding_worked_out_by_hand() -> None:
+    """20, 19, 18: 3 of 60 are padding; with 12 it would be 11 of 80. 20 alone is short of 1/16 of 640: 4 joins it."""
+    assert list(batches([12, 20, 18, 19], 320, 0.1)) == [[1, 3, 2], [0]]
+    assert list(batches([12, 20, 18, 19], 320)) == [[1, 3, 2, 0]]
+    assert list(batches([4, 20], 320 * 2, 0.1)) == [[1, 0]]
+    assert Fed.of([20, 19, 18]) + Fed.of([12]) == Fed(69, 3)
 
 
 def test_batches_worked_out_by_hand() -> None:

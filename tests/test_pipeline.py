@@ -365,14 +365,14 @@ def test_an_output_directory_with_anything_in_it_is_refused(finished: Run, tiny:
 def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends after its second shard."""
     with monkeypatch.context() as patch:
-        original = pipeline.write_shard
+        original = pipeline.measure_shard
 
-        def limited(plan: Any, index: int, *rest: Any) -> None:
+        def limited(plan: Any, index: int, *rest: Any) -> Any:
             if index == 2:
                 raise KeyboardInterrupt
-            original(plan, index, *rest)
+            return original(plan, index, *rest)
 
-        patch.setattr(pipeline, "write_shard", limited)
+        patch.setattr(pipeline, "measure_shard", limited)
         with pytest.raises(KeyboardInterrupt):
             run_profile(path, out)
 

@@ -18,13 +18,21 @@ SERVED = "served"  # the kind of models that another engine ran
 
 @dataclass(frozen=True)
 class Shard:
-    """One complete shard: `digest` is the SHA-256 over the token ids of its documents as they were read."""
+    """One complete shard: `digest` is the SHA-256 over the token ids of its documents as they were read.
+
+    Of the scoring passes `scored_tokens` of texts, fed once to every model, and `scored_padding` beside them; of generation
+    `prompt_tokens` and `prompt_padding` likewise. 0 in shards of older versions, which did not count.
+    """
 
     index: int
     documents: int
     positions: int
     digest: str
     halved_batches: int = 0
+    scored_tokens: int = 0
+    scored_padding: int = 0
+    prompt_tokens: int = 0
+    prompt_padding: int = 0
 
 
 @dataclass(frozen=True)

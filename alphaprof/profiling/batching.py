@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -11,20 +12,56 @@ from alphaprof.errors import OutOfMemory
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+LEAST = 1 / 16
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], budget: int, padding: float = 1.0) -> Iterator[list[int]]:
     """Indices in batches of similar length, longest first: the padded size of a batch stays within `budget` tokens.
 
-    A text longer than the budget makes a batch of its own.
+    A text longer than the budget makes a batch of its own. `padding`: the largest share of a batch that may be padding,
+    where it has `LEAST` of the budget without the next text; a smaller one costs more than padding does.
     """
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    start = 0
-    while start < len(order):
-        size = max(1, budget // max(1, lengths[order[start]]))
-        yield order[start : start + size]
-        start += size
+    batch: list[int] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        if batch:
+            longest = max(1, lengths[batch[0]])
+            size = (len(batch) + 1) * longest
+            loose = size - tokens - lengths[index] > padding * size and len(batch) * longest >= LEAST * budget
+            if size > budget or loose:
+                yield batch
+                batch, tokens = [], 0
+        batch.append(index)
+        tokens += lengths[index]
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class Fed:
+    """Tokens of texts that went through a model in padded batches, and the padding that went with them."""
+
+    tokens: int = 0
+    padding: int = 0
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> Fed:
+        """One batch of texts, each padded to the longest."""
+        return cls(sum(lengths), len(lengths) * max(lengths) - sum(lengths))
+
+    @property
+    def size(self) -> int:
+        """All of it."""
+        return self.tokens + self.padding
+
+    @property
+    def share(self) -> float:
+        """The share of it that was padding, 0 to 1."""
+        return self.padding / self.size
+
+    def __add__(self, other: Fed) -> Fed:
+        return Fed(self.tokens + other.tokens, self.padding + other.padding)
 
 
 def halving(

@@ -19,6 +19,7 @@ from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import PLAIN, Sampler, uniforms
 
 Item = TypeVar("Item")
+PADDING = 0.07  # of a scoring batch, at most, while it is not too small
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ class Continuation:
 
 
 def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[list[Document]]:
-    """Documents whose continuation the target generates, in batches of one limit, one processing and similar length."""
+    """Documents whose continuation the target generates, in batches of one limit, one processing and similar length.
+
+    As large as the budget allows: a batch more costs a step for each of its tokens, padding only a part of the first.
+    """
     asked = [document for document in documents if document.given is None]
     for group in grouped(asked, lambda document: (document.max_new_tokens, document.processing)):
         for indices in batches([len(item.prompt) + (item.max_new_tokens or 0) for item in group], budget):
@@ -44,9 +48,9 @@ def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[l
 
 
 def scoring_batches(continuations: Sequence[Continuation], budget: int) -> Iterator[list[Continuation]]:
-    """Continuations in batches of one processing and similar length."""
+    """Continuations in batches of one processing and of so similar length that little of them is padding."""
     for group in grouped(continuations, lambda item: item.document.processing):
-        for indices in batches([item.tokens for item in group], budget):
+        for indices in batches([item.tokens for item in group], budget, PADDING):
             yield [group[index] for index in indices]
 
 

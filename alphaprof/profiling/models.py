@@ -126,7 +126,17 @@ def load_model(
     # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
     # settings would slip into greedy text.
     network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
+    _keep_head_fast(network)
     return Model(name, network.eval().requires_grad_(False), "model", options.model, served)
+
+
+def _keep_head_fast(network: PreTrainedModel) -> None:
+    """Feed the head contiguous rows. `logits_to_keep` takes the last row of each prompt out of all rows of a batch, and on a
+    CPU torch multiplies such rows by the weight one prompt at a time.
+    """
+    head = network.get_output_embeddings()
+    if head is not None:
+        head.register_forward_pre_hook(lambda _, arguments: (arguments[0].contiguous(), *arguments[1:]))
 
 
 def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:

@@ -8,8 +8,9 @@ import datetime
 import itertools
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,16 +32,17 @@ from alphaprof.profiling.checks import (
     require_same_models,
     require_same_profile,
 )
-from alphaprof.profiling.corpus import Corpus, Document
+from alphaprof.profiling.corpus import Corpus
 from alphaprof.profiling.drafts import load_drafts
 from alphaprof.profiling.extras import Extras
 from alphaprof.profiling.models import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.shards import Loaded, Plan, Progress, update, write_shard
+from alphaprof.profiling.shards import Loaded, Plan, Progress, in_shards, measure_shard, padding_told, update, write_shard
 from alphaprof.profiling.steppers import NotTimed
 from alphaprof.profiling.vocabulary import special_ids, token_count
+from alphaprof.profiling.writer import Writer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,21 +144,29 @@ def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> Non
     progress.start("profiling", order.get("available") or hub.expected_documents(options), "documents")
     done = len(plan.run.shards)
     seen = 0
-    for index, documents in enumerate(_shards(plan.documents, order.get("shard_documents", options.shard_documents))):
-        if index < done:
-            require_same_data(plan.run.shards[index], documents)
-            progress.advance(len(documents))
-        else:
-            write_shard(plan, index, documents, progress)
-        seen += 1
-        if settled is not None and seen >= done and (reason := settled(plan.run)):
-            progress.say(reason)
-            break
+    with Writer() as writer:
+
+        def advance(steps: float, positions: int) -> None:
+            writer.check()  # a full disk ends the run at the next batch
+            progress.advance(steps, positions)
+
+        for index, documents in enumerate(in_shards(plan.documents, order.get("shard_documents", options.shard_documents))):
+            if index < done:
+                require_same_data(plan.run.shards[index], documents)
+                progress.advance(len(documents))
+            else:
+                writer.put(partial(write_shard, plan.run, measure_shard(plan, index, documents, advance)))
+            seen += 1
+            if settled is not None and seen >= done:
+                writer.wait()  # what is asked next reads every shard so far
+                if reason := settled(plan.run):
+                    progress.say(reason)
+                    break
     if seen < done:
         raise RunMismatch(
             f"the data end before shard {seen}, which {plan.run.path} holds", "put the data back, or profile anew"
         )
-    _finish(plan)
+    _finish(plan, progress)
 
 
 def _earlier(out: Path, resume: bool) -> Run | None:
@@ -278,13 +288,9 @@ def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) 
     update(plan, warnings=(*plan.run.manifest.warnings, warning))
 
 
-def _shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    stream = iter(documents)
-    while shard := list(itertools.islice(stream, size)):
-        yield shard
-
-
-def _finish(plan: Plan) -> None:
+def _finish(plan: Plan, progress: Progress) -> None:
     """Collect documents.parquet and mark the run complete."""
     plan.run.write_documents()
     update(plan, status="complete")
+    if told := padding_told(plan.run.shards):
+        progress.say(told)

@@ -1,0 +1,132 @@
+"""What is measured of a text does not depend on which texts it shares batches with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from alphaprof.options import TargetOptions
+from alphaprof.profiling.batching import Fed
+from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
+from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.drafts import layer_skip
+from alphaprof.profiling.models import NOISE, Model, load_model
+from alphaprof.profiling.processing import Processing
+from alphaprof.profiling.record import by_document
+from alphaprof.profiling.scoring import Arrays, Layout, Scorer
+from tests.tiny import llama, noisy
+
+LENGTHS = [3, 41, 8, 30, 5, 12, 22, 60, 9, 4]
+
+
+def texts(ids: int, settings: Processing | None = None, lengths: list[int] = LENGTHS) -> list[Continuation]:
+    """Random texts, about half of each the prompt."""
+    found = []
+    for number, length in enumerate(lengths):
+        text = np.random.default_rng(number).integers(0, ids, length).astype(np.int32)
+        cut = length // 2
+        item = Document(number, "a", None, 0, number, text[:cut], text[cut:], True, None, "given", True, settings)
+        found.append(Continuation(item, text[cut:], "length"))
+    return found
+
+
+def scored(scorer: Scorer, continuations: list[Continuation], budget: int) -> dict[int, Arrays]:
+    """Columns of the only draft by document; budget 1: every document alone."""
+    found: dict[int, Arrays] = {}
+    for batch in scoring_batches(continuations, budget):
+        (arrays,) = scorer.score(batch).values()
+        found |= by_document(batch, arrays)
+    return found
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("settings", [None, Processing(0.8, 0, 0.9)], ids=["greedy", "sampled"])
+def test_documents_scored_alone_and_in_batches_have_the_same_columns(settings: Processing | None) -> None:
+    """In float32: probabilities and logits within 1e-3, top tokens and ranks equal."""
+    network = llama(seed=7)
+    models = Model("target", network, "model", "t"), Model("draft", noisy(network, 0.05), "model", "d")
+    scorer = Scorer(models[0], [models[1]], 260)
+    continuations = texts(250, settings)
+    alone = scored(scorer, continuations, 1)
+    for budget in (64, 200, 10_000):
+        together = scored(scorer, continuations, budget)
+        assert together.keys() == alone.keys()
+        for number, columns in alone.items():
+            for name, values in columns.items():
+                if np.issubdtype(values.dtype, np.floating):
+                    np.testing.assert_allclose(together[number][name], values, atol=1e-3, rtol=1e-3, err_msg=name)
+                else:
+                    np.testing.assert_array_equal(together[number][name], values, err_msg=name)
+
+
+def test_padding_is_counted_as_it_is_fed() -> None:
+    """Of every scoring batch `Fed` names the size of the ids that models get, and which of them no text has."""
+    for batch in scoring_batches(texts(250), 120):
+        fed = Fed.of([item.tokens - 1 for item in batch])
+        layout = Layout.of(batch)
+        assert layout.ids.numel() == fed.size
+        assert fed.tokens == sum(len(item.document.prompt) + len(item.ids) - 1 for item in batch)
+
+
+def test_little_of_what_is_scored_is_padding_whatever_the_lengths() -> None:
+    """Texts from 20 to 400 tokens: without a limit a third would be padding."""
+    lengths = np.random.default_rng(0).integers(20, 400, 64).tolist()
+    shares = []
+    for chosen in (scoring_batches, lambda items, budget: [items]):
+        fed = Fed()
+        for batch in chosen(texts(250, lengths=lengths), 8192):
+            fed += Fed.of([item.tokens - 1 for item in batch])
+        shares.append(fed.share)
+    assert shares[0] < 0.1 < 1 / 3 < shares[1]
+
+
+@pytest.mark.models
+def test_the_head_of_a_loaded_model_is_fed_contiguous_rows(tiny: Path) -> None:
+    """While a batch of prompts is read, where torch would copy the weight once a prompt on a CPU."""
+    target = load_model("target", TargetOptions(model=str(tiny / "target")), "float32")
+    seen: list[tuple[int, bool]] = []
+    head = target.network.get_output_embeddings()
+    head.register_forward_pre_hook(lambda _, arguments: seen.append((len(arguments[0]), arguments[0].is_contiguous())))
+    ids = [np.random.default_rng(number).integers(0, 250, 6 + number) for number in range(3)]
+    documents = [
+        Document(number, "a", None, 0, number, text.astype(np.int32), None, False, 4, "greedy", True)
+        for number, text in enumerate(ids)
+    ]
+    for batch in generation_batches(documents, 1000):
+        generate(target, batch, 260)
+    assert seen[0] == (3, True)
+    assert all(contiguous for _, contiguous in seen)
+
+
+def logit_gap(columns: Arrays, model: str) -> np.ndarray:
+    """Between the two largest logits of a model."""
+    top = columns[f"{model}_top_prob"].astype(float)
+    second = np.maximum(top - columns[f"{model}_margin"], 1e-30)
+    return np.asarray(np.log(top / second))
+
+
+@pytest.mark.demo_model
+def test_alpha_and_mean_divergence_of_the_demo_model_do_not_hang_on_the_batch(demo_model: Path) -> None:
+    """In bfloat16, where batches round differently: strict acceptance differs only where two tokens are within the noise,
+    and means over documents by less than the share of such positions.
+    """
+    target = load_model("target", TargetOptions(model=str(demo_model)), "bfloat16")
+    scorer = Scorer(target, [layer_skip("skip", target, [10, 13, 16])], target.vocabulary)
+    continuations = texts(40_000, lengths=[24, 40, 16, 33])
+    alone, together = (scored(scorer, continuations, budget) for budget in (1, 4096))
+    noise = NOISE[torch.bfloat16]
+    joined = [
+        {name: np.concatenate([found[number][name] for number in sorted(found)]) for name in found[0]}
+        for found in (alone, together)
+    ]
+    gaps = [logit_gap(columns, model) for columns in joined for model in ("target", "draft")]
+    tied = np.minimum.reduce(gaps) < noise
+    kept = [columns["draft_top"] == columns["target_top"] for columns in joined]
+    assert not (kept[0] != kept[1])[~tied].any()
+    assert abs(kept[0].mean() - kept[1].mean()) <= tied.mean()
+    means = [columns["kl_target_draft"].mean() for columns in joined]
+    assert means[0] == pytest.approx(means[1], abs=0.02)
