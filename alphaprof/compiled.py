@@ -1,6 +1,8 @@
 """Loops compiled for this machine at their first call (numba), and kept on disk for the next process.
 
-Importing this module takes half a second, so that only modules of such loops do, and those are imported where they run.
+Importing this module takes half a second, so that only modules of such loops do, and those are imported where they run. What
+is kept on disk is made anew when the file of a loop changes, not when a file changes that it imports: loops that call each
+other stand in one file.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Sums may be taken in any order, which vector units need; NaN and infinity stay what they are, and a quotient as well.
@@ -40,3 +45,44 @@ def _compile(function: Function, fastmath: Any) -> Function:
     except RuntimeError:  # nowhere to write: compiled again in every process
         found = make()(function)
     return found
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def float_of(_: Any, bits: Any) -> Any:
+    """The float32 with these bits."""
+    return types.float32(types.int32), lambda _context, builder, _signature, given: builder.bitcast(given[0], ir.FloatType())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bits_of(_: Any, value: Any) -> Any:
+    """The bits of a float32."""
+    return types.int32(types.float32), lambda _context, builder, _signature, given: builder.bitcast(given[0], ir.IntType(32))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def value_of(_: Any, logit: Any) -> Any:
+    """A logit as float32: itself, or the bfloat16 with these bits."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        if logit == types.float32:
+            return given[0]
+        bits = builder.shl(builder.zext(given[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(logit), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(_: Any, address: Any, like: Any) -> Any:
+    """An address as a pointer to what the array `like` holds."""
+
+    def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
+        return builder.inttoptr(given[0], context.get_value_type(types.CPointer(like.dtype)))
+
+    return types.CPointer(like.dtype)(address, like), generate
+
+
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+def matrix_row(place: Any, i: int, like: Any) -> Any:
+    """Row i of a matrix whose address, bytes between rows and length of a row are `place` [3], of the dtype of `like`."""
+    return carray(_pointer(place[0] + i * place[1], like), place[2])

@@ -56,8 +56,8 @@ HOMES = {
     "yaml": ("loader.py",),
     "pydantic": ("config.py", "options.py", "loader.py"),
     "scipy": ("analysis",),
-    "numba": ("compiled.py", "profiling/row_loops.py"),
-    "llvmlite": ("profiling/row_loops.py",),
+    "numba": ("compiled.py",),
+    "llvmlite": ("compiled.py",),
     "triton": ("profiling/triton_kernels.py",),
 }
 # Imports point one way: a folder may use those named here (and the modules at the top, but for cli).

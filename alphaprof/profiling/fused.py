@@ -55,9 +55,9 @@ def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals
     if kind == "cpu":
         return _by_rows(target, drafts, token, proposals)
     if kind == "cuda" and importlib.util.find_spec("triton") is not None:
-        from alphaprof.profiling import triton_statistics
+        from alphaprof.profiling.triton_statistics import measured as by_kernels
 
-        return triton_statistics.measured(target, drafts, token, proposals)
+        return by_kernels(target, drafts, token, proposals)
     parts = []
     for start in range(0, len(token), ROWS):
         rows = slice(start, start + ROWS)

@@ -11,12 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, types
-from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
 
-from alphaprof.compiled import inlined, vectorised
+from alphaprof.compiled import bits_of, float_of, inlined, matrix_row, value_of, vectorised
 
 Array = np.ndarray[Any, Any]
 BLOCK = 2048
@@ -41,41 +38,6 @@ EXP = _polynomial(np.exp, -math.log(2) / 2, math.log(2) / 2, 5)  # within 1e-7 o
 LOG = _polynomial(np.log1p, math.sqrt(0.5) - 1, math.sqrt(2) - 1, 6)  # within 1e-7
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _float_of(_: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
-    return types.float32(types.int32), lambda _context, builder, _signature, given: builder.bitcast(given[0], ir.FloatType())
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _bits_of(_: Any, value: Any) -> Any:
-    """The bits of a float32."""
-    return types.int32(types.float32), lambda _context, builder, _signature, given: builder.bitcast(given[0], ir.IntType(32))
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _value_of(_: Any, logit: Any) -> Any:
-    """A logit as float32: itself, or the bfloat16 with these bits."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-        if logit == types.float32:
-            return given[0]
-        bits = builder.shl(builder.zext(given[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
-        return builder.bitcast(bits, ir.FloatType())
-
-    return types.float32(logit), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _pointer(_: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer to what the array `like` holds."""
-
-    def generate(context: Any, builder: Any, _signature: Any, given: Any) -> Any:
-        return builder.inttoptr(given[0], context.get_value_type(types.CPointer(like.dtype)))
-
-    return types.CPointer(like.dtype)(address, like), generate
-
-
 @inlined
 def exp32(x: Any) -> Any:
     """exp(x) for x <= 0 within 3e-7 of itself: 2^n times a polynomial. exp(-87), 1e-38, for anything below."""
@@ -85,15 +47,15 @@ def exp32(x: Any) -> Any:
     y = EXP[0]
     for coefficient in EXP[1:]:
         y = y * r + coefficient
-    return y * _float_of(np.int32((n + 127) << 23))
+    return y * float_of(np.int32((n + 127) << 23))
 
 
 @inlined
 def log32(x: Any) -> Any:
     """log(x) of a normal x > 0 within 2e-7 or 1e-7 of itself; of 0 some finite number."""
-    bits = _bits_of(x)
+    bits = bits_of(x)
     n = np.int32(bits - SQRT_HALF_BITS) >> 23
-    r = _float_of(np.int32(bits - (n << 23))) - ONE
+    r = float_of(np.int32(bits - (n << 23))) - ONE
     y = LOG[0]
     for coefficient in LOG[1:]:
         y = y * r + coefficient
@@ -108,7 +70,7 @@ def _scaled(row: Array, temperature: Any, out: Array) -> Any:
     """
     bad = ZERO
     for i in range(len(row)):
-        value = _value_of(row[i])
+        value = value_of(row[i])
         out[i] = value
         bad += value * ZERO
     if temperature != ONE:
@@ -125,11 +87,11 @@ def _largest(values: Array) -> Any:
     """
     found = np.int32(-(2**31))
     for i in range(len(values)):
-        bits = _bits_of(values[i])
+        bits = bits_of(values[i])
         key = np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF))
         if key > found:
             found = key
-    return _float_of(np.int32(found ^ ((found >> 31) & 0x7FFFFFFF)))
+    return float_of(np.int32(found ^ ((found >> 31) & 0x7FFFFFFF)))
 
 
 @vectorised
@@ -290,18 +252,12 @@ def _pair(p: Any, q: Any, out: Array) -> None:
 
 
 @vectorised
-def _row(place: Array, i: int, like: Array) -> Any:
-    """Row i of a matrix whose address, bytes between rows and ids of a row are given in `place` [3]."""
-    return carray(_pointer(place[0] + i * place[1], like), place[2])
-
-
-@vectorised
 def measure(
     places: Array, like: Array, temperatures: Array, least: Array, token: Array, proposals: Array, out: Array
 ) -> None:
     """Statistics of n rows: the target's and those of each draft beside it, then those of `proposals` [k, n].
 
-    `places` [models, 3]: where the logits of the target and of the drafts lie (see `_row`), all of the dtype of `like`:
+    `places` [models, 3]: where the logits of the target and of drafts lie (see `matrix_row`), all of the dtype of `like`:
     float32, or bfloat16 as uint16; `least` [models, n]; `token` [n]; `out` [n, ALONE + TOGETHER x drafts + 2 k]. Places
     rather than arrays, so that one loop serves any number of drafts.
     """
@@ -309,13 +265,13 @@ def measure(
     zp, wp, of_p = np.empty(places[0, 2], F), np.empty(places[0, 2], F), np.empty(OF_ONE)
     z, w, of_q = np.empty(places[:, 2].max(), F), np.empty(places[:, 2].max(), F), np.empty(OF_ONE)
     for i in range(len(token)):
-        _side(_row(places[0], i, like), temperatures[0], least[0, i], zp, wp, of_p)
+        _side(matrix_row(places[0], i, like), temperatures[0], least[0, i], zp, wp, of_p)
         out[i, : ALONE - 1] = of_p[: ALONE - 1]
         out[i, ALONE - 1] = _weight_of(zp, token[i], of_p[6], least[0, i]) / of_p[5]
         at = ALONE
         for model in range(1, len(places)):
             found, zq, wq, cut = out[i, at : at + TOGETHER], z[: places[model, 2]], w[: places[model, 2]], least[model, i]
-            _side(_row(places[model], i, like), temperatures[model], cut, zq, wq, of_q)
+            _side(matrix_row(places[model], i, like), temperatures[model], cut, zq, wq, of_q)
             index = int(of_q[0])
             found[0], found[1], found[2], found[3] = index, of_q[1], of_q[3], of_q[4]
             found[4] = _weight_of(zq, token[i], of_q[6], cut) / of_q[5]
