@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""One table of what everything costs, and the same as one line of JSON.
+
+    python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--documents 16] [--threads 1] [--skip models|others|log]...
+
+`models`: scoring against bare forward passes. `others`: a run against Hugging Face assisted generation (one run a gamma) and
+against one prompt at a time. `log`: totals and reports of synthetic logs (see bench_log.py). What is measured how stands at
+the head of bench_models.py and bench_log.py. The machine must be idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+PARTS = ("models", "others", "log")
+
+
+def models_part(given: argparse.Namespace) -> dict[str, Any]:
+    """Figures of a profile's models."""
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)
+    import torch
+
+    from alphaprof.loader import load_profile
+    from alphaprof.progress import ConsoleProgress
+    from scripts import bench_models
+
+    torch.set_num_threads(given.threads)
+    options = load_profile(given.profile, given.set)
+    with ConsoleProgress() as progress:
+        bench = bench_models.Bench.of(options, given.documents, given.repeats, progress)
+        found: dict[str, Any] = {"threads": given.threads, "dtype": options.target.dtype, "target": options.target.model}
+        if "models" not in given.skip:
+            progress.say("scoring against bare forward passes")
+            found["scoring"] = bench_models.scoring_figures(bench, bench.texts())
+        if "others" not in given.skip:
+            progress.say("a run, and what one would do without it")
+            found["run"] = bench_models.run_figures(bench)
+            found["alone"] = bench_models.alone_figures(bench, given.prompts)
+            found["assisted"] = bench_models.assisted_figures(bench, given.prompts, options.gammas)
+    return found | {"memory_gib": bench_models.peak_memory()}
+
+
+def log_part(given: argparse.Namespace) -> list[dict[str, float]]:
+    """Figures of synthetic logs."""
+    from scripts import bench_log
+
+    rows = []
+    for positions in given.positions:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(bench_log.figures(Path(folder) / "run", positions))
+    return rows
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The figures of models as a table."""
+    rows = []
+    if scoring := found.get("scoring"):
+        rows += [(f"{name}, ms/position", f"{scoring[f'{name}_ms']:.3f}") for name in ("bare", "scoring")]
+        middle, least, most = scoring["scoring"]
+        rows.append(("scoring / bare forwards", f"{middle:.3f} ({least:.3f} to {most:.3f})"))
+        if "sharing" in scoring:
+            middle, least, most = scoring["sharing"]
+            rows.append(("the same, sharing the first layers", f"{middle:.3f} ({least:.3f} to {most:.3f})"))
+        rows.append(("statistics in torch instead, ms/position", f"{scoring['statistics_ms']:.3f}"))
+    if run := found.get("run"):
+        speed = run["tokens_per_second"]
+        rows.append(("a run, tokens/s", f"{speed:.1f}"))
+        rows += [(f"  {name}, s", f"{value:.1f}") for name, value in run["seconds"].items()]
+        for name, words in (("alone", "one prompt at a time"), ("assisted", "assisted generation, every gamma")):
+            other = found[name]["tokens_per_second"]
+            rows.append((f"{words}, tokens/s", f"{other:.2f}: the run is {speed / other:.1f} times as fast"))
+    rows.append(("peak memory, GiB", f"{found['memory_gib']:.2f}"))
+    return [f"{name:44}{value}" for name, value in rows]
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile", type=Path, nargs="?", default=ROOT / "profiles" / "demo.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--documents", type=int, default=16, help="of the profile, that texts are written for")
+    parser.add_argument("--prompts", type=int, default=4, help="of them, that are decoded one at a time")
+    parser.add_argument("--repeats", type=int, default=7, help="of scoring and bare passes, in turn")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--positions", type=int, nargs="+", default=[1_000_000, 10_000_000], help="of synthetic logs")
+    parser.add_argument("--skip", action="append", default=[], choices=PARTS)
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    if {"models", "others"} - set(given.skip):
+        found["models"] = models_part(given)
+        print("\n".join(lines(found["models"])))
+    if "log" not in given.skip:
+        from scripts import bench_log
+
+        found["log"] = log_part(given)
+        print(bench_log.show(found["log"]))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
