@@ -111,12 +111,12 @@ def write_run(path: Path, recipe: Recipe | None = None) -> Run:
     """A complete run in `path`, totals and step times included."""
     recipe = recipe or Recipe()
     rng = np.random.default_rng(recipe.seed)
-    run = Run(path, _manifest(recipe))
+    run = Run(path, manifest(recipe))
     documents = _documents(recipe, rng)
     for index, start in enumerate(range(0, len(documents), recipe.shard_documents)):
         _write_shard(run, index, documents[start : start + recipe.shard_documents], recipe, rng)
     if recipe.latency:
-        run.write_latency(_latency(recipe))
+        run.write_latency(latency(recipe))
     run.write_documents()
     run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
     write_totals(run)
@@ -167,7 +167,7 @@ def facts(name: str) -> ModelFacts:
     )
 
 
-def _manifest(recipe: Recipe) -> Manifest:
+def manifest(recipe: Recipe) -> Manifest:
     decision = {"rule": "auto", "draft": "auto", "gamma": "auto", "min_speedup": 1.1, "confidence": 0.95, "weights": None}
     return Manifest(
         status="running",
@@ -443,7 +443,7 @@ def _row(document: Document) -> dict[str, Any]:
     }
 
 
-def _latency(recipe: Recipe) -> pa.Table:
+def latency(recipe: Recipe) -> pa.Table:
     longest = max(recipe.gammas) + 1
     steps = [("target", "decode" if n == 1 else "verify", n, 10 + recipe.extra_ms * (n - 1)) for n in range(1, longest + 1)]
     steps += [(draft, "draft", 1, recipe.draft_ms) for draft in recipe.drafts]
