@@ -16,7 +16,7 @@ import transformers
 import yaml
 from transformers import GenerationConfig
 
-from alphaprof.analysis.replay import Trace, run_lengths, walk
+from alphaprof.analysis.replay import Trace, run_lengths, steps
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.totals import Request, read_totals
 from alphaprof.errors import AlphaprofError, ModelUnloadable, RuleNotDecodable
@@ -139,7 +139,8 @@ def replayed(item: Continuation, columns: dict[str, Any], gamma: int) -> list[tu
     run = columns.get("accepted_run", run_lengths(agrees, start, stop))
     limit, ends = np.array([item.document.max_new_tokens]), np.zeros(size, dtype=bool)
     trace = Trace(run, columns["proposed"].astype(np.int64), start, stop, limit, ends)
-    return [(int(step.drafted[0]), int(step.accepted[0])) for step in walk(trace, gamma)]
+    found = steps(trace, gamma)
+    return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
 
 
 def decoded(engine: Plain | Speculation, item: Document) -> Decoded:

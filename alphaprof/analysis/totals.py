@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths
+from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import GREEDY, SAMPLED
 from alphaprof.errors import OptionInvalid
@@ -145,8 +145,8 @@ def some_documents(trace: Trace, chosen: Array) -> Trace:
 def rounds_of(trace: Trace, kept: Array, accept: Array, request: Request) -> dict[int, Rounds]:
     """Rounds of the trace's documents by gamma: facts of the log where acceptance is one, else expectations."""
     if ((kept == 0) | (kept == 1)).all():
-        return {gamma: replay(trace, gamma, request.flavour) for gamma in request.gammas}
-    return {gamma: expected_replay(trace, kept, accept, gamma, request.flavour) for gamma in request.gammas}
+        return replays(trace, request.gammas, request.flavour)
+    return expected_replays(trace, (kept, accept), request.gammas, request.flavour)
 
 
 def columns_of(rules: Sequence[str]) -> list[str]:
