@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import DEFAULT_RULES
-from alphaprof.analysis.totals import Request, read_totals, write_totals
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.log.manifest import Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, arrow_schema
 from alphaprof.log.store import Run
@@ -107,7 +108,7 @@ def write_many(path: Path, size: Size) -> Run:
         shards.append(_shard(run, drawn, index, (first, count)))
         for draft, totals in base.items():
             part = totals.filter(pc.less(totals["document"], count))
-            run.write_totals(_numbered(part, first), index, draft)
+            run.write_totals(_numbered(part, first), (index, index), draft)
     return _finished(run, size, shards)
 
 

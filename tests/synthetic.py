@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ import pandas as pd
 import pyarrow as pa
 
 from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.totals import write_totals
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.analysis.trees import MultiDraft
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
-from alphaprof.log.schema import CONTINUATION_COLUMNS, LATENCY_COLUMNS, LogRules, arrow_schema
+from alphaprof.log.schema import CONTINUATION_COLUMNS, DEPTH_COUNTS, LATENCY_COLUMNS, LogRules, arrow_schema, depth_names
 from alphaprof.log.store import Run
 from alphaprof.profiling.extras import Extras
 
@@ -130,9 +131,23 @@ def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) ->
         frame = table.to_pandas()
         change(frame)
         run.write_positions(pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False), shard.index, draft)
-        run.part("totals", shard.index, draft).unlink()
+    shutil.rmtree(run.path / "totals" / f"draft={draft}")
     write_totals(run)
     return run
+
+
+def stored_totals(run: Run, draft: str) -> pd.DataFrame:
+    """The totals of a draft as they are stored, with lists of the counts by depth under one name a gamma."""
+    table = pa.concat_tables([run.totals(part) for part in run.totals_parts(draft)])
+    return pd.DataFrame([listed(row, run.gammas) for row in table.to_pylist()])
+
+
+def listed(row: dict[str, Any], gammas: Sequence[int]) -> dict[str, Any]:
+    """A row of totals with counts by depth as lists, accepted_depths_2 for accepted_2_1 and accepted_2_2; or None."""
+    for gamma, name in itertools.product(gammas, DEPTH_COUNTS):
+        values = [row[column] for column in depth_names(name, gamma)]
+        row = row | {f"{name}_depths_{gamma}": None if None in values else values}
+    return row
 
 
 def contents(run: Run) -> dict[str, bytes]:

@@ -167,15 +167,13 @@ def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
     return np.zeros(each), np.zeros((3, documents, sum(gammas))), np.zeros(each)
 
 
-def _by_gamma(
-    trace: Trace, gammas: Sequence[int], flavour: Flavour, found: tuple[Array, Array, Array]
-) -> dict[int, Rounds]:
+def _by_gamma(trace: Trace, gammas: Sequence[int], flavour: Flavour, found: tuple[Array, Array, Array]) -> dict[int, Rounds]:
     rounds, depths, control = found
     tokens = np.maximum(trace.stop - trace.start - _first(flavour), 0).astype(np.float64)
-    last = np.cumsum(gammas).tolist()
+    by_gamma = np.split(depths, np.cumsum(gammas)[:-1], axis=2)
     return {
-        gamma: Rounds(rounds[index], tokens, *depths[:, :, end - gamma : end], control[index])
-        for index, (gamma, end) in enumerate(zip(gammas, last, strict=True))
+        gamma: Rounds(rounds[index], tokens, by_gamma[index][0], by_gamma[index][1], by_gamma[index][2], control[index])
+        for index, gamma in enumerate(gammas)
     }
 
 

@@ -93,8 +93,8 @@ def expect_rounds(
     mode: Mode,
     found: tuple[Array, Array, Array],
 ) -> None:
-    """The same in expectation: `positions` = (those of above, (a_t, beta_t)); `found` = those of above and the control variate
-    [gammas, documents].
+    """The same in expectation: `positions` = (those of above, (a_t, beta_t)); `found` = those of above, and the control
+    variate [gammas, documents].
     """
     (_, proposed, _), (kept, accept) = positions
     rounds, depths, control = found
