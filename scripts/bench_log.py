@@ -2,8 +2,8 @@
 
     python scripts/bench_log.py [--positions 1000000 10000000] [--kind mixed] [--lookup] [--folder DIR]
 
-Runs are those of synthetic_log.py. `bytes`: of the log on disk, a position and draft. `totals`: positions a second from a
-cold start of the loops' code, which is on disk, to written totals; `compile`: what the first process ever spends beside that.
+Runs are those of synthetic_log.py. `bytes`: of the log on disk, a position and draft. `totals`: positions a second,
+reading, computing and writing, the loops being loaded from disk; `compile`: what the very first process spends beside that.
 `memory`: largest resident set of the process. `report`: seconds until a report of stored totals is built.
 """
 
@@ -61,7 +61,7 @@ def bytes_per_position(path: Path) -> float:
 
 
 def measured(name: str, path: Path, cache: Path | None = None) -> Figures:
-    """One of `MEASURES` in a process of its own; `cache`: where it keeps compiled loops, where that is not the usual place."""
+    """One of `MEASURES` in a process of its own; `cache`: where it keeps compiled loops, unless in the usual place."""
     place = {} if cache is None else {"NUMBA_CACHE_DIR": str(cache)}
     command = [sys.executable, __file__, "--measure", name, str(path)]
     result = subprocess.run(command, env=os.environ | place, capture_output=True, text=True, check=True)
