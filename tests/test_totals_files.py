@@ -135,9 +135,10 @@ def test_files_with_lists_by_depth_are_read_as_columns(run: Run) -> None:
     assert rows(read_totals(run, "small", request)) == [row | {"accepted": 7.0} for row in expected]
 
 
-def test_a_report_on_stored_totals_compiles_nothing(run: Run) -> None:
+def test_a_report_on_stored_totals_compiles_nothing(tmp_path: Path) -> None:
     """It imports neither numba nor torch."""
-    shutil.rmtree(run.path / "positions")  # whose causes of rejection are replayed
+    run = write_run(tmp_path / "run", Recipe())
+    shutil.rmtree(run.path / "positions")  # with it, rounds are replayed to tell what rejections cost
     code = (
         "import sys; from alphaprof.cli import app\n"
         f"try: app(['report', {str(run.path)!r}])\n"
