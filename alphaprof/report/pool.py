@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from alphaprof.analysis.speedup import RoundCounts
 from alphaprof.analysis.totals import policies
-from alphaprof.log.schema import DEPTH_COUNTS, totals_columns
+from alphaprof.log.schema import DEPTH_COUNTS, depth_names, totals_columns
 
 Array = np.ndarray[Any, Any]
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
@@ -130,13 +130,9 @@ def groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, str, tuple[flo
 
 def _arrays(part: pa.Table, gammas: list[int]) -> dict[str, Array]:
     plain = [column.name for column in totals_columns(gammas) if column.name not in ("document", "rule")]
-    plain = [name for name in plain if "_depths_" not in name]
     arrays = {name: part[name].to_numpy() for name in plain}
     for gamma in gammas:
         for name in DEPTH_COUNTS:
-            column = part[f"{name}_depths_{gamma}"].combine_chunks()
-            defined = column.is_valid().to_numpy(zero_copy_only=False)
-            values = np.full((len(part), gamma), np.nan)
-            values[defined] = column.flatten().to_numpy().reshape(-1, gamma)
-            arrays[f"{name}_depths_{gamma}"] = values
+            by_depth = [arrays.pop(column).astype(np.float64) for column in depth_names(name, gamma)]
+            arrays[f"{name}_depths_{gamma}"] = np.stack(by_depth, axis=1)
     return arrays
