@@ -42,6 +42,7 @@ from alphaprof.analysis.speedup import (
     speedup,
     spent_and_base,
 )
+from alphaprof.analysis.units import lots_of
 from alphaprof.report.result import share, speedup_interval, tokens_interval
 
 Array = np.ndarray[Any, Any]
@@ -235,7 +236,7 @@ def best_of_many(name: str, population: Traffic, repetitions: int, rng: Random) 
     """False GO of the best of DRAFTS drafts, none of which is above the threshold: tested on the other half, or not."""
     threshold, lines = population.truths()["speedup"], []
     for size in CHOICE_SIZES:
-        tested = held_out({name: [str(index) for index in range(size)]})[name]
+        tested = held_out({name: lots_of(str(index) for index in range(size))})[name]
         halves = naive = 0
         for _ in range(repetitions):
             samples = [population.sample(rows) for rows in population.draw_drafts(rng, size)]

@@ -15,6 +15,7 @@ from scipy.special import stdtrit
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
+SPARSE = 8  # numbers up to so many times their count are counted in a table
 NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
 
 
@@ -131,9 +132,23 @@ def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Rati
 
 
 def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
-    """Each column summed over equal clusters: [documents] -> [clusters]."""
-    _, index = np.unique(clusters, return_inverse=True)
-    return tuple(np.bincount(index, weights=column) for column in columns)
+    """Each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting."""
+    if not _counts(clusters):
+        _, clusters = np.unique(clusters, return_inverse=True)
+    present = np.bincount(clusters) > 0
+    return tuple(np.bincount(clusters, weights=column)[present] for column in columns)
+
+
+def distinct(clusters: Array) -> int:
+    """How many different clusters there are."""
+    return int(np.count_nonzero(np.bincount(clusters))) if _counts(clusters) else len(np.unique(clusters))
+
+
+def _counts(clusters: Array) -> bool:
+    """Whether clusters are numbers that a table of all of them is made for as soon as they are sorted."""
+    return (
+        clusters.dtype.kind == "i" and len(clusters) > 0 and clusters.min() >= 0 and clusters.max() < SPARSE * len(clusters)
+    )
 
 
 def quantile(probability: float, freedom: float) -> float:

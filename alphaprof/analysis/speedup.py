@@ -20,6 +20,7 @@ from alphaprof.analysis.estimate import (
     bounded_ratio,
     by_cluster,
     controlled,
+    distinct,
     influences,
     log_interval,
 )
@@ -200,7 +201,7 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     time = sum(parts)
     variances = [(weight * found.stderr) ** 2 for weight, found in zip(weights, ratios, strict=True)]
     shares = sum(part / time * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
-    documents = len(np.unique(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains])))
+    documents = distinct(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains]))
     return Speedup(
         value=1 / time,
         sampling_error=math.sqrt(sum(variances) + _covariance(domains, weights, times)) / time,

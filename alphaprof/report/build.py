@@ -15,16 +15,17 @@ from alphaprof import __version__
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import BoundRule
-from alphaprof.analysis.totals import Request, policies, read_totals, write_totals
+from alphaprof.analysis.totals import Request, read_totals, write_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.attribution import Basis, Judged, attribution
 from alphaprof.report.certificates import certificates
 from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
 from alphaprof.report.difficulty import Played, extremes, tenths
+from alphaprof.report.documents import Documents
 from alphaprof.report.format import text_kind
 from alphaprof.report.model import Report, Result, RunFacts
-from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, units
+from alphaprof.report.pool import Pool, merged, pools
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
 from alphaprof.report.texts import texts
@@ -53,21 +54,20 @@ def build_report(
     ]
     judged = [Judged(result, item.rule, item.pool) for result, item in zip(results, found, strict=True)]
     timing = book.timing(question.concurrency) if book else UNTIMED
-    prompts = documents["prompt_tokens"].to_numpy()
-    basis = Basis(run, documents["document"].to_numpy(), flavour, timing, question.confidence)
+    basis = Basis(run, documents.numbers, flavour, timing, question.confidence)
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
         run=_facts(run, documents),
-        cost=cost_of(book, question.concurrency, beyond_prefill(book, prompts)) if book else None,
+        cost=cost_of(book, question.concurrency, beyond_prefill(book, documents.prompt_tokens)) if book else None,
         traffic=judge_traffic(evidence_of(inquiry, found), book, question, run.gammas),
         results=tuple(results),
         attribution=attribution(basis, judged),
-        difficulty=tenths(run, shown, texts(documents, inquiry.independent), question.confidence),
+        difficulty=tenths(run, shown, texts(documents), question.confidence),
         documents=extremes(_played(inquiry, found, results), documents),
-        certificates=certificates(run, documents, inquiry.independent, question.confidence),
-        predictability=predictability(run, documents, inquiry.independent, results, question.confidence),
+        certificates=certificates(run, documents, question.confidence),
+        predictability=predictability(run, documents, results, question.confidence),
         warnings=(),
     )
     return report_warnings(report, run.manifest, run.has_log)
@@ -90,15 +90,14 @@ def settled(run: Run) -> str | None:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """What every part of a report rests on. `independent`: see `pool.units`; `policies`: those of its texts, the empty one
-    (text that the target did not produce) included.
+    """What every part of a report rests on. `policies`: those of its texts, the empty one (text that the target
+    did not produce) included.
     """
 
     run: Run
     flavour: Flavour
     question: Question
-    documents: pa.Table
-    independent: Array
+    documents: Documents
     policies: tuple[str, ...]
     book: CostBook | None
 
@@ -111,8 +110,9 @@ class Inquiry:
         # Step times must not hang on documents that they are held against, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
         book = open_costs(run, config["costs"], mean_context(first))
-        found = tuple(np.unique(policies(documents)).tolist())
-        return cls(run, flavour, question, documents, units(documents), found, book)
+        grouped = Documents.of(documents)
+        found = tuple(sorted({group.policy for group in grouped.groups}))
+        return cls(run, flavour, question, grouped, found, book)
 
     @property
     def deciding(self) -> list[str]:
@@ -141,7 +141,7 @@ def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | 
     for draft in drafts or run.manifest.drafts:
         totals = read_totals(run, draft, Request(rules, run.gammas, inquiry.flavour))
         for rule in rules_of(list(rules)):
-            for domain, pool in pools(totals, inquiry.documents, inquiry.independent, rule.id, run.gammas):
+            for domain, pool in pools(totals, inquiry.documents, rule.id, run.gammas):
                 yield Found(draft, rule, domain, pool)
 
 
@@ -167,7 +167,7 @@ def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
         else:
             decisive[item.draft].append((item.domain, item.pool))
     by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
-    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents))
+    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table))
 
 
 def _asked(manifest: Manifest) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def _asked(manifest: Manifest) -> dict[str, Any]:
     return {"imported": dataclasses.asdict(manifest.imported)} | asked
 
 
-def _facts(run: Run, documents: pa.Table) -> RunFacts:
-    manifest = run.manifest
+def _facts(run: Run, documents: Documents) -> RunFacts:
+    manifest, table = run.manifest, documents.table
     return RunFacts(
         path=str(run.path),
         complete=manifest.status == "complete",
@@ -190,8 +190,8 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
         dtype=manifest.target.dtype,
         texts=_texts(documents),
         created=manifest.created,
-        cut=_cut(documents),
-        mean_context=mean_context(documents),
+        cut=_cut(table),
+        mean_context=mean_context(table),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
         imported=manifest.imported.engine if manifest.imported else None,
@@ -202,13 +202,12 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
     )
 
 
-def _texts(documents: pa.Table) -> tuple[str, ...]:
+def _texts(documents: Documents) -> tuple[str, ...]:
     """The kinds of text of a run, in the order in which they occur."""
-    kinds = documents["continuation"].cast(pa.string()).to_pylist()
-    settings = zip(*(documents[name].to_pylist() for name in SETTINGS), strict=True)
-    found = dict.fromkeys(zip(kinds, documents["on_policy"].to_pylist(), settings, strict=True))
+    kinds = {(group.continuation, group.on_policy, group.settings): group for group in documents.groups}
     return tuple(
-        text_kind(kind, sampling_of(values)) + ("" if on_policy else " (off-policy)") for kind, on_policy, values in found
+        text_kind(group.continuation, group.sampling) + ("" if group.on_policy else " (off-policy)")
+        for group in kinds.values()
     )
 
 
@@ -230,11 +229,11 @@ def _cut(documents: pa.Table) -> float | None:
 
 def observed_weights(documents: pa.Table) -> dict[str, float]:
     """Shares of tokens by domain, in the order in which domains occur."""
-    tokens: dict[str, int] = {}
-    domains = documents["domain"].cast(pa.string()).to_pylist()
-    for domain, count in zip(domains, documents["continuation_tokens"].to_pylist(), strict=True):
-        tokens[domain] = tokens.get(domain, 0) + count
-    return {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
+    domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
+    tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
+    return {
+        domain: float(count / tokens.sum()) for domain, count in zip(domains.dictionary.to_pylist(), tokens, strict=True)
+    }
 
 
 def mean_context(documents: pa.Table) -> float | None:

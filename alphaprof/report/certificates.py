@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from alphaprof.analysis.bounds import budget, mean_beta_bound
 from alphaprof.analysis.certified import LosslessTally, Tally, decile_edges, inexact_share, lossless_tally, tallies
 from alphaprof.log.store import Run
+from alphaprof.report.documents import Documents
 from alphaprof.report.model import Certificate, Certificates, Decile, LosslessBounds
 from alphaprof.report.texts import Text, kinds, texts
 
 Array = np.ndarray[Any, Any]
 
 
-def certificates(run: Run, documents: pa.Table, independent: Array, confidence: float) -> Certificates | None:
+def certificates(run: Run, documents: Documents, confidence: float) -> Certificates | None:
     """What the log of a run says; None where it holds no thresholds, or no complete shard yet."""
     if not run.log_rules.certified or not run.shards or not run.has_log:
         return None
-    every = texts(documents, independent)
+    every = texts(documents)
     found: list[Certificate] = []
     deciles: list[Decile] = []
     bounds: list[LosslessBounds] = []

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from alphaprof.analysis.certified import decile_edges
 from alphaprof.analysis.difficulty import accepted_by_tenth
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.speedup import StepTimes
 from alphaprof.log.store import Run
+from alphaprof.report.documents import Documents
 from alphaprof.report.model_difficulty import DocumentResult, Tenth
 from alphaprof.report.pool import Pool
 from alphaprof.report.texts import Text, kinds
@@ -63,7 +63,7 @@ class Played:
     times: StepTimes | None
 
 
-def extremes(found: Sequence[Played], documents: pa.Table) -> tuple[DocumentResult, ...]:
+def extremes(found: Sequence[Played], documents: Documents) -> tuple[DocumentResult, ...]:
     """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
 
     By speedup, or by tokens per round where some have no step times. Texts of fewer than SHORTEST tokens are left out.
@@ -78,7 +78,7 @@ def extremes(found: Sequence[Played], documents: pa.Table) -> tuple[DocumentResu
     return tuple(chosen)
 
 
-def _ends(item: Played, timed: bool, documents: pa.Table) -> Iterator[DocumentResult]:
+def _ends(item: Played, timed: bool, documents: Documents) -> Iterator[DocumentResult]:
     """The documents of one pool that can be among those at either end."""
     pool, counts = item.pool, item.pool.counts(item.gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
@@ -87,10 +87,10 @@ def _ends(item: Played, timed: bool, documents: pa.Table) -> Iterator[DocumentRe
     order = eligible[np.argsort((speeds if timed and speeds is not None else tokens)[eligible], kind="stable")]
     if len(order) > 2 * EXTREMES:
         order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])
-    rows = np.searchsorted(documents["document"].to_numpy(), pool["document"])
+    rows = np.searchsorted(documents.numbers, pool["document"])
     for place in order:
         proposals = float(pool["proposals"][place])
-        about = {name: documents[name][int(rows[place])].as_py() for name in ("source", "source_row", "prompt_hash")}
+        about = {name: documents.table[name][int(rows[place])].as_py() for name in ("source", "source_row", "prompt_hash")}
         yield DocumentResult(
             domain=item.domain,
             draft=item.draft,

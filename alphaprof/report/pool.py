@@ -12,11 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.analysis.speedup import RoundCounts
-from alphaprof.analysis.totals import policies
-from alphaprof.log.schema import DEPTH_COUNTS, totals_columns
+from alphaprof.analysis.units import Units
+from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS
+from alphaprof.report.documents import Documents
 
 Array = np.ndarray[Any, Any]
-SETTINGS = ("temperature", "top_k", "top_p", "min_p")
+PLAIN = (  # what pools hold of each document
+    *("positions", "proposals", "accepted", "emitted", *PAIR_COUNTS),
+    *("thinking_positions", "thinking_proposals", "thinking_accepted"),
+    *("impossible", "mismatches", "clear_mismatches", "near_ties", "tokens"),
+)
+SINGLE = ("rounds", "control")  # and at each gamma, where it has rounds
+DEPTHS = tuple(f"{name}_depths" for name in DEPTH_COUNTS)
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,15 @@ class Pool:
     """
 
     columns: dict[str, Array]
-    cluster: Array
+    units: Units
     continuation: str
     policy: str
     sampling: dict[str, float] | None
+
+    @property
+    def cluster(self) -> Array:
+        """The unit of each document, as a number."""
+        return self.units.codes
 
     @property
     def defined(self) -> bool:
@@ -66,77 +78,39 @@ def proposes_nothing(pool: Pool, gamma: int | None) -> bool:
     return not accepted_of(pool, gamma)[1].sum()
 
 
-def pools(
-    totals: pa.Table, documents: pa.Table, independent: Array, rule: str, gammas: list[int]
-) -> Iterator[tuple[str, Pool]]:
-    """The pool of each domain, in the order in which domains occur, for some documents of the run and their `units`.
+def columns_of(gammas: Sequence[int]) -> list[str]:
+    """The columns of totals that pools are made of."""
+    return ["document", "rule", *PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in (*SINGLE, *DEPTHS))]
 
-    Kinds of text are kept apart: a domain that has several, or one with several sampling settings, yields a pool for each.
-    """
+
+def pools(totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[int]) -> Iterator[tuple[str, Pool]]:
+    """The pool of each group of some documents of the run, with its domain, in the order in which these occur."""
     chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
     known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
-    for (domain, kind, policy, settings), rows in groups(documents):
-        numbers = documents["document"].to_numpy()[rows]
+    depths = {f"{name}_{gamma}": _lists(chosen[f"{name}_{gamma}"], gamma) for gamma in gammas for name in DEPTHS}
+    single = [*PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
+    plain = {name: chosen[name].to_numpy() for name in single}
+    place_of = np.cumsum(chosen["tokens"].is_valid().to_numpy()) - 1  # rows with rounds have lists
+    for group in documents.groups:
+        numbers = documents.numbers[group.rows]
         places = np.searchsorted(known, numbers)
         if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
             raise ValueError("totals lack documents")  # a bug: both are written by shard
-        part = chosen.take(places)
-        arrays = _arrays(part, gammas) | {"document": numbers, "prompt_tokens": documents["prompt_tokens"].to_numpy()[rows]}
-        yield domain, Pool(arrays, independent[rows], kind, policy, sampling_of(settings))
+        arrays = {name: values[places] for name, values in plain.items()}
+        arrays |= {"document": numbers, "prompt_tokens": documents.prompt_tokens[group.rows]}
+        if not np.isnan(arrays["tokens"]).any():
+            arrays |= {name: values[place_of[places]] for name, values in depths.items()}
+        units = documents.units.take(group.rows)
+        yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
 
 
-def units(documents: pa.Table) -> Array:
-    """The independent unit that each document belongs to, [documents], named after a prompt in it.
-
-    Documents of one cluster belong together, and so do equal prompts, the same observation twice: what is connected through
-    either is one unit.
-    """
-    prompts = documents["prompt_hash"].to_pylist()
-    parent: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            parent[name] = name = parent[parent[name]]
-        return name
-
-    for prompt, cluster in zip(prompts, documents["cluster"].to_pylist(), strict=True):
-        if cluster is not None:
-            parent[root(f"cluster {cluster}")] = root(prompt)
-    return np.array([root(prompt) for prompt in prompts], dtype=object)
+def _lists(column: pa.ChunkedArray, width: int) -> Array:
+    """The lists of a column that are not null, [lists, width]."""
+    return np.asarray(column.combine_chunks().flatten().to_numpy().reshape(-1, width))
 
 
 def merged(parts: Sequence[Pool]) -> Pool:
     """Several pools of one domain as one; its kind of continuation is that of the first."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
-    cluster = np.concatenate([part.cluster for part in parts])
-    return dataclasses.replace(parts[0], columns=columns, cluster=cluster)
-
-
-def sampling_of(settings: Sequence[float | None]) -> dict[str, float] | None:
-    """Values of SETTINGS in a documents table as what a text was drawn with; None: the plain softmax."""
-    return None if settings[0] is None else {key: value or 0.0 for key, value in zip(SETTINGS, settings, strict=True)}
-
-
-def groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, str, tuple[float | None, ...]], Array]]:
-    """Domain, kind of text, policy and SETTINGS of each group of documents that belong together, and its rows."""
-    settings = zip(*(documents[name].to_pylist() for name in SETTINGS), strict=True)
-    names = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation")]
-    rows: dict[tuple[str, str, str, tuple[float | None, ...]], list[int]] = {}
-    for index, key in enumerate(zip(*names, policies(documents).tolist(), settings, strict=True)):
-        rows.setdefault(key, []).append(index)
-    for key, indices in rows.items():
-        yield key, np.array(indices)
-
-
-def _arrays(part: pa.Table, gammas: list[int]) -> dict[str, Array]:
-    plain = [column.name for column in totals_columns(gammas) if column.name not in ("document", "rule")]
-    plain = [name for name in plain if "_depths_" not in name]
-    arrays = {name: part[name].to_numpy() for name in plain}
-    for gamma in gammas:
-        for name in DEPTH_COUNTS:
-            column = part[f"{name}_depths_{gamma}"].combine_chunks()
-            defined = column.is_valid().to_numpy(zero_copy_only=False)
-            values = np.full((len(part), gamma), np.nan)
-            values[defined] = column.flatten().to_numpy().reshape(-1, gamma)
-            arrays[f"{name}_depths_{gamma}"] = values
-    return arrays
+    codes = np.concatenate([part.cluster for part in parts])
+    return dataclasses.replace(parts[0], columns=columns, units=dataclasses.replace(parts[0].units, codes=codes))
