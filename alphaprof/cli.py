@@ -74,6 +74,9 @@ def report(
     replay: Annotated[
         ReplayFlavour, typer.Option(help="Rounds as engines run them, or as Hugging Face does.")
     ] = ReplayFlavour.engine,
+    whole_log: Annotated[
+        bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
+    ] = False,
 ) -> None:
     """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
     from alphaprof.loader import changed_question, known_rules
@@ -86,7 +89,9 @@ def report(
     opened = Run.open(run)
     config = changed_question(opened.manifest.config, overrides) if overrides else None
     ids = known_rules(rules) if rules else None
-    print_text(render(build_report(opened, replay.value, config, ids), output.value, to_file=out is not None), out)
+    print_text(
+        render(build_report(opened, replay.value, config, ids, whole_log), output.value, to_file=out is not None), out
+    )
 
 
 @app.command()

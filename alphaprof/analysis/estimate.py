@@ -139,6 +139,11 @@ def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
     return tuple(np.bincount(clusters, weights=column)[present] for column in columns)
 
 
+def present(clusters: Array) -> Array:
+    """The different clusters, ascending."""
+    return np.flatnonzero(np.bincount(clusters)) if _counts(clusters) else np.unique(clusters)
+
+
 def distinct(clusters: Array) -> int:
     """How many different clusters there are."""
     return int(np.count_nonzero(np.bincount(clusters))) if _counts(clusters) else len(np.unique(clusters))

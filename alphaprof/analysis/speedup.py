@@ -23,6 +23,7 @@ from alphaprof.analysis.estimate import (
     distinct,
     influences,
     log_interval,
+    present,
 )
 from alphaprof.analysis.replay import Rounds
 
@@ -245,7 +246,7 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], times:
         if (base > 0).sum() < 2:
             return 0.0  # the variance is infinite as it is
         errors.append(weight * influences(spent, base))
-        clusters.append(np.unique(counts.cluster))
+        clusters.append(present(counts.cluster))
     each = np.concatenate(errors)
     (joint,) = by_cluster(np.concatenate(clusters), each)
     return max(0.0, float((joint**2).sum() - (each**2).sum()))

@@ -236,8 +236,9 @@ def write_totals(run: Run) -> None:
                 run.write_totals(compute_totals(run, draft, shard.index, request), shard.index, draft)
 
 
-def read_totals(run: Run, draft: str, request: Request) -> pa.Table:
-    """Totals of all complete shards, with rows for the rules that `request` names at least. What is not stored is computed
+def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
+    """Totals of all complete shards, with rows for the rules that `request` names at least; some columns, or all.
+    What is not stored is computed
     from the log and not written: of an interrupted run, in the `hf` flavour, of a rule that the profile did not ask for, or
     where another version of alphaprof stored other columns. Raises `OptionInvalid` for a rule that the log cannot tell of.
     """
@@ -258,4 +259,5 @@ def read_totals(run: Run, draft: str, request: Request) -> pa.Table:
             tables.append(compute_totals(run, draft, shard.index, dataclasses.replace(request, rules=missing)).cast(schema))
         if usable and stored is not None:
             tables.append(stored.cast(schema))
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    whole = pa.concat_tables(tables) if tables else schema.empty_table()
+    return whole if columns is None else whole.select(columns)

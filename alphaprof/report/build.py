@@ -24,11 +24,11 @@ from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
 from alphaprof.report.difficulty import Played, extremes, tenths
 from alphaprof.report.documents import Documents
 from alphaprof.report.format import text_kind
+from alphaprof.report.log_part import LIMIT, LogPart
 from alphaprof.report.model import Report, Result, RunFacts
-from alphaprof.report.pool import Pool, merged, pools
+from alphaprof.report.pool import Pool, columns_of, merged, pools
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
-from alphaprof.report.texts import texts
 from alphaprof.report.traffic import Evidence, judge_traffic
 from alphaprof.report.verdict import UNTIMED, Question, not_defined, order_of
 from alphaprof.report.warnings import report_warnings
@@ -38,36 +38,47 @@ FIRST = 16  # documents that step times are taken for, where documents come one 
 
 
 def build_report(
-    run: Run, flavour: Flavour = "engine", config: Mapping[str, Any] | None = None, rules: Sequence[str] | None = None
+    run: Run,
+    flavour: Flavour = "engine",
+    config: Mapping[str, Any] | None = None,
+    rules: Sequence[str] | None = None,
+    whole_log: bool = False,
 ) -> Report:
     """The report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for step times from elsewhere.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
     beside those of the verdict, where they are not the profile's. What the log was not written with is evaluated on it.
+    `whole_log`: parts that read the position log read all of it, however large it is.
     """
     inquiry = Inquiry.of(run, flavour, config or run.manifest.config)
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
-    found = list(found_pools(inquiry, shown))
-    results = [
-        build_result(Subject(item.domain, item.draft, item.rule, book), item.pool, question, run.gammas) for item in found
-    ]
-    judged = [Judged(result, item.rule, item.pool) for result, item in zip(results, found, strict=True)]
+    part = LogPart.of(run, documents, None if whole_log else LIMIT)
+    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
+    found: list[Found] = []
+    judged: list[Judged] = []
+    for item in found_pools(inquiry, shown):
+        pool = item.pool
+        result = build_result(Subject(item.domain, item.draft, item.rule, book), pool, question, run.gammas)
+        judged.append(Judged(result, item.rule, of_log[item.domain, pool.continuation, pool.policy, str(pool.sampling)]))
+        if question.rule_for(pool.policy) == item.rule.id:  # the others are not needed again, and large
+            found.append(item)
+    results = [item.result for item in judged]
     timing = book.timing(question.concurrency) if book else UNTIMED
-    basis = Basis(run, documents.numbers, flavour, timing, question.confidence)
+    basis = Basis(part, flavour, timing, question.confidence)
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
-        run=_facts(run, documents),
+        run=_facts(run, documents, part),
         cost=cost_of(book, question.concurrency, beyond_prefill(book, documents.prompt_tokens)) if book else None,
         traffic=judge_traffic(evidence_of(inquiry, found), book, question, run.gammas),
         results=tuple(results),
         attribution=attribution(basis, judged),
-        difficulty=tenths(run, shown, texts(documents), question.confidence),
-        documents=extremes(_played(inquiry, found, results), documents),
-        certificates=certificates(run, documents, question.confidence),
-        predictability=predictability(run, documents, results, question.confidence),
+        difficulty=tenths(part, shown, question.confidence),
+        documents=extremes(_played(inquiry, found, [item for item in results if item.verdict is not None]), documents),
+        certificates=certificates(part, question.confidence),
+        predictability=predictability(part, results, question.confidence),
         warnings=(),
     )
     return report_warnings(report, run.manifest, run.has_log)
@@ -138,11 +149,17 @@ class Found:
 def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
     """The pools of every draft (or of some), rule and domain."""
     run = inquiry.run
+    stored = inquiry.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
+    bound = rules_of(list(rules))
     for draft in drafts or run.manifest.drafts:
-        totals = read_totals(run, draft, Request(rules, run.gammas, inquiry.flavour))
-        for rule in rules_of(list(rules)):
-            for domain, pool in pools(totals, inquiry.documents, rule.id, run.gammas):
-                yield Found(draft, rule, domain, pool)
+        # What is stored is read rule by rule, which takes the memory of one; what is not is computed once for all of them.
+        for some in [[rule] for rule in bound] if stored else [bound]:
+            request = Request([rule.id for rule in some], run.gammas, inquiry.flavour)
+            rounds = any(policy in rule.rule.policies for rule in some for policy in inquiry.policies)
+            totals = read_totals(run, draft, request, columns_of(run.gammas if rounds else ()))
+            for rule in some:
+                for domain, pool in pools(totals, inquiry.documents, rule.id, run.gammas):
+                    yield Found(draft, rule, domain, pool)
 
 
 def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result]) -> list[Played]:
@@ -151,7 +168,7 @@ def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result])
     return [
         Played(item.domain, item.draft, item.rule.id, result.best_gamma, item.pool, times.get(item.draft))
         for item, result in zip(found, results, strict=True)
-        if result.verdict is not None and result.best_gamma is not None and item.pool.defined
+        if result.best_gamma is not None and item.pool.defined
     ]
 
 
@@ -178,13 +195,14 @@ def _asked(manifest: Manifest) -> dict[str, Any]:
     return {"imported": dataclasses.asdict(manifest.imported)} | asked
 
 
-def _facts(run: Run, documents: Documents) -> RunFacts:
+def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
     manifest, table = run.manifest, documents.table
     return RunFacts(
         path=str(run.path),
         complete=manifest.status == "complete",
         documents=manifest.documents,
         positions=manifest.positions,
+        log_documents=part.run.manifest.documents if run.has_log else None,
         target=manifest.target.reference,
         drafts=tuple(manifest.drafts),
         dtype=manifest.target.dtype,

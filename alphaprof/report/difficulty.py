@@ -7,30 +7,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaprof.analysis.certified import decile_edges
 from alphaprof.analysis.difficulty import accepted_by_tenth
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.speedup import StepTimes
-from alphaprof.log.store import Run
 from alphaprof.report.documents import Documents
+from alphaprof.report.log_part import LogPart
 from alphaprof.report.model_difficulty import DocumentResult, Tenth
 from alphaprof.report.pool import Pool
-from alphaprof.report.texts import Text, kinds
+from alphaprof.report.texts import kinds
 
 EXTREMES = 5  # documents at either end
 SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from luck
 
 
-def tenths(run: Run, rules: Sequence[str], every: Sequence[Text], confidence: float) -> tuple[Tenth, ...]:
+def tenths(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Tenth, ...]:
     """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard or a log."""
+    run = part.run
     if not run.has_log or not run.shards:
         return ()
     found: list[Tenth] = []
     for draft in run.manifest.drafts:
-        edges = decile_edges(run, draft)
-        for (rule, axis), counts in accepted_by_tenth(run, draft, rules_of(list(rules)), edges).items():
-            bounds = [None, *map(float, edges[axis]), None]
-            for text in kinds(every):
+        for (rule, axis), counts in accepted_by_tenth(run, draft, rules_of(list(rules)), part.edges).items():
+            bounds = [None, *map(float, part.edges[axis]), None]
+            for text in kinds(part.texts):
                 for place in range(counts.shape[1]):
                     proposals, accepted = counts[:, place].T
                     found.append(

@@ -79,18 +79,19 @@ def proposes_nothing(pool: Pool, gamma: int | None) -> bool:
 
 
 def columns_of(gammas: Sequence[int]) -> list[str]:
-    """The columns of totals that pools are made of."""
+    """The columns of totals that pools are made of; without gammas, of rules that have no rounds."""
     return ["document", "rule", *PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in (*SINGLE, *DEPTHS))]
 
 
 def pools(totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[int]) -> Iterator[tuple[str, Pool]]:
-    """The pool of each group of some documents of the run, with its domain, in the order in which these occur."""
+    """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` need
+    the columns of `columns_of`, and those at gammas only where the rule has rounds.
+    """
     chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
     known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
-    depths = {f"{name}_{gamma}": _lists(chosen[f"{name}_{gamma}"], gamma) for gamma in gammas for name in DEPTHS}
     single = [*PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
-    plain = {name: chosen[name].to_numpy() for name in single}
-    place_of = np.cumsum(chosen["tokens"].is_valid().to_numpy()) - 1  # rows with rounds have lists
+    plain = {name: chosen[name].to_numpy() for name in single if name in chosen.column_names}
+    depths = _Depths.of(chosen, gammas)
     for group in documents.groups:
         numbers = documents.numbers[group.rows]
         places = np.searchsorted(known, numbers)
@@ -99,14 +100,31 @@ def pools(totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[in
         arrays = {name: values[places] for name, values in plain.items()}
         arrays |= {"document": numbers, "prompt_tokens": documents.prompt_tokens[group.rows]}
         if not np.isnan(arrays["tokens"]).any():
-            arrays |= {name: values[place_of[places]] for name, values in depths.items()}
+            arrays |= depths.at(places)
         units = documents.units.take(group.rows)
         yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
 
 
-def _lists(column: pa.ChunkedArray, width: int) -> Array:
-    """The lists of a column that are not null, [lists, width]."""
-    return np.asarray(column.combine_chunks().flatten().to_numpy().reshape(-1, width))
+@dataclass(frozen=True)
+class _Depths:
+    """Counts by depth of the documents that have rounds, `lists` [those, gamma], and the `place` of each document there."""
+
+    lists: dict[str, Array]
+    place: Array
+
+    @classmethod
+    def of(cls, totals: pa.Table, gammas: Sequence[int]) -> _Depths:
+        names = [(f"{name}_{gamma}", gamma) for gamma in gammas for name in DEPTHS]
+        lists = {
+            name: totals[name].combine_chunks().flatten().to_numpy().reshape(-1, gamma)
+            for name, gamma in names
+            if name in totals.column_names
+        }
+        return cls(lists, np.cumsum(totals["tokens"].is_valid().to_numpy()) - 1)
+
+    def at(self, places: Array) -> dict[str, Array]:
+        """Those of some documents, [documents, gamma]."""
+        return {name: values[self.place[places]] for name, values in self.lists.items()}
 
 
 def merged(parts: Sequence[Pool]) -> Pool:
