@@ -56,8 +56,8 @@ def ratio(totals: Array, counts: Array) -> Ratio:
     value = float(totals[kept].sum()) / float(counts[kept].sum())
     if documents == 1:
         return Ratio(value, math.inf, 1, 0.0)
-    _, freedom = small_sample(counts[kept])
-    stderr = math.sqrt(float((influences(totals, counts) ** 2).sum()))
+    correction, freedom = small_sample(counts[kept])
+    stderr = math.sqrt(float((_influences(totals, counts, correction) ** 2).sum()))
     return Ratio(value, stderr, documents, freedom)
 
 
@@ -87,10 +87,14 @@ def influences(totals: Array, counts: Array) -> Array:
 
     0 for documents without counts. Needs two documents with counts.
     """
+    correction, _ = small_sample(counts[counts > 0])
+    return _influences(totals, counts, correction)
+
+
+def _influences(totals: Array, counts: Array, correction: float) -> Array:
     kept = counts > 0
     size = counts[kept].sum()
     residuals = totals - totals[kept].sum() / size * counts
-    correction, _ = small_sample(counts[kept])
     return np.where(kept, math.sqrt(correction) * residuals / size, 0.0)
 
 

@@ -15,7 +15,7 @@ from alphaprof.report.documents import Documents
 from alphaprof.report.texts import Text, texts
 
 Array = np.ndarray[Any, Any]
-LIMIT = 500_000  # positions of a draft that are read at most, but for what kinds of text need
+LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need
 ENOUGH = 20  # documents of every kind of text, where there are so many
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,15 @@ class Pool:
 
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
+        if gamma not in self._counted:
+            self._counted[gamma] = self._counts(gamma)
+        return self._counted[gamma]
+
+    @cached_property
+    def _counted(self) -> dict[int, RoundCounts]:
+        return {}
+
+    def _counts(self, gamma: int) -> RoundCounts:
         rounds, drafted, control = (self[f"{name}_{gamma}"] for name in ("rounds", "drafted_depths", "control"))
         full = self[f"accepted_depths_{gamma}"][:, -1]
         return RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
@@ -87,7 +97,8 @@ def pools(totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[in
     """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` need
     the columns of `columns_of`, and those at gammas only where the rule has rounds.
     """
-    chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
+    mine = pc.equal(totals["rule"].cast(pa.string()), rule)
+    chosen = totals if pc.all(mine).as_py() else totals.filter(mine)
     known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
     single = [*PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
     plain = {name: chosen[name].to_numpy() for name in single if name in chosen.column_names}
