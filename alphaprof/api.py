@@ -71,12 +71,17 @@ class OpenedRun:
 
         return build_report(self._run, rules=[parse_rule(rule).id for rule in rules] if rules else None, whole_log=whole_log)
 
+    def _parts(self, table: str, draft: str) -> list[Path]:
+        if table == "totals":
+            return [part.path for part in self._run.totals_parts(draft)]
+        return [self._run.part(table, shard.index, draft) for shard in self._run.shards]
+
     def _read(self, table: str, columns: Sequence[str] | None, filters: list[Any] | None) -> pa.Table:
         import pyarrow as pa
         import pyarrow.dataset as ds
         import pyarrow.parquet as pq
 
-        parts = [self._run.part(table, shard.index, draft) for draft in self.drafts for shard in self._run.shards]
+        parts = [path for draft in self.drafts for path in self._parts(table, draft)]
         draft = pa.field("draft", pa.dictionary(pa.int32(), pa.string()))
         partitioning = ds.partitioning(pa.schema([draft]), flavor="hive", dictionaries={"draft": pa.array(self.drafts)})
         files = [str(part) for part in parts]

@@ -57,7 +57,7 @@ def profile(
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run for a look at what it would do")
     check_references(options)
     with ConsoleProgress() as progress, interruptible(out):
-        from alphaprof.analysis.totals import write_totals
+        from alphaprof.analysis.totals_files import write_totals
         from alphaprof.profiling.pipeline import profile as run_profile
         from alphaprof.profiling.pipeline import profile_until
         from alphaprof.report.build import settled

@@ -89,7 +89,7 @@ def import_requests(asked: Asked, out: Path) -> Run:
     config = _config(asked, served, list(dict.fromkeys(item.domain for item in read.labelled)))
     known_by = identity(requests)
     run = Run(out, _manifest(asked, read, Found(served, config, target, known_by)))
-    run.write_totals(totals_table(read.labelled, served), 0, asked.names.draft)
+    run.write_totals(totals_table(read.labelled, served), (0, 0), asked.names.draft)
     run.write_documents(documents_table(read.labelled, served, known_by, read.digest.hexdigest()))
     run.write_manifest(run.manifest)
     return run

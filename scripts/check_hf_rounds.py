@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow.compute as pc
 import yaml
 
-from alphaprof.analysis.replay import Trace, run_lengths, walk
+from alphaprof.analysis.replay import Trace, run_lengths, steps
 from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
 from alphaprof.profiling.pipeline import profile
@@ -75,7 +75,8 @@ def differences(pair: dict, run: Run) -> Counter[str]:
         )
         for gamma in pair["gammas"]:
             recorded = record["runs"][str(gamma)]
-            found = [(int(step.drafted[0]), int(step.accepted[0])) for step in walk(trace, gamma, "hf")]
+            rounds = steps(trace, gamma, "hf")
+            found = list(zip(rounds.drafted.tolist(), rounds.accepted.tolist(), strict=True))
             counts["runs"] += 1
             counts["rounds recorded"] += len(recorded)
             counts["runs with another number of rounds"] += len(found) != len(recorded)

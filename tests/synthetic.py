@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ import pandas as pd
 import pyarrow as pa
 
 from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.totals import write_totals
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.analysis.trees import MultiDraft
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
-from alphaprof.log.schema import CONTINUATION_COLUMNS, LATENCY_COLUMNS, LogRules, arrow_schema
+from alphaprof.log.schema import CONTINUATION_COLUMNS, DEPTH_COUNTS, LATENCY_COLUMNS, LogRules, arrow_schema, depth_names
 from alphaprof.log.store import Run
 from alphaprof.profiling.extras import Extras
 
@@ -111,12 +112,12 @@ def write_run(path: Path, recipe: Recipe | None = None) -> Run:
     """A complete run in `path`, totals and step times included."""
     recipe = recipe or Recipe()
     rng = np.random.default_rng(recipe.seed)
-    run = Run(path, _manifest(recipe))
+    run = Run(path, manifest(recipe))
     documents = _documents(recipe, rng)
     for index, start in enumerate(range(0, len(documents), recipe.shard_documents)):
         _write_shard(run, index, documents[start : start + recipe.shard_documents], recipe, rng)
     if recipe.latency:
-        run.write_latency(_latency(recipe))
+        run.write_latency(latency(recipe))
     run.write_documents()
     run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
     write_totals(run)
@@ -130,9 +131,23 @@ def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) ->
         frame = table.to_pandas()
         change(frame)
         run.write_positions(pa.Table.from_pandas(frame, schema=table.schema, preserve_index=False), shard.index, draft)
-        run.part("totals", shard.index, draft).unlink()
+    shutil.rmtree(run.path / "totals" / f"draft={draft}")
     write_totals(run)
     return run
+
+
+def stored_totals(run: Run, draft: str) -> pd.DataFrame:
+    """The totals of a draft as they are stored, with lists of the counts by depth under one name a gamma."""
+    table = pa.concat_tables([run.totals(part) for part in run.totals_parts(draft)])
+    return pd.DataFrame([listed(row, run.gammas) for row in table.to_pylist()])
+
+
+def listed(row: dict[str, Any], gammas: Sequence[int]) -> dict[str, Any]:
+    """A row of totals with counts by depth as lists, accepted_depths_2 for accepted_2_1 and accepted_2_2; or None."""
+    for gamma, name in itertools.product(gammas, DEPTH_COUNTS):
+        values = [row[column] for column in depth_names(name, gamma)]
+        row = row | {f"{name}_depths_{gamma}": None if None in values else values}
+    return row
 
 
 def contents(run: Run) -> dict[str, bytes]:
@@ -167,7 +182,7 @@ def facts(name: str) -> ModelFacts:
     )
 
 
-def _manifest(recipe: Recipe) -> Manifest:
+def manifest(recipe: Recipe) -> Manifest:
     decision = {"rule": "auto", "draft": "auto", "gamma": "auto", "min_speedup": 1.1, "confidence": 0.95, "weights": None}
     return Manifest(
         status="running",
@@ -443,7 +458,7 @@ def _row(document: Document) -> dict[str, Any]:
     }
 
 
-def _latency(recipe: Recipe) -> pa.Table:
+def latency(recipe: Recipe) -> pa.Table:
     longest = max(recipe.gammas) + 1
     steps = [("target", "decode" if n == 1 else "verify", n, 10 + recipe.extra_ms * (n - 1)) for n in range(1, longest + 1)]
     steps += [(draft, "draft", 1, recipe.draft_ms) for draft in recipe.drafts]

@@ -16,7 +16,7 @@ from alphaprof.analysis.estimate import ratio, share_interval
 from alphaprof.cli import app, main
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import Run
-from tests.synthetic import Domain, Recipe, rewritten, write_run
+from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 
 RECIPE = Recipe(
     domains={"code": Domain(documents=30, alpha=0.8, spread=0.05), "chat": Domain(documents=30, alpha=0.5, spread=0.05)},
@@ -46,10 +46,7 @@ def check(run: Run, *arguments: str) -> tuple[int, Any, Result]:
 
 
 def totals(run: Run, domain: str, draft: str = "small") -> pd.DataFrame:
-    parts = [run.totals(draft, shard.index) for shard in run.shards]
-    frame = pd.concat([part.to_pandas() for part in parts if part is not None]).merge(
-        run.documents().to_pandas(), on="document"
-    )
+    frame = stored_totals(run, draft).merge(run.documents().to_pandas(), on="document")
     return frame[frame["domain"].astype(str) == domain]
 
 

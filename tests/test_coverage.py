@@ -14,7 +14,7 @@ import pytest
 from alphaprof.analysis.estimate import Estimate
 from tests.synthetic import expected_rounds
 
-SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "coverage.py"))
+SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "interval_coverage.py"))
 GLOBALS = SCRIPT["main"].__globals__  # what the script's functions look names up in
 SETTINGS = list(SCRIPT["SETTINGS"])
 MEMBERS, SAMPLES, GATES, CHOICES = 40, 250, 20, 20

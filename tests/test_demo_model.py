@@ -17,8 +17,10 @@ from transformers import GenerationConfig
 
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.totals import Request, read_totals
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import ModelUnloadable
+from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
 from alphaprof.options import TargetOptions
 from alphaprof.profiling import models
@@ -172,7 +174,7 @@ def test_speculative_decoding_writes_the_text_of_the_run_in_the_rounds_of_its_lo
                 assert found.ids.tolist() == row["continuation_ids"]
                 assert len(found.drafted) == expected[f"rounds_{gamma}"]
                 assert found.drafted.sum() == expected[f"drafted_{gamma}"]
-                assert found.accepted.sum() == sum(expected[f"accepted_depths_{gamma}"])
+                assert found.accepted.sum() == sum(expected[name] for name in depth_names("accepted", gamma))
                 accepted += found.accepted.sum()
     assert accepted > 0
 

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
-from alphaprof.analysis.replay import Trace, replay, run_lengths, walk
+from alphaprof.analysis.replay import Trace, replay, run_lengths, steps
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.corpus import Document
@@ -102,7 +102,8 @@ def one_document(item: Continuation, columns: dict[str, np.ndarray], run: np.nda
 
 def replayed(trace: Trace, gamma: int) -> list[tuple[int, int]]:
     """Rounds of one document as (drafted, matched), as Hugging Face makes them."""
-    return [(int(step.drafted[0]), int(step.accepted[0])) for step in walk(trace, gamma, "hf")]
+    found = steps(trace, gamma, "hf")
+    return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from alphaprof.analysis.engine_requests import request_of
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError, NoPositionLog
 from alphaprof.formats import json_schema
-from alphaprof.log.schema import UNKNOWN_TO_ENGINES
+from alphaprof.log.schema import UNKNOWN_TO_ENGINES, depth_names
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, as_json, as_terminal, codes, only, runs_of
@@ -355,7 +355,7 @@ def test_a_request_of_one_token_has_no_speed(tmp_path: Path) -> None:
 def test_a_check_of_acceptance_length_counts_as_the_engine_does(pair: tuple[Run, Run]) -> None:
     documents = pair[0].documents().to_pandas()
     rows = alphaprof.open(pair[0].path).totals()[documents["domain"].astype(str) == "gaps"]
-    accepted, rounds = (np.stack(rows[f"{name}_depths_3"].tolist()) for name in ("accepted", "drafted"))
+    accepted, rounds = (rows[depth_names(name, 3)].to_numpy() for name in ("accepted", "drafted"))
     expected = 1 + accepted.sum() / rounds[:, 0].sum()
     result = invoke("check", pair[0].path, "--min-acceptance-length", "gaps=1.2", "--format", "json")
     content = json.loads(result.stdout)

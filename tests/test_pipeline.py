@@ -23,7 +23,8 @@ import transformers
 import yaml
 
 from alphaprof.analysis.rules import DEFAULT_RULES
-from alphaprof.analysis.totals import Request, read_totals, write_totals
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.config import Markers
 from alphaprof.errors import (
     DataEmpty,
@@ -604,9 +605,8 @@ def test_every_table_of_a_mixed_run_keeps_to_its_declaration(mixed: Run) -> None
         assert violations(mixed.continuations(shard.index), CONTINUATION_COLUMNS) == []
         for draft in ("close", "ngram"):
             assert violations(mixed.positions(draft, shard.index), mixed.log_rules.columns) == []
-            totals = mixed.totals(draft, shard.index)
-            assert totals is not None
-            assert violations(totals, totals_columns(mixed.gammas)) == []
+    for part in [*mixed.totals_parts("close"), *mixed.totals_parts("ngram")]:
+        assert violations(mixed.totals(part), totals_columns(mixed.gammas)) == []
 
 
 def test_documents_of_a_mixed_run_say_how_they_came_about(mixed: Run) -> None:

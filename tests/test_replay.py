@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, walk
+from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, steps
 
 Array = np.ndarray[Any, Any]
 UNLIMITED = 10_000
@@ -51,7 +51,8 @@ def corpus(agrees: Array, proposed: Array, lengths: list[int], limit: Array | No
 
 def rounds(one: Trace, gamma: int, flavour: Any = "engine") -> list[tuple[int, int]]:
     """The rounds of one document as (drafted, accepted)."""
-    return [(int(step.drafted[0]), int(step.accepted[0])) for step in walk(one, gamma, flavour)]
+    found = steps(one, gamma, flavour)
+    return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
 
 
 def simulate(agrees: list[int], proposed: list[int], gamma: int) -> list[tuple[int, int, int, int]]:

@@ -21,7 +21,7 @@ from rich.cells import cell_len
 from scipy import stats
 
 from alphaprof.analysis.decision import held_out
-from alphaprof.analysis.totals import write_totals
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.analysis.units import Units, lots_of
 from alphaprof.errors import ProfileInvalid
 from alphaprof.loader import changed_question

@@ -28,7 +28,7 @@ from alphaprof.report.model_costs import AtConcurrency
 from alphaprof.report.render import render_latency
 from alphaprof.report.speeds import pays_up_to
 from tests.reporting import as_json, as_terminal, codes, only
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe, stored_totals, write_run
 from tests.test_pipeline import profile_file
 from tests.test_roofline import LLAMA, QWEN3
 
@@ -102,8 +102,7 @@ def report(run: Run) -> Report:
 
 def totals(run: Run, domain: str, draft: str) -> pd.DataFrame:
     """Strict totals of a domain's documents, with what is known of them."""
-    parts = [run.totals(draft, shard.index) for shard in run.shards]
-    frame = pd.concat([part.to_pandas() for part in parts if part is not None])
+    frame = stored_totals(run, draft)
     frame = frame[frame["rule"].astype(str) == "strict"].merge(run.documents().to_pandas(), on="document")
     return frame[frame["domain"].astype(str) == domain]
 

@@ -13,7 +13,8 @@ import pytest
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import DEFAULT_RULES
-from alphaprof.analysis.totals import Request, read_totals
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report

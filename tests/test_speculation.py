@@ -16,11 +16,13 @@ import transformers
 import yaml
 from transformers import GenerationConfig
 
-from alphaprof.analysis.replay import Trace, run_lengths, walk
+from alphaprof.analysis.replay import Trace, run_lengths, steps
 from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.totals import Request, read_totals
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import AlphaprofError, ModelUnloadable, RuleNotDecodable
 from alphaprof.loader import load_profile
+from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
 from alphaprof.options import GAMMA_LIMIT, TargetOptions
 from alphaprof.profiling import pipeline, speculation
@@ -139,7 +141,8 @@ def replayed(item: Continuation, columns: dict[str, Any], gamma: int) -> list[tu
     run = columns.get("accepted_run", run_lengths(agrees, start, stop))
     limit, ends = np.array([item.document.max_new_tokens]), np.zeros(size, dtype=bool)
     trace = Trace(run, columns["proposed"].astype(np.int64), start, stop, limit, ends)
-    return [(int(step.drafted[0]), int(step.accepted[0])) for step in walk(trace, gamma)]
+    found = steps(trace, gamma)
+    return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
 
 
 def decoded(engine: Plain | Speculation, item: Document) -> Decoded:
@@ -552,7 +555,7 @@ def decoded_like(run: Run, model: Model, draft: Draft, row: dict[str, Any]) -> f
         assert found.ids.tolist() == row["continuation_ids"]
         assert len(found.drafted) == expected[f"rounds_{gamma}"]
         assert found.drafted.sum() == expected[f"drafted_{gamma}"]
-        assert found.accepted.sum() == sum(expected[f"accepted_depths_{gamma}"])
+        assert found.accepted.sum() == sum(expected[name] for name in depth_names("accepted", gamma))
         accepted += found.accepted.sum()
     return accepted
 

@@ -88,9 +88,9 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_what_was_not_computed_or_measured_is_none(tmp_path: Path, run: Run) -> None:
-    assert run.totals("small", 0) is not None
-    run.part("totals", 0, "small").unlink()
-    assert run.totals("small", 0) is None
+    assert len(run.totals_parts("small")) == 1
+    run.totals_parts("small")[0].path.unlink()
+    assert run.totals_parts("small") == []
     assert write_run(tmp_path / "untimed", Recipe(latency=False)).latency() is None
 
 
@@ -99,12 +99,12 @@ def test_documents_are_those_of_complete_shards_with_their_settings(run: Run) ->
     table = run.documents()
     assert table.to_pylist() == pq.ParquetFile(run.path / "documents.parquet").read().to_pylist()
     assert table["temperature"].to_pylist() == [None, 0.7, None, 0.7, None]
-    run.write_manifest(dataclasses.replace(run.manifest, shards=run.shards[:1]))
+    run.write_manifest(dataclasses.replace(run.manifest, status="running", shards=run.shards[:1]))
     assert len(Run.open(run.path).documents()) == 4
 
 
 FILES = ["positions/draft=small/part-00001.parquet", "continuations/part-00001.parquet"]
-MAY_BE_MISSING = ["totals/draft=small/part-00001.parquet", "latency.parquet"]
+MAY_BE_MISSING = ["totals/draft=small/part-00000-00001.parquet", "documents.parquet", "latency.parquet"]
 DAMAGED = [(name, damage) for name in FILES + MAY_BE_MISSING for damage in ("empty", "half")]
 
 
@@ -117,21 +117,24 @@ def test_a_damaged_file_is_named(run: Run, name: str, damage: str) -> None:
     if damage != "missing":
         path.write_bytes(whole[: len(whole) // 2] if damage == "half" else b"")
     with pytest.raises(RunUnreadable, match=rf"{path.name} cannot be read"):
-        (run.positions("small", 1), run.totals("small", 1), run.documents(), run.latency())
+        (run.positions("small", 1), run.continuations(1), run.documents(), run.latency())
+        [run.totals(part) for part in run.totals_parts("small")]
 
 
 def test_columns_that_came_later_are_null_where_they_may_be(run: Run) -> None:
     """And in their place: a run of an earlier version has the documents that it had."""
     expected = run.documents().to_pylist()
-    path = run.part("continuations", 0)
-    pq.write_table(pq.ParquetFile(path).read().drop_columns(["cluster", "top_p", "seed"]), path)
+    for path in (run.part("continuations", 0), run.path / "documents.parquet"):
+        pq.write_table(pq.ParquetFile(path).read().drop_columns(["cluster", "top_p", "seed"]), path)
     nothing = {"cluster": None, "top_p": None, "seed": None}
-    assert run.documents().to_pylist() == [row | nothing for row in expected[:4]] + expected[4:]
+    assert run.documents().to_pylist() == [row | nothing for row in expected]
+    going = Run(run.path, dataclasses.replace(run.manifest, status="running"))
+    assert going.documents().to_pylist() == [row | nothing for row in expected[:4]] + expected[4:]
     assert run.continuations(0).column_names == [column.name for column in CONTINUATION_COLUMNS]
 
 
 def test_a_file_without_a_column_that_everything_needs_is_refused(run: Run) -> None:
-    path = run.part("continuations", 0)
+    path = run.path / "documents.parquet"
     pq.write_table(pq.ParquetFile(path).read().drop_columns(["on_policy"]), path)
     with pytest.raises(RunUnreadable, match="on_policy"):
         run.documents()

@@ -17,12 +17,13 @@ import pytest
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import DEFAULT_RULES, RULES
-from alphaprof.analysis.totals import Request, columns_of, read_totals, shard_totals
+from alphaprof.analysis.totals import Request, columns_of, shard_totals
+from alphaprof.analysis.totals_files import read_totals
 from alphaprof.analysis.trees import MultiDraft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
-from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
+from tests.synthetic import Domain, Recipe, contents, interrupted, listed, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)
 LOOKUP = dataclasses.replace(FACTS, kind="prompt_lookup")
@@ -69,7 +70,8 @@ def documents(
 
 def totals(positions: pa.Table, texts: pa.Table | None = None, draft: ModelFacts = FACTS, **request: Any) -> list[dict]:
     asked = Request(**({"rules": ["strict"], "gammas": [1, 2]} | request))
-    return shard_totals(positions, documents() if texts is None else texts, FACTS, draft, asked).to_pylist()
+    table = shard_totals(positions, documents() if texts is None else texts, FACTS, draft, asked)
+    return [listed(row, asked.gammas) for row in table.to_pylist()]
 
 
 def test_two_documents_by_hand() -> None:
@@ -556,8 +558,7 @@ def sorted_rows(table: pa.Table, rules: Sequence[str]) -> list[dict]:
 
 def poison(run: Run, draft: str, drop: Sequence[str] = ()) -> None:
     """Put a mark into the stored totals that no computation gives, and leave columns out."""
-    for shard in run.shards:
-        path = run.part("totals", shard.index, draft)
+    for path in (part.path for part in run.totals_parts(draft)):
         table = pq.ParquetFile(path).read()
         place = table.schema.get_field_index("accepted")
         table = table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table)))
@@ -607,7 +608,7 @@ def test_stored_totals_are_what_is_read(tmp_path: Path) -> None:
     assert len(found) == 24
 
 
-@pytest.mark.parametrize("column", ["emitted", "control_3", "thinking_accepted", "drafted_depths_1"])
+@pytest.mark.parametrize("column", ["emitted", "control_3", "thinking_accepted", "drafted_1_1"])
 def test_totals_of_an_older_set_of_columns_are_computed_again(tmp_path: Path, column: str) -> None:
     run = write_run(tmp_path / "run", STORED)
     expected = read_totals(run, "small", asked(run, ["strict"]))
@@ -658,7 +659,7 @@ def test_an_interrupted_run_without_totals_has_those_of_its_shards(tmp_path: Pat
 def test_no_shard_gives_an_empty_table_of_the_declared_columns(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", STORED)
     empty = read_totals(interrupted(run, tmp_path / "empty", 0), "small", asked(run, ["strict"]))
-    assert (len(empty), empty.schema.names) == (0, run.totals("small", 0).schema.names)
+    assert (len(empty), empty.schema.names) == (0, [column.name for column in run.totals_columns])
 
 
 def test_every_rule_is_covered_here() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from alphaprof.analysis.sequential import Bounds, decide_sequentially
 from alphaprof.analysis.speedup import cost_bounds
-from alphaprof.analysis.totals import write_totals
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.cli import app
 from alphaprof.errors import ProfileInvalid, RunMismatch
 from alphaprof.loader import load_profile
@@ -21,7 +21,7 @@ from alphaprof.log.store import Run
 from alphaprof.profiling import pipeline
 from alphaprof.report.build import build_report, settled
 from alphaprof.report.model import Report
-from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
+from tests.synthetic import Domain, Recipe, interrupted, rewritten, stored_totals, write_run
 from tests.test_pipeline import Silent, profile_file, run_profile, tables
 
 LENGTH = 60
@@ -59,16 +59,10 @@ def cut(run: Run, path: Path, shards: int) -> Run:
 
 def rows(run: Run, draft: str, gamma: int) -> tuple[np.ndarray[Any, Any], ...]:
     """Numbers, tokens and time with the draft of all documents, counted from the totals and the times of the recipe."""
-    parts = [run.totals(draft, shard.index) for shard in run.shards]
-    frames = [part.to_pandas() for part in parts if part is not None]
-    number, tokens, rounds, full = [], [], [], []
-    for frame in frames:
-        number += frame["document"].tolist()
-        tokens += frame["tokens"].tolist()
-        rounds += frame[f"rounds_{gamma}"].tolist()
-        full += [depths[-1] for depths in frame[f"accepted_depths_{gamma}"]]
+    frame = stored_totals(run, draft)
+    number, tokens, rounds = (frame[name].to_numpy() for name in ("document", "tokens", f"rounds_{gamma}"))
     cost = (gamma * RECIPE.draft_ms + 10 + gamma * RECIPE.extra_ms) / 10
-    return np.array(number), np.array(tokens), cost * np.array(rounds)
+    return number, tokens, cost * rounds
 
 
 def test_the_first_documents_choose_and_the_others_are_bet_on(tmp_path: Path) -> None:

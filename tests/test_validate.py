@@ -13,8 +13,10 @@ import pytest
 
 from alphaprof import cli
 from alphaprof.analysis.measured import Decodings, Measured, Spread, decoded_rule, measured_speedup
-from alphaprof.analysis.totals import Request, read_totals
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import DataEmpty, OptionInvalid, OutOfMemory, OutsideTolerance, ProfileInvalid
+from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run, run_directory
 from alphaprof.report.render import render_validation
 from alphaprof.report.validate import Validation, build_validation, require_within
@@ -80,7 +82,9 @@ def timed(run_: Run, factor: float) -> Measured:
     def column(name: str) -> Any:
         return np.array([totals[name][row] for row in rows])
 
-    depths = {name: column(f"{name}_depths_{GAMMA}") for name in ("drafted", "accepted")}
+    depths = {
+        name: np.stack([column(each) for each in depth_names(name, GAMMA)], axis=1) for name in ("drafted", "accepted")
+    }
     rounds, tokens = column(f"rounds_{GAMMA}"), column("tokens")
     times = {(row["model"], row["step"], row["tokens"]): row["median_ms"] / 1e3 for row in run_.latency().to_pylist()}
     exactly = np.column_stack([rounds, depths["drafted"]]) - np.column_stack([depths["drafted"], 0 * rounds])

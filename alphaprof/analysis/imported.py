@@ -23,6 +23,7 @@ from alphaprof.log.schema import (
     PAIR_COUNTS,
     UNKNOWN_TO_ENGINES,
     arrow_schema,
+    depth_names,
     imported_totals_columns,
 )
 
@@ -98,7 +99,9 @@ def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
         row = {"document": number, "rule": served.rule, "positions": written, "tokens": float(written - 1)} | unknown
         row |= {f"rounds_{gamma}": float(rounds.steps + rounds.plain), f"drafted_{gamma}": float(sum(rounds.drafted))}
         row |= {f"control_{gamma}": 0.0}
-        rows.append(row | {f"{name}_depths_{gamma}": [float(n) for n in getattr(rounds, name)] for name in DEPTH_COUNTS})
+        for name in DEPTH_COUNTS:
+            row |= zip(depth_names(name, gamma), map(float, getattr(rounds, name)), strict=True)
+        rows.append(row)
     return pa.Table.from_pylist(rows, schema=schema)
 
 

@@ -18,7 +18,7 @@ its own EOS; a matched EOS counts as the target's own token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,14 +46,6 @@ class Trace:
     limit: Ints
     draft_ends: Array
     looked_up: bool = False
-
-    def caps(self, at: Ints, documents: Ints, gamma: int, flavour: Flavour) -> Ints:
-        """Tokens that rounds starting at some positions of some documents draft at most, before the draft's own EOS."""
-        drafted = np.minimum(gamma, self.proposed[at])
-        if flavour == "hf":
-            left = self.limit[documents] - (at - self.start[documents])
-            drafted = np.where(left == 1, 0, drafted) if self.looked_up else np.minimum(drafted, left - 1)
-        return np.asarray(drafted)
 
 
 @dataclass(frozen=True)
@@ -93,10 +85,8 @@ def run_lengths(agrees: Array, start: Ints, stop: Ints) -> Ints:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One round of each document that is not finished: its index, where the round starts, and what it drafted, accepted
-    and emitted; all [unfinished documents].
-    """
+class Steps:
+    """Rounds one by one, [rounds]: the document of each, where it starts, and what it drafted, accepted and emitted."""
 
     document: Ints
     at: Ints
@@ -105,36 +95,26 @@ class Step:
     emitted: Ints
 
 
-def walk(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Iterator[Step]:
-    """The rounds of all documents for one gamma, side by side: the n-th step holds the n-th round of each."""
-    next_end = _next_draft_end(trace) if flavour == "hf" else None
-    place = _first(trace, flavour)
-    active = np.flatnonzero(place < trace.stop)
-    while len(active):
-        at, stop = place[active], trace.stop[active]
-        drafted = trace.caps(at, active, gamma, flavour)
-        if next_end is not None:
-            ends = np.where(next_end[at] - at <= trace.run[at], next_end[at] - at + 1, gamma)
-            drafted = np.minimum(drafted, ends)
-        matched = np.minimum(trace.run[at], drafted)
-        emitted = np.minimum(matched + 1, stop - at)
-        yield Step(active, at, drafted, emitted - 1 if flavour == "hf" else matched, emitted)
-        place[active] = at + emitted
-        active = active[place[active] < stop]
+def steps(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Steps:
+    """The rounds of all documents for one gamma, document by document."""
+    from alphaprof.analysis.replay_loops import list_rounds
+
+    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, _mode(trace, flavour)).T)
 
 
 def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
     """All rounds of all documents for one gamma, counted per document."""
-    found = Rounds.none(len(trace.start), gamma)
-    depth = np.arange(1, gamma + 1)
-    for step in walk(trace, gamma, flavour):
-        found.rounds[step.document] += 1
-        found.tokens[step.document] += step.emitted
-        found.drafted[step.document] += depth <= step.drafted[:, None]
-        inside = trace.stop[step.document] - step.at  # what would have come after the end is neither right nor wrong
-        found.tested[step.document] += depth <= np.minimum(np.minimum(step.drafted, step.accepted + 1), inside)[:, None]
-        found.accepted[step.document] += depth <= step.accepted[:, None]
-    return found
+    return replays(trace, [gamma], flavour)[gamma]
+
+
+def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") -> dict[int, Rounds]:
+    """The same for several gammas."""
+    from alphaprof.analysis.replay_loops import count_rounds
+
+    found = _nothing(trace, gammas)
+    places = _positions(trace, flavour)
+    count_rounds(places, _documents(trace), np.array(gammas), _mode(trace, flavour), found[:2])
+    return _by_gamma(trace, gammas, flavour, found)
 
 
 def expected_replay(trace: Trace, kept: Array, accept: Array, gamma: int, flavour: Flavour = "engine") -> Rounds:
@@ -144,37 +124,57 @@ def expected_replay(trace: Trace, kept: Array, accept: Array, gamma: int, flavou
     `accept` [positions] is beta_t, read by the control variate alone. `trace.run` and `trace.draft_ends` are not read: a
     draft that is drawn by lot may end early anywhere, so in the `hf` flavour `drafted` counts what it would draft otherwise.
     """
-    found = Rounds.none(len(trace.start), gamma)
-    place = _first(trace, flavour)
-    # state[:, i]: probability that i drafts of the current round were accepted; caps[:, i]: what the round drafts that
-    # started i positions ago.
-    state, caps = np.zeros((len(place), gamma + 1)), np.zeros((len(place), gamma + 1), dtype=np.int64)
-    state[:, 0] = 1.0
-    depth = np.arange(1, gamma + 1)
-    active = np.flatnonzero(place < trace.stop)
-    while len(active):
-        at, now = place[active], state[active]
-        caps[active, 1:] = caps[active, :-1]
-        caps[active, 0] = trace.caps(at, active, gamma, flavour)
-        tested = np.where(np.arange(gamma + 1) < caps[active], now, 0.0)  # a draft is tested where the round has one left
-        passed = tested[:, :-1] * kept[at, None]
-        counted = passed if flavour == "engine" else np.where((at + 1 < trace.stop[active])[:, None], passed, 0.0)
-        found.rounds[active] += now[:, 0]
-        found.tokens[active] += 1
-        found.drafted[active] += np.where(depth <= caps[active, :1], now[:, :1], 0.0)
-        found.tested[active] += tested[:, :-1]
-        found.accepted[active] += counted
-        found.control[active] += tested.sum(1) * (kept[at] - accept[at])
-        state[active, 1:] = passed
-        state[active, 0] = now.sum(1) - passed.sum(1)
-        place[active] += 1
-        active = active[place[active] < trace.stop[active]]
-    return found
+    return expected_replays(trace, (kept, accept), [gamma], flavour)[gamma]
 
 
-def _first(trace: Trace, flavour: Flavour) -> Ints:
-    """Where the first round of each document starts."""
-    return np.asarray(trace.start + (1 if flavour == "engine" else 0))
+def expected_replays(
+    trace: Trace, chances: tuple[Array, Array], gammas: Sequence[int], flavour: Flavour = "engine"
+) -> dict[int, Rounds]:
+    """The same for several gammas; `chances`: `kept` and `accept`."""
+    from alphaprof.analysis.replay_loops import expect_rounds
+
+    found = _nothing(trace, gammas)
+    kept, accept = (np.ascontiguousarray(values, dtype=np.float64) for values in chances)
+    places = _positions(trace, "engine"), (kept, accept)
+    expect_rounds(places, _documents(trace), np.array(gammas), _mode(trace, flavour), found)
+    return _by_gamma(trace, gammas, flavour, found)
+
+
+def _first(flavour: Flavour) -> int:
+    """Where in a document its first round starts."""
+    return 1 if flavour == "engine" else 0
+
+
+def _mode(trace: Trace, flavour: Flavour) -> tuple[bool, bool, int]:
+    """What the loops have to know of a trace and a flavour."""
+    return flavour == "hf", trace.looked_up, _first(flavour)
+
+
+def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:
+    run, proposed = (np.ascontiguousarray(values, dtype=np.int64) for values in (trace.run, trace.proposed))
+    return run, proposed, _next_draft_end(trace) if flavour == "hf" else run
+
+
+def _documents(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    start, stop, limit = (np.ascontiguousarray(part, dtype=np.int64) for part in (trace.start, trace.stop, trace.limit))
+    return start, stop, limit
+
+
+def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
+    """Rounds [gammas, documents], counts by depth [3, documents, sum of gammas], control variates [gammas, documents]."""
+    documents = len(trace.start)
+    each = (len(gammas), documents)
+    return np.zeros(each), np.zeros((3, documents, sum(gammas))), np.zeros(each)
+
+
+def _by_gamma(trace: Trace, gammas: Sequence[int], flavour: Flavour, found: tuple[Array, Array, Array]) -> dict[int, Rounds]:
+    rounds, depths, control = found
+    tokens = np.maximum(trace.stop - trace.start - _first(flavour), 0).astype(np.float64)
+    by_gamma = np.split(depths, np.cumsum(gammas)[:-1], axis=2)
+    return {
+        gamma: Rounds(rounds[index], tokens, by_gamma[index][0], by_gamma[index][1], by_gamma[index][2], control[index])
+        for index, gamma in enumerate(gammas)
+    }
 
 
 def _next_draft_end(trace: Trace) -> Ints:

@@ -11,15 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths
+from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import GREEDY, SAMPLED
-from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, totals_columns
-from alphaprof.log.store import Run
+from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, depth_names, totals_columns
 
 Array = np.ndarray[Any, Any]
+Counts = dict[str, dict[str, Array]]  # of one shard: by rule and column, [documents]; NaN or no column: null
 READ = (
     "token",
     "target_top",
@@ -95,26 +94,30 @@ def shard_totals(
 
     Rounds are null where no replay is exact: for a lossy rule, and on text that the rule's own decoding would not emit.
     """
+    return table_of([counts(positions, documents, (target, draft), request)], request.gammas)
+
+
+def counts(positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, ModelFacts], request: Request) -> Counts:
+    """Totals of one shard; `models`: target and draft."""
+    target, draft = models
     shape = Shape.of(documents)
     columns = _columns(positions, shape, columns_of(request.rules))
+    ready = columns["proposed"] > 0
     shared = _shared_counts(columns, shape, target.measured_noise)
-    tables = []
+    found: Counts = {}
     for rule in rules_of(list(request.rules)):
-        accept = np.where(columns["proposed"] > 0, rule.accept(columns), 0.0)
-        kept = rule.emitted(columns)
-        data = shared | {"rule": [rule.id] * len(shape.document), "accepted": shape.sums(accept)}
-        data["thinking_accepted"] = _thinking(columns, shape, accept)
-        defined = np.isin(shape.policy, rule.rule.policies) & (kept is not None)
-        per_gamma: dict[int, Rounds] = {}
-        if kept is None:
-            data |= {name: pa.nulls(len(shape.document)) for name in ("emitted", *PAIR_COUNTS)}
-        else:
-            kept = np.where(columns["proposed"] > 0, kept, 0.0)
-            data |= {"emitted": shape.sums(kept)} | _pairs(columns["proposed"] > 0, kept, shape)
-            trace = trace_of(columns, shape, kept, target, draft)
-            per_gamma = rounds_of(some_documents(trace, defined), kept, accept, request)
-        tables.append(_table(data, per_gamma, defined, request.gammas))
-    return pa.concat_tables(tables)
+        accept = np.where(ready, rule.accept(columns), 0.0)
+        data = found[rule.id] = shared | {"accepted": shape.sums(accept)} | _thinking(columns, shape, accepted=accept)
+        emitted = rule.emitted(columns)
+        if emitted is None:
+            continue
+        kept = np.where(ready, emitted, 0.0)
+        data |= {"emitted": shape.sums(kept)} | _pairs(ready, kept, shape)
+        defined = np.isin(shape.policy, rule.rule.policies)
+        if defined.any():
+            trace = some_documents(trace_of(columns, shape, kept, target, draft), defined)
+            data |= _round_columns(rounds_of(trace, kept, accept, request), defined)
+    return found
 
 
 def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
@@ -145,8 +148,8 @@ def some_documents(trace: Trace, chosen: Array) -> Trace:
 def rounds_of(trace: Trace, kept: Array, accept: Array, request: Request) -> dict[int, Rounds]:
     """Rounds of the trace's documents by gamma: facts of the log where acceptance is one, else expectations."""
     if ((kept == 0) | (kept == 1)).all():
-        return {gamma: replay(trace, gamma, request.flavour) for gamma in request.gammas}
-    return {gamma: expected_replay(trace, kept, accept, gamma, request.flavour) for gamma in request.gammas}
+        return replays(trace, request.gammas, request.flavour)
+    return expected_replays(trace, (kept, accept), request.gammas, request.flavour)
 
 
 def columns_of(rules: Sequence[str]) -> list[str]:
@@ -169,14 +172,14 @@ def _columns(positions: pa.Table, shape: Shape, names: Sequence[str]) -> dict[st
     return columns
 
 
-def _thinking(columns: dict[str, Array], shape: Shape, values: Array) -> pa.Array:
-    """Sums [documents] of values over positions in the phase thinking; null without phases."""
+def _thinking(columns: dict[str, Array], shape: Shape, **values: Array) -> dict[str, Array]:
+    """Sums [documents] of values over positions in the phase thinking, by their names; nothing without phases."""
     if "thinking" not in columns:
-        return pa.nulls(len(shape.document))
-    return pa.array(shape.sums(np.where(columns["thinking"], values, 0)))
+        return {}
+    return {f"thinking_{name}": shape.sums(np.where(columns["thinking"], each, 0)) for name, each in values.items()}
 
 
-def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dict[str, Any]:
+def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dict[str, Array]:
     """Counts that do not depend on the rule."""
     greedy = columns["greedy"]
     # On the plain softmax the log of a ratio of probabilities is the difference of the logits.
@@ -185,12 +188,11 @@ def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dic
     tied = shape.each(shape.plain) & (gap <= noise * (1 + 1e-3))  # a gap of just one step of the dtype comes back rounded
     odd = (columns["token"] != columns["target_top"]) & greedy
     impossible = (columns["target_token_prob"] == 0) & shape.each(shape.policy == SAMPLED)
-    return {
+    ready = columns["proposed"] > 0
+    return _thinking(columns, shape, positions=np.ones(len(greedy)), proposals=ready) | {
         "document": shape.document,
         "positions": shape.stop - shape.start,
-        "proposals": shape.sums(columns["proposed"] > 0).astype(np.int64),
-        "thinking_positions": _thinking(columns, shape, np.ones(len(greedy))),
-        "thinking_proposals": _thinking(columns, shape, columns["proposed"] > 0),
+        "proposals": shape.sums(ready).astype(np.int64),
         "impossible": shape.sums(impossible).astype(np.int64),
         "mismatches": shape.sums(odd).astype(np.int64),
         "clear_mismatches": shape.sums(odd & ~tied).astype(np.int64),
@@ -198,66 +200,44 @@ def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dic
     }
 
 
-def _table(data: dict[str, Any], per_gamma: dict[int, Rounds], defined: Array, gammas: Sequence[int]) -> pa.Table:
-    """One rule's rows as a table in the declared schema; rounds are null where `defined` is False."""
+def _round_columns(found: dict[int, Rounds], defined: Array) -> dict[str, Array]:
+    """Rounds of the documents where they are `defined` as columns of all documents, NaN elsewhere."""
 
     def spread(values: Array) -> Array:
-        whole = np.zeros((len(defined), *values.shape[1:]))
+        whole = np.full((len(defined), *values.shape[1:]), np.nan)
         whole[defined] = values
         return whole
 
-    for gamma in gammas:
-        found = per_gamma.get(gamma) or Rounds.none(int(defined.sum()), gamma)
-        data["tokens"] = pa.array(spread(found.tokens), mask=~defined)
-        data[f"rounds_{gamma}"] = pa.array(spread(found.rounds), mask=~defined)
-        data[f"drafted_{gamma}"] = pa.array(spread(found.drafted.sum(1)), mask=~defined)
-        data[f"control_{gamma}"] = pa.array(spread(found.control), mask=~defined)
+    columns = {"tokens": spread(next(iter(found.values())).tokens)}
+    for gamma, rounds in found.items():
+        columns[f"rounds_{gamma}"] = spread(rounds.rounds)
+        columns[f"drafted_{gamma}"] = spread(rounds.drafted.sum(1))
+        columns[f"control_{gamma}"] = spread(rounds.control)
         for name in DEPTH_COUNTS:
-            counts = pa.array(spread(getattr(found, name)).ravel())
-            data[f"{name}_depths_{gamma}"] = pa.FixedSizeListArray.from_arrays(counts, gamma, mask=pa.array(~defined))
+            columns |= zip(depth_names(name, gamma), spread(getattr(rounds, name)).T, strict=True)
+    return columns
+
+
+def table_of(shards: Sequence[Counts], gammas: Sequence[int]) -> pa.Table:
+    """Counts of several shards, all of the same rules, as a table in the declared schema, by rule and document."""
     schema = arrow_schema(totals_columns(gammas))
-    return pa.table({name: data[name] for name in schema.names}).cast(schema)
-
-
-def compute_totals(run: Run, draft: str, index: int, request: Request) -> pa.Table:
-    """Totals of one shard, from its position log."""
-    manifest = run.manifest
-    needed = [*columns_of(request.rules), "phase"]
-    positions, documents = run.positions(draft, index, needed), run.continuations(index)
-    return shard_totals(positions, documents, manifest.target, manifest.drafts[draft], request)
-
-
-def write_totals(run: Run) -> None:
-    """Compute and write the totals that complete shards lack."""
-    request = Request(run.rules, run.gammas)
-    for draft in run.manifest.drafts:
-        for shard in run.shards:
-            if not run.part("totals", shard.index, draft).exists():
-                run.write_totals(compute_totals(run, draft, shard.index, request), shard.index, draft)
-
-
-def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
-    """Totals of all complete shards, with rows for the rules that `request` names at least; some columns, or all.
-    What is not stored is computed
-    from the log and not written: of an interrupted run, in the `hf` flavour, of a rule that the profile did not ask for, or
-    where another version of alphaprof stored other columns. Raises `OptionInvalid` for a rule that the log cannot tell of.
-    """
-    if unknown := [
-        rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.log_rules.emitted
-    ]:
-        raise OptionInvalid(
-            f"the log of {run.path} cannot tell of {', '.join(unknown)}, which needs whole distributions",
-            "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
-        )
-    schema = arrow_schema(run.totals_columns)
     tables = []
-    for shard in run.shards:
-        stored = run.totals(draft, shard.index) if request.flavour == "engine" else None
-        usable = stored is not None and stored.schema.names == schema.names
-        known = set(run.rules) if usable else set()
-        if missing := [rule for rule in request.rules if rule not in known]:
-            tables.append(compute_totals(run, draft, shard.index, dataclasses.replace(request, rules=missing)).cast(schema))
-        if usable and stored is not None:
-            tables.append(stored.cast(schema))
-    whole = pa.concat_tables(tables) if tables else schema.empty_table()
-    return whole if columns is None else whole.select(columns)
+    for rule in shards[0]:
+        parts = [shard[rule] for shard in shards]
+        size = sum(len(part["document"]) for part in parts)
+        arrays = [
+            pa.array([rule]).take(pa.array(np.zeros(size, dtype=np.int32))).dictionary_encode()
+            if field.name == "rule"
+            else _column(parts, field.name, field.type)
+            for field in schema
+        ]
+        tables.append(pa.table(arrays, schema=schema))
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def _column(parts: Sequence[dict[str, Array]], name: str, kind: pa.DataType) -> pa.Array:
+    """One column of several shards; null where a shard does not have it, or NaN."""
+    if not any(name in part for part in parts):
+        return pa.nulls(sum(len(part["document"]) for part in parts), kind)
+    values = [part[name] if name in part else np.full(len(part["document"]), np.nan) for part in parts]
+    return pa.array(np.concatenate(values), from_pandas=True).cast(kind)

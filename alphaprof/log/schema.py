@@ -263,9 +263,10 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         for g in gammas
     )
     depths = tuple(
-        Column(f"{name}_depths_{g}", pa.list_(count, g), f"{doc}, with gamma {g}.", "rounds", low=0, nullable=True)
+        Column(column, count, doc.format(d) + f" With gamma {g}.", "rounds", low=0, nullable=True)
         for g in gammas
         for name, doc in DEPTH_COUNTS.items()
+        for d, column in enumerate(depth_names(name, g), start=1)
     )
     return (*fixed, *rounds, *drafted, *control, *depths)
 
@@ -286,10 +287,15 @@ PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from
     "pairs_both": "Sum of the products of both.",
 }
 DEPTH_COUNTS = {
-    "drafted": "Rounds that drafted at least d tokens, for each depth d = 1..gamma",
-    "tested": "Rounds whose draft at depth d was reached: all earlier drafts accepted, and the document not at its end",
-    "accepted": "Rounds whose first d drafts were all accepted",
+    "drafted": "Rounds that drafted {} tokens or more.",
+    "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
+    "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
+
+
+def depth_names(name: str, gamma: int) -> list[str]:
+    """The columns of one of `DEPTH_COUNTS` at a gamma, by depth from 1 to gamma: accepted_4_1 to accepted_4_4."""
+    return [f"{name}_{gamma}_{depth}" for depth in range(1, gamma + 1)]
 
 
 def arrow_schema(columns: Iterable[Column], **metadata: object) -> pa.Schema:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.manifest import Manifest, Shard, read_manifest
+from alphaprof.log.parts import Part, names_in, part_name, parts_in, read_part, readable, write_part
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -85,10 +86,14 @@ def run_directory(out: Path | None) -> Iterator[Path]:
 
 def write_table(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
     """Write one Parquet file atomically, after a check of the table against the declaration of its columns."""
-    if problems := violations(table, columns):
-        raise ValueError(f"{path.name} contradicts the schema: {'; '.join(problems)}")  # a bug, not the user's fault
+    _require_declared(path, table, columns)
     with replacing(path) as temporary:
         _write(temporary, table, columns)
+
+
+def _require_declared(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
+    if problems := violations(table, columns):
+        raise ValueError(f"{path.name} contradicts the schema: {'; '.join(problems)}")  # a bug, not the user's fault
 
 
 def table_bytes(table: pa.Table, columns: Sequence[Column]) -> int:
@@ -152,17 +157,24 @@ class Run:
             leftover.unlink(missing_ok=True)
 
     def part(self, table: str, index: int, draft: str | None = None) -> Path:
-        """The path of one shard of a table (positions, totals, continuations)."""
+        """The path of one shard of a table (positions, continuations)."""
         folder = self.path / table if draft is None else self.path / table / f"draft={draft}"
-        return folder / f"part-{index:05d}.parquet"
+        return folder / part_name(index, index)
 
     def write_positions(self, table: pa.Table, index: int, draft: str) -> None:
         """Write one shard of a draft's position log."""
         write_table(self.part("positions", index, draft), table, self.log_rules.columns)
 
-    def write_totals(self, table: pa.Table, index: int, draft: str) -> None:
-        """Write one shard of a draft's totals."""
-        write_table(self.part("totals", index, draft), table, self.totals_columns)
+    def write_totals(self, table: pa.Table, shards: tuple[int, int], draft: str) -> None:
+        """Write a draft's totals of shards, from the first to the last, in the place of parts that overlap them."""
+        folder = self.path / "totals" / f"draft={draft}"
+        path = folder / part_name(*shards)
+        _require_declared(path, table, self.totals_columns)
+        with replacing(path) as temporary:
+            write_part(temporary, table)
+        for part in parts_in(folder):
+            if part.path != path and part.first <= shards[1] and part.last >= shards[0]:
+                part.path.unlink()
 
     def write_continuations(self, table: pa.Table, index: int) -> None:
         """Write the documents and token ids of one shard."""
@@ -235,19 +247,28 @@ class Run:
         return _completed(self._read(path, columns), wanted, path).select([column.name for column in wanted])
 
     def documents(self) -> pa.Table:
-        """All documents of complete shards: the rows of documents.parquet."""
+        """All documents of complete shards: the rows of documents.parquet, which a complete run has."""
         names = [column.name for column in DOCUMENT_COLUMNS]
         schema = arrow_schema(DOCUMENT_COLUMNS)
-        if self.imported:
-            path = self.path / "documents.parquet"
+        path = self.path / "documents.parquet"
+        if self.imported or (self.manifest.status == "complete" and path.exists()):
             return _completed(self._read(path), DOCUMENT_COLUMNS, path).select(names).cast(schema)
         tables = [self.continuations(shard.index, names) for shard in self.shards]
         return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
 
-    def totals(self, draft: str, index: int) -> pa.Table | None:
-        """One shard of a draft's totals, or None where they have not been computed."""
-        path = self.part("totals", index, draft)
-        return self._read(path) if path.exists() else None
+    def totals_parts(self, draft: str) -> list[Part]:
+        """The files that hold a draft's totals, of complete shards only, in their order; see `log.parts`."""
+        return readable(parts_in(self.path / "totals" / f"draft={draft}"), len(self.shards))
+
+    def totals_names(self, part: Part) -> list[str]:
+        """The columns of one of them, which another version of alphaprof may have written."""
+        with _naming(part.path):
+            return names_in(part.path)
+
+    def totals(self, part: Part, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """One of them: all of its rules and columns, or some."""
+        with _naming(part.path):
+            return read_part(part.path, rules, columns)
 
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""
@@ -255,8 +276,15 @@ class Run:
         return self._read(path) if path.exists() else None
 
     def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-        try:
+        with _naming(path):
             return pq.ParquetFile(path).read(columns=list(columns) if columns else None)
-        except (OSError, pa.ArrowInvalid) as error:
-            reason = str(error).splitlines()[0]
-            raise RunUnreadable(f"{path} cannot be read: {reason}", "profile again into a new directory") from None
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Raise `RunUnreadable`, which names the file, where it cannot be read."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        reason = str(error).splitlines()[0]
+        raise RunUnreadable(f"{path} cannot be read: {reason}", "profile again into a new directory") from None

@@ -13,7 +13,7 @@ import numpy as np
 from alphaprof.analysis.measured import Decodings, Measured, by_depth, decoded_rule
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import GREEDY, SAMPLED
-from alphaprof.analysis.totals import write_totals
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import DataEmpty
 from alphaprof.log.store import Run

@@ -15,7 +15,8 @@ from alphaprof import __version__
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import BoundRule
-from alphaprof.analysis.totals import Request, read_totals, write_totals
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.attribution import Basis, Judged, attribution

@@ -15,7 +15,8 @@ from alphaprof.analysis.estimate import by_cluster, distinct
 from alphaprof.analysis.paired import inverse_difference, share_difference
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.speedup import free_draft, spent_and_base
-from alphaprof.analysis.totals import Request, policies, read_totals
+from alphaprof.analysis.totals import Request, policies
+from alphaprof.analysis.totals_files import read_totals
 from alphaprof.analysis.units import Units
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.store import Run

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from alphaprof.analysis.speedup import RoundCounts
 from alphaprof.analysis.units import Units
-from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS
+from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
 from alphaprof.report.documents import Documents
 
 Array = np.ndarray[Any, Any]
@@ -24,7 +24,6 @@ PLAIN = (  # what pools hold of each document
     *("impossible", "mismatches", "clear_mismatches", "near_ties", "tokens"),
 )
 SINGLE = ("rounds", "control")  # and at each gamma, where it has rounds
-DEPTHS = tuple(f"{name}_depths" for name in DEPTH_COUNTS)
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,9 @@ def proposes_nothing(pool: Pool, gamma: int | None) -> bool:
 
 def columns_of(gammas: Sequence[int]) -> list[str]:
     """The columns of totals that pools are made of; without gammas, of rules that have no rounds."""
-    return ["document", "rule", *PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in (*SINGLE, *DEPTHS))]
+    single = [f"{name}_{gamma}" for gamma in gammas for name in SINGLE]
+    depths = [column for gamma in gammas for name in DEPTH_COUNTS for column in depth_names(name, gamma)]
+    return ["document", "rule", *PLAIN, *single, *depths]
 
 
 def pools(totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[int]) -> Iterator[tuple[str, Pool]]:
@@ -102,40 +103,35 @@ def pools(totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[in
     known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
     single = [*PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
     plain = {name: chosen[name].to_numpy() for name in single if name in chosen.column_names}
-    depths = _Depths.of(chosen, gammas)
-    for group in documents.groups:
-        numbers = documents.numbers[group.rows]
-        places = np.searchsorted(known, numbers)
-        if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
-            raise ValueError("totals lack documents")  # a bug: both are written by shard
-        arrays = {name: values[places] for name, values in plain.items()}
-        arrays |= {"document": numbers, "prompt_tokens": documents.prompt_tokens[group.rows]}
-        if not np.isnan(arrays["tokens"]).any():
-            arrays |= depths.at(places)
+    places = [_places(known, documents.numbers[group.rows]) for group in documents.groups]
+    defined = [not np.isnan(plain["tokens"][rows]).any() for rows in places]
+    depths = _depths(chosen, gammas, [rows for rows, some in zip(places, defined, strict=True) if some])
+    for group, rows, some in zip(documents.groups, places, defined, strict=True):
+        arrays = {name: values[rows] for name, values in plain.items()} | (next(depths) if some else {})
+        arrays |= {"document": documents.numbers[group.rows], "prompt_tokens": documents.prompt_tokens[group.rows]}
         units = documents.units.take(group.rows)
         yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
 
 
-@dataclass(frozen=True)
-class _Depths:
-    """Counts by depth of the documents that have rounds, `lists` [those, gamma], and the `place` of each document there."""
+def _places(known: Array, numbers: Array) -> Array:
+    """Where documents lie among those that totals know."""
+    places = np.searchsorted(known, numbers)
+    if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
+        raise ValueError("totals lack documents")  # a bug: both are written by shard
+    return places
 
-    lists: dict[str, Array]
-    place: Array
 
-    @classmethod
-    def of(cls, totals: pa.Table, gammas: Sequence[int]) -> _Depths:
-        names = [(f"{name}_{gamma}", gamma) for gamma in gammas for name in DEPTHS]
-        lists = {
-            name: totals[name].combine_chunks().flatten().to_numpy().reshape(-1, gamma)
-            for name, gamma in names
-            if name in totals.column_names
-        }
-        return cls(lists, np.cumsum(totals["tokens"].is_valid().to_numpy()) - 1)
-
-    def at(self, places: Array) -> dict[str, Array]:
-        """Those of some documents, [documents, gamma]."""
-        return {name: values[self.place[places]] for name, values in self.lists.items()}
+def _depths(totals: pa.Table, gammas: Sequence[int], places: Sequence[Array]) -> Iterator[dict[str, Array]]:
+    """Counts by depth at several sets of places that have rounds, [places, gamma] each; every column is read once."""
+    sizes = {f"{name}_depths_{gamma}": gamma for gamma in gammas for name in DEPTH_COUNTS}
+    found = [{name: np.empty((len(rows), gamma)) for name, gamma in sizes.items()} for rows in places]
+    for gamma in gammas if places else ():
+        for name in DEPTH_COUNTS:
+            for depth, column in enumerate(depth_names(name, gamma)):
+                values = totals[column].to_numpy()
+                for arrays, rows in zip(found, places, strict=True):
+                    arrays[f"{name}_depths_{gamma}"][:, depth] = values[rows]
+    yield from found
 
 
 def merged(parts: Sequence[Pool]) -> Pool:

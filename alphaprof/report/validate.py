@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from alphaprof.analysis.measured import Decodings, Measured, Spread, measured_speedup
 from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, speedup, time_shares
-from alphaprof.analysis.totals import Request, read_totals
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import OutsideTolerance
 from alphaprof.log.store import Run
 from alphaprof.report.build import mean_context

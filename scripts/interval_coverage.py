@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hold intervals and verdicts against documents whose truth is known.
 
-    python scripts/coverage.py [--intervals 4000] [--gates 2000] [--choices 2000] [--members 400] [--seed 0]
+    python scripts/interval_coverage.py [--intervals 4000] [--gates 2000] [--choices 2000] [--members 400] [--seed 0]
 
 Each kind of text is a pool of synthetic documents of 50 lengths (`members` of each), replayed by `analysis.replay`. The pool
 *is* the population: a sample is drawn from it with replacement, and its alpha, tokens per round and speedup are the truth,
