@@ -31,6 +31,7 @@ from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.log.manifest import Shard
+from alphaprof.log.parts import ranges
 from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, arrow_schema
 from alphaprof.log.store import Run
 from tests.synthetic import Domain, Recipe, latency, manifest
@@ -102,13 +103,17 @@ def write_many(path: Path, size: Size) -> Run:
     source = write_log(path.with_name(f"{path.name}-base"), small)
     base = {draft: read_totals(source, draft, Request(source.rules, source.gammas)) for draft in source.manifest.drafts}
     size = dataclasses.replace(size, shard=small.documents)
-    run, shards = _opened(path, size), []
-    drawn = Drawn(_documents_of(source), source.documents()["continuation_tokens"].to_numpy(), {})
-    for index, (first, count) in enumerate(size.shards):
-        shards.append(_shard(run, drawn, index, (first, count)))
-        for draft, totals in base.items():
-            part = totals.filter(pc.less(totals["document"], count))
-            run.write_totals(_numbered(part, first), (index, index), draft)
+    run = _opened(path, size)
+    texts = [source.continuations(shard.index) for shard in source.shards]
+    drawn = Drawn(pa.concat_tables(texts), source.documents()["continuation_tokens"].to_numpy(), {})
+    shards = [_shard(run, drawn, index, numbers) for index, numbers in enumerate(size.shards)]
+    for (first, last), draft in itertools.product(ranges(shards, complete=True), base):
+        parts = [
+            _numbered(rows.filter(pc.less(rows["document"], count)), start)
+            for rows in (base[draft].filter(pc.equal(base[draft]["rule"].cast(pa.string()), rule)) for rule in run.rules)
+            for start, count in size.shards[first : last + 1]
+        ]
+        run.write_totals(pa.concat_tables(parts), (first, last), draft)
     return _finished(run, size, shards)
 
 
@@ -124,10 +129,6 @@ def _finished(run: Run, size: Size, shards: list[Shard]) -> Run:
     run.write_documents()
     run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
     return run
-
-
-def _documents_of(run: Run) -> pa.Table:
-    return pa.concat_tables([run.continuations(shard.index) for shard in run.shards])
 
 
 def _numbered(table: pa.Table, first: int) -> pa.Table:

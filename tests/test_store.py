@@ -111,14 +111,13 @@ DAMAGED = [(name, damage) for name in FILES + MAY_BE_MISSING for damage in ("emp
 @pytest.mark.parametrize(("name", "damage"), [*DAMAGED, *((name, "missing") for name in FILES)])
 def test_a_damaged_file_is_named(run: Run, name: str, damage: str) -> None:
     """A missing one too, where its shard is complete."""
-    path = run.path / name
+    path, (totals,) = run.path / name, run.totals_parts("small")
     whole = path.read_bytes()
     path.unlink()
     if damage != "missing":
         path.write_bytes(whole[: len(whole) // 2] if damage == "half" else b"")
     with pytest.raises(RunUnreadable, match=rf"{path.name} cannot be read"):
-        (run.positions("small", 1), run.continuations(1), run.documents(), run.latency())
-        [run.totals(part) for part in run.totals_parts("small")]
+        (run.positions("small", 1), run.continuations(1), run.documents(), run.latency(), run.totals(totals))
 
 
 def test_columns_that_came_later_are_null_where_they_may_be(run: Run) -> None:

@@ -226,18 +226,19 @@ def table_of(shards: Sequence[Counts], gammas: Sequence[int]) -> pa.Table:
         parts = [shard[rule] for shard in shards]
         size = sum(len(part["document"]) for part in parts)
         arrays = [
-            pa.array([rule]).take(pa.array(np.zeros(size, dtype=np.int32))).dictionary_encode()
+            pa.DictionaryArray.from_arrays(np.zeros(size, dtype=np.int32), [rule])
             if field.name == "rule"
-            else _column(parts, field.name, field.type)
+            else _column(parts, field)
             for field in schema
         ]
         tables.append(pa.table(arrays, schema=schema))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _column(parts: Sequence[dict[str, Array]], name: str, kind: pa.DataType) -> pa.Array:
-    """One column of several shards; null where a shard does not have it, or NaN."""
+def _column(parts: Sequence[dict[str, Array]], field: pa.Field) -> pa.Array:
+    """One column of several shards; null where a shard does not have it, or NaN, unless it must have values."""
+    name = field.name
     if not any(name in part for part in parts):
-        return pa.nulls(sum(len(part["document"]) for part in parts), kind)
+        return pa.nulls(sum(len(part["document"]) for part in parts), field.type)
     values = [part[name] if name in part else np.full(len(part["document"]), np.nan) for part in parts]
-    return pa.array(np.concatenate(values), from_pandas=True).cast(kind)
+    return pa.array(np.concatenate(values), from_pandas=field.nullable).cast(field.type)
