@@ -126,6 +126,15 @@ class Inquiry:
         found = tuple(sorted({group.policy for group in grouped.groups}))
         return cls(run, flavour, question, grouped, found, book)
 
+    def stored(self, rules: Sequence[str]) -> bool:
+        """Whether the totals of some rules lie in files."""
+        run = self.run
+        return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
+
+    def has_rounds(self, rule: BoundRule) -> bool:
+        """Whether a rule has rounds on some text of the run."""
+        return any(policy in rule.rule.policies for policy in self.policies)
+
     @property
     def deciding(self) -> list[str]:
         """Ids of the rules that the verdict concerns, on any text of the run."""
@@ -149,18 +158,25 @@ class Found:
 
 def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
     """The pools of every draft (or of some), rule and domain."""
-    run = inquiry.run
-    stored = inquiry.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
-    bound = rules_of(list(rules))
-    for draft in drafts or run.manifest.drafts:
-        # What is stored is read rule by rule, which takes the memory of one; what is not is computed once for all of them.
-        for some in [[rule] for rule in bound] if stored else [bound]:
-            request = Request([rule.id for rule in some], run.gammas, inquiry.flavour)
-            rounds = any(policy in rule.rule.policies for rule in some for policy in inquiry.policies)
-            totals = read_totals(run, draft, request, columns_of(run.gammas if rounds else ()))
-            for rule in some:
-                for domain, pool in pools(totals, inquiry.documents, rule.id, run.gammas):
-                    yield Found(draft, rule, domain, pool)
+    gammas = inquiry.run.gammas
+    for draft in drafts or inquiry.run.manifest.drafts:
+        without: pa.Table | None = None
+        for rule in (bound := rules_of(list(rules))):
+            if not inquiry.stored(rules):
+                # What is not stored is computed once for all rules.
+                without = totals = _totals(inquiry, draft, bound, gammas) if without is None else without
+            elif inquiry.has_rounds(rule):  # rounds take most of the memory: those of one rule at a time
+                totals = _totals(inquiry, draft, [rule], gammas)
+            else:
+                others = [other for other in bound if not inquiry.has_rounds(other)]
+                without = totals = _totals(inquiry, draft, others, ()) if without is None else without
+            for domain, pool in pools(totals, inquiry.documents, rule.id, gammas):
+                yield Found(draft, rule, domain, pool)
+
+
+def _totals(inquiry: Inquiry, draft: str, rules: Sequence[BoundRule], gammas: Sequence[int]) -> pa.Table:
+    request = Request([rule.id for rule in rules], inquiry.run.gammas, inquiry.flavour)
+    return read_totals(inquiry.run, draft, request, columns_of(gammas))
 
 
 def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result]) -> list[Played]:
