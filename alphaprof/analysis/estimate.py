@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
-SPARSE = 8  # numbers up to so many times their count are counted in a table
+SPARSE = 16  # numbers up to so many times their count are counted in a table
 NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
 
 

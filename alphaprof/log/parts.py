@@ -91,14 +91,11 @@ def read_part(path: Path, rules: Collection[str] | None = None, columns: Sequenc
     names = file.schema_arrow.names
     older, place = any(map(OLDER.fullmatch, names)), names.index("rule")
     needed = None if columns is None or older else list(dict.fromkeys([*columns, "rule"]))
-    groups = [
-        group
-        for group in range(file.num_row_groups)
-        if rules is None or _may_hold(file.metadata.row_group(group).column(place), rules)
-    ]
+    told = [file.metadata.row_group(group).column(place) for group in range(file.num_row_groups)]
+    groups = [group for group, column in enumerate(told) if rules is None or _may_hold(column, rules)]
     table = file.read_row_groups(groups, columns=needed)
     table = _flat(table) if older else table
-    if rules is not None:
+    if rules is not None and not all(_holds_one(told[group]) for group in groups):
         table = table.filter(pc.is_in(table["rule"].cast(pa.string()), pa.array(list(rules), pa.string())))
     return table if columns is None else table.select(columns)
 
@@ -116,6 +113,12 @@ def _may_hold(column: pq.ColumnChunkMetaData, rules: Collection[str]) -> bool:
     if statistics is None or not statistics.has_min_max:
         return True
     return any(statistics.min <= rule <= statistics.max for rule in rules)
+
+
+def _holds_one(column: pq.ColumnChunkMetaData) -> bool:
+    """Whether a row group surely has rows of one rule alone, which then is one of those that it may hold rows of."""
+    statistics = column.statistics
+    return bool(statistics is not None and statistics.has_min_max and statistics.min == statistics.max)
 
 
 def _flat(table: pa.Table) -> pa.Table:

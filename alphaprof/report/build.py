@@ -132,8 +132,8 @@ class Inquiry:
         return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
 
     def has_rounds(self, rule: BoundRule) -> bool:
-        """Whether a rule has rounds on some text of the run."""
-        return any(policy in rule.rule.policies for policy in self.policies)
+        """Whether a rule has rounds on some text of the run: a lossy one has none."""
+        return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
 
     @property
     def deciding(self) -> list[str]:
