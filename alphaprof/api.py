@@ -62,12 +62,14 @@ class OpenedRun:
         frame: pd.DataFrame = self._run.documents().to_pandas()
         return frame
 
-    def report(self, rules: Sequence[str] | None = None) -> Report:
-        """What `alphaprof report` says, as a value; `rules`: others than the profile's, like additive:0.2."""
+    def report(self, rules: Sequence[str] | None = None, whole_log: bool = False) -> Report:
+        """What `alphaprof report` says, as a value; `rules`: others than the profile's, like additive:0.2; `whole_log`: read
+        all of a large position log, not a part of its shards.
+        """
         from alphaprof.analysis.rule_names import parse_rule
         from alphaprof.report.build import build_report
 
-        return build_report(self._run, rules=[parse_rule(rule).id for rule in rules] if rules else None)
+        return build_report(self._run, rules=[parse_rule(rule).id for rule in rules] if rules else None, whole_log=whole_log)
 
     def _parts(self, table: str, draft: str) -> list[Path]:
         if table == "totals":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from alphaprof import __version__
 from alphaprof.cli_exchange import export, import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
-from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text
+from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text, without_pandas
 from alphaprof.errors import AlphaprofError, OptionInvalid
 
 app = typer.Typer(
@@ -74,19 +74,31 @@ def report(
     replay: Annotated[
         ReplayFlavour, typer.Option(help="Rounds as engines run them, or as Hugging Face does.")
     ] = ReplayFlavour.engine,
+    whole_log: Annotated[
+        bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
+    ] = False,
 ) -> None:
     """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
-    from alphaprof.loader import changed_question, known_rules
     from alphaprof.log.store import Run
     from alphaprof.report.build import build_report
     from alphaprof.report.render import render
 
     if output is PageFormat.html and out is None and sys.stdout.isatty():
         raise OptionInvalid("the page is five megabytes of text", "write it to a file: --out report.html")
-    opened = Run.open(run)
-    config = changed_question(opened.manifest.config, overrides) if overrides else None
-    ids = known_rules(rules) if rules else None
-    print_text(render(build_report(opened, replay.value, config, ids), output.value, to_file=out is not None), out)
+    with without_pandas():
+        opened = Run.open(run)
+        config, ids = _asked(opened.manifest.config, overrides, rules) if overrides or rules else (None, None)
+        found = build_report(opened, replay.value, config, ids, whole_log)
+        print_text(render(found, output.value, to_file=out is not None), out)
+
+
+def _asked(
+    profile: dict[str, Any], overrides: list[str] | None, rules: list[str] | None
+) -> tuple[dict[str, Any] | None, list[str] | None]:
+    """Another question than the run's own, and the ids of rules: what needs the validation of profiles."""
+    from alphaprof.loader import changed_question, known_rules
+
+    return changed_question(profile, overrides) if overrides else None, known_rules(rules) if rules else None
 
 
 @app.command()

@@ -61,6 +61,29 @@ def interruptible(out: Path | None) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+class _Without:
+    """Says of one module that it is not there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """What the import system asks every finder."""
+        if name == self._name:
+            raise ModuleNotFoundError(f"{name} is not looked for here", name=name)
+
+
+@contextlib.contextmanager
+def without_pandas() -> Iterator[None]:
+    """Keep pyarrow from loading pandas at its first conversion, which takes as long as a report: nothing here is pandas'."""
+    finder = _Without("pandas")
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
 def print_text(text: str, path: Path | None) -> None:
     """Print the answer, or write it to a file. Raises `DiskFull`."""
     if path is None:

@@ -28,6 +28,7 @@ from alphaprof.analysis.certified import SLACK, judged_positions
 from alphaprof.analysis.estimate import Estimate, by_cluster, quantile_interval, ratio, share_interval
 from alphaprof.analysis.rules import BoundRule
 from alphaprof.analysis.totals import Shape
+from alphaprof.analysis.units import Units
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.log.store import Run
@@ -44,7 +45,6 @@ from alphaprof.profiling.vocabulary import token_count
 from alphaprof.progress import ConsoleProgress
 from alphaprof.report import format as fmt
 from alphaprof.report.model import Interval
-from alphaprof.report.pool import units
 
 CONFIDENCE = 0.95
 QUANTILES = {"median": 0.5, "5th percentile": 0.05}
@@ -191,7 +191,7 @@ def score(run: Run, rules: tuple[BoundRule, ...], most: int, dtype: str | None) 
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     texts = [given(document, target.eos) for document in itertools.islice(Reused(run), most)]
     table = continuation_table(texts)
-    _, cluster = np.unique(units(table), return_inverse=True)
+    cluster = Units.of(table).codes
     names = tuple(model.name for model in models)
     return Scored(_columns(scorer, texts, options.batch_tokens), Shape.of(table), cluster, names)
 

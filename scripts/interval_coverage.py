@@ -42,6 +42,7 @@ from alphaprof.analysis.speedup import (
     speedup,
     spent_and_base,
 )
+from alphaprof.analysis.units import lots_of
 from alphaprof.report.result import share, speedup_interval, tokens_interval
 
 Array = np.ndarray[Any, Any]
@@ -80,7 +81,7 @@ class Traffic:
     def truths(self) -> dict[str, float]:
         """Of the whole population, by definition."""
         tokens, rounds = self.counts.tokens.sum(), self.counts.rounds.sum()
-        cost = float((self.counts.exactly() @ round_costs(TIMES, GAMMA)).sum())
+        cost = float((self.counts.exactly @ round_costs(TIMES, GAMMA)).sum())
         return {
             "alpha": float(self.accepted.sum() / self.positions.sum()),
             "tokens per round": float(tokens / rounds),
@@ -235,7 +236,7 @@ def best_of_many(name: str, population: Traffic, repetitions: int, rng: Random) 
     """False GO of the best of DRAFTS drafts, none of which is above the threshold: tested on the other half, or not."""
     threshold, lines = population.truths()["speedup"], []
     for size in CHOICE_SIZES:
-        tested = held_out({name: [str(index) for index in range(size)]})[name]
+        tested = held_out({name: lots_of(str(index) for index in range(size))})[name]
         halves = naive = 0
         for _ in range(repetitions):
             samples = [population.sample(rows) for rows in population.draw_drafts(rng, size)]

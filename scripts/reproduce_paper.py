@@ -20,11 +20,12 @@ import numpy as np
 
 from alphaprof.analysis.certified import Array, inexact_share, shards
 from alphaprof.analysis.estimate import Estimate, by_cluster, quantile_interval, ratio, share_interval
+from alphaprof.analysis.units import Units
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
+from alphaprof.report.documents import Documents
 from alphaprof.report.model import Interval
-from alphaprof.report.pool import groups, sampling_of, units
 
 CONFIDENCE = 0.95
 MEAN, MEDIAN, FIFTH = "mean", "median", "5th percentile"
@@ -90,7 +91,7 @@ class Positions:
             lengths.append(shape.stop - shape.start)
             for name in names:
                 parts[name].append(columns[name])
-        _, cluster = np.unique(units(run.documents()), return_inverse=True)
+        cluster = Units.of(run.documents()).codes
         return cls({name: np.concatenate(found) for name, found in parts.items()}, np.concatenate(lengths), cluster)
 
     def estimate(self, column: str, statistic: str) -> Estimate:
@@ -130,13 +131,13 @@ def measured(run: Run) -> dict[Key, Estimate | None]:
 
 def about(run: Run) -> dict[str, str]:
     """What was measured, to be held against PROTOCOL."""
-    documents = run.documents()
-    kinds = [fmt.text_kind(kind, sampling_of(settings)) for (_, kind, _, settings), _ in groups(documents)]
+    documents = Documents.of(run.documents())
+    kinds = [fmt.text_kind(group.continuation, group.sampling) for group in documents.groups]
     return {
         "target": f"{Path(run.manifest.target.reference).name}, {run.manifest.target.dtype}",
         "text": "; ".join(dict.fromkeys(kinds)),
-        "documents": fmt.documents(len(documents), len(np.unique(units(documents)))),
-        "shortest prompt": fmt.count(min(documents["prompt_tokens"].to_pylist())),
+        "documents": fmt.documents(len(documents.table), len(np.unique(documents.units.codes))),
+        "shortest prompt": fmt.count(int(documents.prompt_tokens.min())),
         "positions": fmt.count(run.manifest.positions),
         "inexact": fmt.share(inexact_share(run), 4),
     }

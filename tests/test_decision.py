@@ -16,6 +16,7 @@ from scipy import stats
 
 from alphaprof.analysis.decision import decide, documents_needed, held_out
 from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTimes, free_draft, speedup
+from alphaprof.analysis.units import Units, lots_of
 from alphaprof.report.pool import Pool
 from alphaprof.report.verdict import UNTIMED, Question, Timing, choose_and_decide, pooled_speedup
 
@@ -151,7 +152,7 @@ several = st.dictionaries(st.sampled_from(["code", "chat", "maths"]), clusters, 
 @given(several)
 def test_no_cluster_is_divided(domains: dict[str, list[str]]) -> None:
     """Not even where its documents lie in several domains."""
-    halves = held_out(domains)
+    halves = held_out({domain: lots_of(names) for domain, names in domains.items()})
     sides: dict[str, set[bool]] = {}
     for domain, names in domains.items():
         for name, tested in zip(names, halves[domain], strict=True):
@@ -162,7 +163,7 @@ def test_no_cluster_is_divided(domains: dict[str, list[str]]) -> None:
 @given(several)
 def test_halves_differ_by_at_most_one_cluster(domains: dict[str, list[str]]) -> None:
     """Overall, and in every domain that shares no cluster with another one."""
-    halves = held_out(domains)
+    halves = held_out({domain: lots_of(names) for domain, names in domains.items()})
     sides = {name: bool(side) for domain in domains for name, side in zip(domains[domain], halves[domain], strict=True)}
     groups = [set(names) for names in domains.values()]
     alone = [group for group in groups if all(group is other or not group & other for other in groups)]
@@ -173,16 +174,16 @@ def test_halves_differ_by_at_most_one_cluster(domains: dict[str, list[str]]) -> 
 
 @given(clusters, st.randoms(use_true_random=False))
 def test_halves_do_not_depend_on_the_order(names: list[str], random: Any) -> None:
-    before = dict(zip(names, held_out({"code": names})["code"].tolist(), strict=True))
+    before = dict(zip(names, held_out({"code": lots_of(names)})["code"].tolist(), strict=True))
     random.shuffle(names)
-    assert dict(zip(names, held_out({"code": names})["code"].tolist(), strict=True)) == before
+    assert dict(zip(names, held_out({"code": lots_of(names)})["code"].tolist(), strict=True)) == before
 
 
 def test_halves_are_the_same_in_every_process() -> None:
     """Every second one by SHA-256, not by Python's own hash, which changes from run to run."""
     names = list("abcdefgh")
     ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    assert {name for name, tested in zip(names, held_out({"code": names})["code"], strict=True) if tested} == set(
+    assert {name for name, tested in zip(names, held_out({"code": lots_of(names)})["code"], strict=True) if tested} == set(
         ordered[1::2]
     )
 
@@ -210,7 +211,7 @@ def pool(counts: RoundCounts) -> Pool:
         "accepted_depths_1": counts.full[:, None],
         "control_1": counts.control,
     }
-    return Pool(columns, counts.cluster, "greedy", "greedy", None)
+    return Pool(columns, Units.named(counts.cluster.tolist()), "greedy", "greedy", None)
 
 
 DRAFTS, SIZE, REPEATS, TRUTH = 20, 40, 400, 1.5
@@ -237,7 +238,7 @@ def test_testing_on_the_half_that_chose_is_fooled(equal_drafts: list[Any]) -> No
     """Why the split matters: the winner, judged by the luck that made it win, is GO in more than every third sample."""
     go = 0
     for sample in equal_drafts:
-        half = {domain: ~mask for domain, mask in held_out({"code": sample["draft 0"]["code"].cluster.tolist()}).items()}
+        half = {domain: ~mask for domain, mask in held_out({"code": sample["draft 0"]["code"].units.lots}).items()}
         speedups = [pooled_speedup(sample, (name, 1), TIMES, {"code": 1.0}, half) for name in TIMES]
         best = max((one for one in speedups if one is not None), key=lambda one: one.value)
         go += decide(best, TRUTH, CONFIDENCE, held_out=True).verdict == "GO"
@@ -291,7 +292,7 @@ def test_a_chosen_draft_is_tested_on_the_other_half() -> None:
     two = {name: {"code": pool(documents(rng, SIZE, value, 0.3))} for name, value in (("draft 0", 1.2), ("draft 1", 2.5))}
     option, decision = choose_and_decide(two, TIMING, {"code": 1.0}, QUESTION, [1])
     assert option == ("draft 1", 1)
-    tested = held_out({"code": two["draft 1"]["code"].cluster.tolist()})
+    tested = held_out({"code": two["draft 1"]["code"].units.lots})
     assert decision.speedup == pooled_speedup(two, ("draft 1", 1), TIMES, {"code": 1.0}, tested)
     assert "20 independent held-out documents" in decision.reason
 
@@ -303,7 +304,7 @@ def test_a_chosen_draft_keeps_its_control_variate_on_the_tested_half() -> None:
     option, decision = choose_and_decide(
         {name: {"code": pool(counts)} for name, counts in drawn.items()}, TIMING, {"code": 1.0}, QUESTION, [1]
     )
-    tested = held_out({"code": drawn["draft 1"].cluster.tolist()})["code"]
+    tested = held_out({"code": lots_of(drawn["draft 1"].cluster.tolist())})["code"]
     assert option == ("draft 1", 1)
     assert decision.speedup == speedup([drawn["draft 1"].rows(tested)], [1.0], free_draft(1))
     blind = dataclasses.replace(drawn["draft 1"], control=np.zeros(SIZE)).rows(tested)

@@ -22,6 +22,7 @@ from scipy import stats
 
 from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.totals_files import write_totals
+from alphaprof.analysis.units import Units, lots_of
 from alphaprof.errors import ProfileInvalid
 from alphaprof.loader import changed_question
 from alphaprof.log.store import Run
@@ -29,7 +30,6 @@ from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
 from alphaprof.report.json import render_json
 from alphaprof.report.model import Interval, Report
-from alphaprof.report.pool import units
 from alphaprof.report.render import render
 from tests import reference
 from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of
@@ -315,7 +315,9 @@ def test_auto_chooses_the_better_draft_and_tests_it_on_the_other_half(tmp_path: 
     written = write_run(tmp_path / "run", recipe)
     traffic = build_report(written).traffic
     assert traffic.draft == "good"
-    assert traffic.documents == sum(held_out({"code": written.documents()["prompt_hash"].to_pylist()})["code"]) == 10
+    assert (
+        traffic.documents == sum(held_out({"code": lots_of(written.documents()["prompt_hash"].to_pylist())})["code"]) == 10
+    )
     assert "10 independent held-out documents" in traffic.reason
     assert traffic.tested is not None
     assert traffic.speedup is not None
@@ -610,7 +612,7 @@ def documents_of(prompts: list[str], clusters: list[str | None]) -> pa.Table:
 def test_documents_that_share_a_cluster_or_a_prompt_are_one_unit(
     prompts: list[str], clusters: list[str | None], expected: list[int]
 ) -> None:
-    found = units(documents_of(prompts, clusters)).tolist()
+    found = Units.of(documents_of(prompts, clusters)).codes.tolist()
     order = list(dict.fromkeys(found))
     assert [order.index(unit) for unit in found] == expected
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from alphaprof.analysis.units import Units
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report, Result
@@ -68,7 +69,7 @@ def test_the_self_check_is_what_happened_less_what_was_expected(tmp_path: Path) 
 def test_the_self_check_of_texts_of_one_length_by_hand() -> None:
     """Four texts of ten proposals that differ by 1, 0, 2 and 1: .1 +- t(3 at 99.95 %) x .0816 / 2."""
     columns = {"accepted": np.full(4, 5.0), "emitted": np.array([6.0, 5.0, 7.0, 6.0]), "proposals": np.full(4, 10.0)}
-    check = _self_check(Pool(columns, np.arange(4), "sampled", "sampled", None))
+    check = _self_check(Pool(columns, Units.named("abcd"), "sampled", "sampled", None))
     assert check is not None
     assert (check.value, check.high - check.value) == pytest.approx((0.1, 12.924 * 0.08165 / 2), rel=1e-4)
     assert check.value - check.low == pytest.approx(check.high - check.value)
@@ -82,7 +83,7 @@ def pool_of(rng: np.random.Generator, documents: int) -> Pool:
         chances = rng.beta(2, 2, size)
         expected[index], happened[index] = chances.sum(), (rng.random(size) < chances).sum()
     columns = {"accepted": expected, "emitted": happened, "proposals": sizes.astype(float)}
-    return Pool(columns, np.arange(documents), "sampled", "sampled", None)
+    return Pool(columns, Units.named(map(str, range(documents))), "sampled", "sampled", None)
 
 
 def test_the_self_check_is_wrong_as_rarely_as_it_says() -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from alphaprof import cli
 from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.trees import Tree, optimal_tree
+from alphaprof.analysis.units import lots_of
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
@@ -123,7 +124,7 @@ def halves(run: Run, domains: Sequence[str]) -> dict[str, set[int]]:
     """The documents of each domain that are held out."""
     documents = run.documents().to_pandas()
     members = {domain: documents[documents["domain"] == domain] for domain in domains}
-    masks = held_out({domain: rows["prompt_hash"].tolist() for domain, rows in members.items()})
+    masks = held_out({domain: lots_of(rows["prompt_hash"]) for domain, rows in members.items()})
     return {domain: set(rows["document"][masks[domain]]) for domain, rows in members.items()}
 
 

@@ -80,7 +80,7 @@ def known(found: Speedup | None) -> Speedup:
 
 
 def test_rounds_by_what_they_drafted() -> None:
-    assert HAND.exactly().tolist() == [[1, 1, 3], [0, 0, 4]]
+    assert HAND.exactly.tolist() == [[1, 1, 3], [0, 0, 4]]
 
 
 def test_rows_are_some_of_the_documents() -> None:
@@ -88,7 +88,7 @@ def test_rows_are_some_of_the_documents() -> None:
     assert picked.control.tolist() == [0.5, 2.5]
     assert picked.tokens.tolist() == [20, 25]
     assert picked.cluster.tolist() == ["document 0", "document 2"]
-    assert picked.exactly().tolist() == OTHER.exactly()[[0, 2]].tolist()
+    assert picked.exactly.tolist() == OTHER.exactly[[0, 2]].tolist()
 
 
 def test_cost_of_a_round_by_hand() -> None:
@@ -151,7 +151,7 @@ def test_relative_time_by_hand() -> None:
     Of two documents, the variance of one is (7.6 / 6 - 8.1 / 10)^2 / 2 = 1.37^2 / 18, of which the ratio has
     (10^2 + 6^2) / 16^2.
     """
-    found = relative_time(HAND, TIMES)
+    found = relative_time(HAND, TIMES, spent_and_base(HAND, TIMES))
     assert found.value == pytest.approx(15.7 / 16)
     assert found.stderr == pytest.approx(1.37 * math.sqrt(136 / 18) / 16)
     assert (found.documents, found.freedom) == (2, pytest.approx(1))
@@ -217,7 +217,10 @@ def test_weights_that_are_the_shares_of_tokens_give_the_pooled_speedup() -> None
 
 def test_errors_of_separate_domains_add_as_independent_ones() -> None:
     other = dataclasses.replace(OTHER, cluster=np.array(["x", "y", "z"], dtype=object))
-    parts = [0.75 * relative_time(HAND, TIMES).stderr, 0.25 * relative_time(other, TIMES).stderr]
+    parts = [
+        0.75 * relative_time(HAND, TIMES, spent_and_base(HAND, TIMES)).stderr,
+        0.25 * relative_time(other, TIMES, spent_and_base(other, TIMES)).stderr,
+    ]
     both = known(speedup([HAND, other], [0.75, 0.25], TIMES))
     assert both.sampling_error == pytest.approx(math.hypot(*parts) * both.value)
     assert both.documents == 5
@@ -300,7 +303,7 @@ def test_shares_add_up_to_the_time_with_the_draft(times: StepTimes, rows: list[t
     shares = time_shares(found, times)
     assert shares.sum() == pytest.approx(1)
     spent, base = spent_and_base(found, times)
-    none, one, two = found.exactly().sum(0)
+    none, one, two = found.exactly.sum(0)
     steps = [10 * none, 12 * one, 15 * two, 2 * (one + 2 * two), 0, times.lookup.ms * (none + one + two), 0]
     assert shares * spent.sum() * 10 == pytest.approx(np.array(steps))
     assert base.sum() == found.tokens.sum()
@@ -318,7 +321,7 @@ def test_bounds_by_hand() -> None:
 @given(documents)
 def test_freedom_of_one_domain_is_that_of_its_documents(rows: list[tuple[int, int, int, int]]) -> None:
     found = drawn(rows)
-    assume(np.ptp((found.exactly() @ np.array([1.0, 1.4, 1.9])) / found.tokens) > 0.01)  # they do not agree
+    assume(np.ptp((found.exactly @ np.array([1.0, 1.4, 1.9])) / found.tokens) > 0.01)  # they do not agree
     _, freedom = reference.small_sample(found.tokens)
     assert known(speedup([found], [1.0], TIMES)).freedom == pytest.approx(freedom)
 
@@ -333,7 +336,7 @@ def test_freedom_of_documents_of_one_length_is_one_less_than_them(rows: list[tup
 def test_freedom_of_two_domains_is_that_of_welch_and_satterthwaite() -> None:
     """(V1 + V2)^2 / (V1^2 / 1 + V2^2 / f), f of three documents of 20, 30 and 25 tokens."""
     other = dataclasses.replace(OTHER, cluster=np.array(["x", "y", "z"], dtype=object))
-    first, second = (0.5 * relative_time(part, TIMES).stderr for part in (HAND, other))
+    first, second = (0.5 * relative_time(part, TIMES, spent_and_base(part, TIMES)).stderr for part in (HAND, other))
     _, freedom = reference.small_sample(OTHER.tokens)
     expected = (first**2 + second**2) ** 2 / (first**4 / 1 + second**4 / freedom)
     found = known(speedup([HAND, other], [0.5, 0.5], TIMES))
@@ -363,7 +366,7 @@ def test_the_best_that_is_possible_may_be_a_shorter_round() -> None:
 
 def test_agreement_in_one_domain_does_not_hide_the_spread_of_another() -> None:
     both = known(speedup([agreeing(5, "a"), OTHER], [0.5, 0.5], TIMES))
-    assert both.sampling_error > 0.5 * relative_time(OTHER, TIMES).stderr * both.value
+    assert both.sampling_error > 0.5 * relative_time(OTHER, TIMES, spent_and_base(OTHER, TIMES)).stderr * both.value
 
 
 def test_clusters_that_lie_in_two_domains_count_once() -> None:
@@ -391,7 +394,7 @@ def test_errors_that_seem_to_cancel_are_not_believed() -> None:
     mirrored = counts([10.0, 10.0], [5.0, 8.0], [[5.0, 5.0], [8.0, 8.0]])
     other = counts([10.0, 10.0], [8.0, 5.0], [[8.0, 8.0], [5.0, 5.0]])
     found = known(speedup([mirrored, other], [0.5, 0.5], TIMES))
-    alone = 0.5 * relative_time(mirrored, TIMES).stderr
+    alone = 0.5 * relative_time(mirrored, TIMES, spent_and_base(mirrored, TIMES)).stderr
     assert found.sampling_error == pytest.approx(math.sqrt(2) * alone * found.value)
 
 
@@ -414,7 +417,7 @@ def test_error_of_shared_clusters_is_the_spread_over_repeated_samples() -> None:
 
 def test_error_of_a_ratio_is_that_of_the_speedup() -> None:
     """The relative error of a ratio is that of its inverse: a second way to the same number."""
-    spent = OTHER.exactly() @ np.array([1.0, 1.4, 1.9])
+    spent = OTHER.exactly @ np.array([1.0, 1.4, 1.9])
     found = ratio(spent, OTHER.tokens)
     assert known(speedup([OTHER], [1.0], TIMES)).sampling_error == pytest.approx(found.stderr / found.value)
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import rel_entr, xlog1py
 
 from alphaprof.analysis.rules import BoundRule
@@ -264,6 +263,8 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
         return math.inf if accepted else 0.0
     high, low = list(ranked[:accepted]), list(ranked[accepted : accepted + width])
     if divergence == "js":
+        from scipy.optimize import brentq  # here, because it takes longer to load than most reports do without
+
         level = brentq(lambda u: _js_at(u, high, low)[0], max(low[-1], 1e-15), high[0], xtol=1e-16)
         return _js_at(level, high, low)[1]
     geometric = divergence == "rkl"

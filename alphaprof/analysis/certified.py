@@ -20,6 +20,7 @@ from alphaprof.analysis.totals import READ, Shape
 from alphaprof.log.store import Run
 
 Array = np.ndarray[Any, Any]
+SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what shapes are made from
 SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take from a divergence
 AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
 SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
@@ -58,7 +59,7 @@ class LosslessTally:
 def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
     """Columns of each complete shard as arrays, and where its documents lie; nulls become -1 or NaN."""
     for shard in run.shards:
-        yield columns_at(run, draft, shard.index, names), Shape.of(run.continuations(shard.index))
+        yield columns_at(run, draft, shard.index, names), Shape.of(run.continuations(shard.index, SHAPED))
 
 
 def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ import numpy as np
 from alphaprof.analysis.estimate import quantile
 from alphaprof.analysis.speedup import Speedup
 
+Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MANY = 1_000_000
@@ -96,18 +96,27 @@ def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> i
     return low
 
 
-def held_out(clusters: Mapping[str, Sequence[str]]) -> dict[str, Mask]:
+def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:
     """Which documents of each domain are held out to test what the others chose; [documents] each.
 
-    Clusters in the order of their hash fall alternately on the two halves, domain by domain: every second one is held out,
-    whatever order the data had. A cluster is never divided, not even where it lies in several domains.
+    `lots` [documents]: what each document's cluster drew (`units.lots_of` its name). Clusters in the order of their lots
+    fall alternately on the two halves, domain by domain: every second one is held out, whatever order the data had. A
+    cluster is never divided, not even where it lies in several domains.
     """
-    homes: dict[str, list[str]] = {}
-    for domain in sorted(clusters):
-        for cluster in set(clusters[domain]):
-            homes.setdefault(cluster, []).append(domain)
-    ordered = sorted(homes, key=lambda cluster: (homes[cluster], hashlib.sha256(cluster.encode()).digest()))
-    kept_back = set(ordered[1::2])
-    return {
-        domain: np.array([cluster in kept_back for cluster in members], dtype=bool) for domain, members in clusters.items()
-    }
+    domains = sorted(lots)
+    drawn, cluster = np.unique(np.concatenate([lots[domain] for domain in domains]), return_inverse=True)
+    home = np.repeat(np.arange(len(domains)), [len(lots[domain]) for domain in domains])
+    pairs = np.unique(cluster * len(domains) + home)
+    places, homes = pairs // len(domains), pairs % len(domains)
+    first, several = homes[np.diff(places, prepend=-1) > 0], np.bincount(places, minlength=len(drawn)) > 1
+    sets: dict[int, tuple[int, ...]] = {}
+    for place, number in zip(places[several[places]].tolist(), homes[several[places]].tolist(), strict=True):
+        sets[place] = (*sets.get(place, ()), number)
+    ranks = {found: rank for rank, found in enumerate(sorted({(n,) for n in range(len(domains))} | set(sets.values())))}
+    rank = np.array([ranks[number,] for number in range(len(domains))], dtype=np.int64)[first]
+    for place, found in sets.items():
+        rank[place] = ranks[found]
+    kept_back = np.zeros(len(drawn), dtype=bool)
+    kept_back[np.argsort(rank, kind="stable")[1::2]] = True
+    sides = np.split(kept_back[cluster], np.cumsum([len(lots[domain]) for domain in domains])[:-1])
+    return dict(zip(domains, sides, strict=True))

@@ -15,6 +15,7 @@ from scipy.special import stdtrit
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
+SPARSE = 16  # numbers up to so many times their count are counted in a table
 NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
 
 
@@ -55,8 +56,8 @@ def ratio(totals: Array, counts: Array) -> Ratio:
     value = float(totals[kept].sum()) / float(counts[kept].sum())
     if documents == 1:
         return Ratio(value, math.inf, 1, 0.0)
-    _, freedom = small_sample(counts[kept])
-    stderr = math.sqrt(float((influences(totals, counts) ** 2).sum()))
+    correction, freedom = small_sample(counts[kept])
+    stderr = math.sqrt(float((_influences(totals, counts, correction) ** 2).sum()))
     return Ratio(value, stderr, documents, freedom)
 
 
@@ -86,10 +87,14 @@ def influences(totals: Array, counts: Array) -> Array:
 
     0 for documents without counts. Needs two documents with counts.
     """
+    correction, _ = small_sample(counts[counts > 0])
+    return _influences(totals, counts, correction)
+
+
+def _influences(totals: Array, counts: Array, correction: float) -> Array:
     kept = counts > 0
     size = counts[kept].sum()
     residuals = totals - totals[kept].sum() / size * counts
-    correction, _ = small_sample(counts[kept])
     return np.where(kept, math.sqrt(correction) * residuals / size, 0.0)
 
 
@@ -131,9 +136,28 @@ def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Rati
 
 
 def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
-    """Each column summed over equal clusters: [documents] -> [clusters]."""
-    _, index = np.unique(clusters, return_inverse=True)
-    return tuple(np.bincount(index, weights=column) for column in columns)
+    """Each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting."""
+    if not _counts(clusters):
+        _, clusters = np.unique(clusters, return_inverse=True)
+    present = np.bincount(clusters) > 0
+    return tuple(np.bincount(clusters, weights=column)[present] for column in columns)
+
+
+def present(clusters: Array) -> Array:
+    """The different clusters, ascending."""
+    return np.flatnonzero(np.bincount(clusters)) if _counts(clusters) else np.unique(clusters)
+
+
+def distinct(clusters: Array) -> int:
+    """How many different clusters there are."""
+    return int(np.count_nonzero(np.bincount(clusters))) if _counts(clusters) else len(np.unique(clusters))
+
+
+def _counts(clusters: Array) -> bool:
+    """Whether clusters are numbers that a table of all of them is made for as soon as they are sorted."""
+    return (
+        clusters.dtype.kind == "i" and len(clusters) > 0 and clusters.min() >= 0 and clusters.max() < SPARSE * len(clusters)
+    )
 
 
 def quantile(probability: float, freedom: float) -> float:

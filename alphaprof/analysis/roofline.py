@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar, nnls
 
 from alphaprof.analysis.shapes import ModelShape
 
@@ -127,6 +126,8 @@ def fit_times(shape: ModelShape, accelerator: Accelerator, measured: Sequence[tu
     times = np.array([ms for _, ms in measured])
     if len(measured) < 2:
         raise ValueError("two efficiencies need two step times")
+    from scipy.optimize import nnls  # here, because it takes as long to load as a report does without
+
     slowness, _ = nnls(rows / times[:, None], np.ones(len(times)))
     if slowness.min() < NO_TIME:
         raise ValueError("these step times do not tell bandwidth from compute: take batches that lie further apart")
@@ -158,6 +159,8 @@ def fit_ratios(
 
 
 def _least(function: Callable[[float], float]) -> float:
+    from scipy.optimize import minimize_scalar  # here likewise
+
     found = minimize_scalar(function, bounds=(math.log(LEAST_RATIO), math.log(MOST_RATIO)), method="bounded")
     return float(found.x)
 

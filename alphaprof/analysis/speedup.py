@@ -8,9 +8,11 @@ once a round. Prefill is the same on both sides and left out. Times are in ms; `
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,10 @@ from alphaprof.analysis.estimate import (
     bounded_ratio,
     by_cluster,
     controlled,
+    distinct,
     influences,
     log_interval,
+    present,
 )
 from alphaprof.analysis.replay import Rounds
 
@@ -96,21 +100,24 @@ class RoundCounts:
         full = found.accepted[:, -1] if found.accepted.shape[1] else np.zeros(len(found.rounds))  # a tree may have no nodes
         return cls(found.tokens, found.rounds, found.drafted, full, found.control, cluster)
 
+    @cached_property
     def exactly(self) -> Array:
         """Rounds that drafted exactly m = 0..gamma tokens, [documents, gamma + 1]."""
-        at_least = np.column_stack([self.rounds, self.drafted])
-        return np.asarray(at_least - np.column_stack([self.drafted, np.zeros(len(self.rounds))]))
+        found = np.empty((len(self.rounds), self.drafted.shape[1] + 1))
+        found[:, 0], found[:, 1:] = self.rounds, self.drafted
+        found[:, :-1] -= self.drafted
+        return found
 
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""
-        return RoundCounts(**{name: values[chosen] for name, values in vars(self).items()})
+        return RoundCounts(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 
     def spent(self, times: StepTimes) -> Array:
         """Decode time with the draft in units of a decode step, [documents].
 
         A text that ends with a full round has no step behind it: at most one step of a document is counted too many.
         """
-        return np.asarray(self.exactly() @ round_costs(times, self.drafted.shape[1]) + self.full * times.after_full())
+        return np.asarray(self.exactly @ round_costs(times, self.drafted.shape[1]) + self.full * times.after_full())
 
 
 @dataclass(frozen=True)
@@ -161,21 +168,24 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
 
     Where rounds are expectations, a control variate has sharpened the time with the draft.
     """
+    if not counts.control.any():
+        spent, base = by_cluster(counts.cluster, counts.spent(times), counts.tokens)
+        return spent, base
     spent, base, control = by_cluster(counts.cluster, counts.spent(times), counts.tokens, counts.control)
     adjusted = controlled(spent, base, control)
     return (spent if adjusted is None else adjusted), base
 
 
-def relative_time(counts: RoundCounts, times: StepTimes) -> Ratio:
-    """Decode time with the draft divided by decode time without, over documents or clusters."""
-    return bounded_ratio(*spent_and_base(counts, times), *cost_bounds(times, counts.drafted.shape[1]))
+def relative_time(counts: RoundCounts, times: StepTimes, sums: tuple[Array, Array]) -> Ratio:
+    """Decode time with the draft divided by decode time without, over documents or clusters; `sums`: `spent_and_base`."""
+    return bounded_ratio(*sums, *cost_bounds(times, counts.drafted.shape[1]))
 
 
 def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     """Shares of the decode time with the draft: verification of n = 1..gamma+1, draft steps, those after full rounds,
     searches, bookkeeping; [gamma + 5].
     """
-    exactly = counts.exactly().sum(0)
+    exactly = counts.exactly.sum(0)
     verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly)]
     two = times.draft_after_full or times.draft
     steps, full = float((exactly * np.arange(len(exactly))).sum()), float(counts.full.sum())
@@ -195,15 +205,16 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     weights = [weight for weight in weights if weight > 0]
     if not domains or any(counts.tokens.sum() == 0 for counts in domains):
         return None
-    ratios = [relative_time(counts, times) for counts in domains]
+    sums = [spent_and_base(counts, times) for counts in domains]
+    ratios = [relative_time(counts, times, found) for counts, found in zip(domains, sums, strict=True)]
     parts = [weight * found.value for weight, found in zip(weights, ratios, strict=True)]
     time = sum(parts)
     variances = [(weight * found.stderr) ** 2 for weight, found in zip(weights, ratios, strict=True)]
     shares = sum(part / time * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
-    documents = len(np.unique(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains])))
+    documents = distinct(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains]))
     return Speedup(
         value=1 / time,
-        sampling_error=math.sqrt(sum(variances) + _covariance(domains, weights, times)) / time,
+        sampling_error=math.sqrt(sum(variances) + _covariance(domains, weights, sums)) / time,
         timing_error=_timing_error(np.asarray(shares), times),
         freedom=_freedom(variances, ratios, documents),
         documents=documents,
@@ -233,18 +244,19 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
     )
 
 
-def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> float:
+def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
     """What clusters with documents in several domains add to the variance of the weighted time; 0 without such clusters.
 
-    Never negative: that errors cancel is too much to conclude from a few clusters.
+    `sums`: `spent_and_base` of each domain. Never negative: that errors cancel is too much to conclude from a few clusters.
     """
+    if len(domains) < 2:
+        return 0.0
     errors, clusters = [], []
-    for counts, weight in zip(domains, weights, strict=True):
-        spent, base = spent_and_base(counts, times)
+    for counts, weight, (spent, base) in zip(domains, weights, sums, strict=True):
         if (base > 0).sum() < 2:
             return 0.0  # the variance is infinite as it is
         errors.append(weight * influences(spent, base))
-        clusters.append(np.unique(counts.cluster))
+        clusters.append(present(counts.cluster))
     each = np.concatenate(errors)
     (joint,) = by_cluster(np.concatenate(clusters), each)
     return max(0.0, float((joint**2).sum() - (each**2).sum()))

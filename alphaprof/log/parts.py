@@ -88,28 +88,37 @@ def write_part(path: Path, table: pa.Table) -> None:
 def read_part(path: Path, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
     """Rows of some rules and some columns (None: all) of a part."""
     file = pq.ParquetFile(path)
-    older = any(OLDER.fullmatch(name) for name in file.schema_arrow.names)
+    names = file.schema_arrow.names
+    older, place = any(map(OLDER.fullmatch, names)), names.index("rule")
     needed = None if columns is None or older else list(dict.fromkeys([*columns, "rule"]))
-    groups = [group for group in range(file.num_row_groups) if rules is None or _may_hold(file, group, rules)]
+    told = [file.metadata.row_group(group).column(place) for group in range(file.num_row_groups)]
+    groups = [group for group, column in enumerate(told) if rules is None or _may_hold(column, rules)]
     table = file.read_row_groups(groups, columns=needed)
     table = _flat(table) if older else table
-    if rules is not None:
+    if rules is not None and not all(_holds_one(told[group]) for group in groups):
         table = table.filter(pc.is_in(table["rule"].cast(pa.string()), pa.array(list(rules), pa.string())))
     return table if columns is None else table.select(columns)
 
 
 def names_in(path: Path) -> list[str]:
     """The columns that `read_part` finds in a part."""
-    return list(_flat(pq.read_schema(path).empty_table()).column_names)
+    schema = pq.read_schema(path)
+    older = any(map(OLDER.fullmatch, schema.names))
+    return list(_flat(schema.empty_table()).column_names if older else schema.names)
 
 
-def _may_hold(file: pq.ParquetFile, group: int, rules: Collection[str]) -> bool:
-    """Whether a row group has rows of some rules, as far as its statistics tell."""
-    place = file.schema_arrow.names.index("rule")
-    statistics = file.metadata.row_group(group).column(place).statistics
+def _may_hold(column: pq.ColumnChunkMetaData, rules: Collection[str]) -> bool:
+    """Whether a row group has rows of some rules, as far as the statistics of the column of rules tell."""
+    statistics = column.statistics
     if statistics is None or not statistics.has_min_max:
         return True
     return any(statistics.min <= rule <= statistics.max for rule in rules)
+
+
+def _holds_one(column: pq.ColumnChunkMetaData) -> bool:
+    """Whether a row group surely has rows of one rule alone, which then is one of those that it may hold rows of."""
+    statistics = column.statistics
+    return bool(statistics is not None and statistics.has_min_max and statistics.min == statistics.max)
 
 
 def _flat(table: pa.Table) -> pa.Table:

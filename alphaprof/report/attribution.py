@@ -31,10 +31,11 @@ from alphaprof.analysis.roofline_costs import LOOKUP as LOOKUP_KIND
 from alphaprof.analysis.rules import SAMPLED, BoundRule
 from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, spent_and_base
 from alphaprof.log.store import Run
+from alphaprof.report.log_part import LogPart
 from alphaprof.report.model import Interval, Result
 from alphaprof.report.model_causes import Attribution, Cause
-from alphaprof.report.pool import Pool
 from alphaprof.report.result import share
+from alphaprof.report.texts import Text
 from alphaprof.report.verdict import Timing
 
 Array = np.ndarray[Any, Any]
@@ -60,21 +61,20 @@ WITHOUT_REMEDY = (TIE, UNCERTAIN)
 
 @dataclass(frozen=True)
 class Judged:
-    """A result with what it was made of."""
+    """A result, and the documents that its losses are told from."""
 
     result: Result
     rule: BoundRule
-    pool: Pool
+    text: Text
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What losses are told from: a run with the numbers of its `documents`, ascending, how rounds are replayed, step times,
-    and the confidence of intervals.
+    """What losses are told from: what is read of the log, how rounds are replayed, step times, and the confidence of
+    intervals.
     """
 
-    run: Run
-    documents: Array
+    part: LogPart
     flavour: Flavour
     timing: Timing
     confidence: float
@@ -84,7 +84,7 @@ def attribution(basis: Basis, judged: Sequence[Judged]) -> tuple[Attribution, ..
     """What is lost under the rules that verdicts concern, and under the three that keep the text where it is theirs. Nothing
     without a position log.
     """
-    run, documents, timing = basis.run, basis.documents, basis.timing
+    run, timing = basis.part.run, basis.timing
     if not run.has_log:
         return ()
     told = [
@@ -95,12 +95,11 @@ def attribution(basis: Basis, judged: Sequence[Judged]) -> tuple[Attribution, ..
     groups: dict[tuple[str, str], list[Judged]] = {}
     for item in told:
         groups.setdefault((item.result.draft, item.rule.id), []).append(item)
-    jobs = [_job(items, documents) for items in groups.values()]
+    jobs = [_job(items, len(basis.part.documents.numbers)) for items in groups.values()]
     found = dict(zip(groups, losses(run, jobs, basis.flavour), strict=True)) if run.shards else {}
     return tuple(
         _attribution(
             item,
-            np.searchsorted(documents, item.pool["document"]),
             found[item.result.draft, item.rule.id],
             Setting(run, timing.times.get(item.result.draft) if item.rule.rule.timed else None, basis.confidence),
         )
@@ -108,12 +107,12 @@ def attribution(basis: Basis, judged: Sequence[Judged]) -> tuple[Attribution, ..
     )
 
 
-def _job(items: Sequence[Judged], documents: Array) -> Job:
+def _job(items: Sequence[Judged], documents: int) -> Job:
     """One draft and rule: the texts of a domain are replayed at its best gamma."""
-    gamma = np.zeros(len(documents), dtype=np.int64)
+    gamma = np.zeros(documents, dtype=np.int64)
     for item in items:
         if item.result.gammas and item.result.best_gamma:
-            gamma[np.searchsorted(documents, item.pool["document"])] = item.result.best_gamma
+            gamma[item.text.rows] = item.result.best_gamma
     return Job(items[0].result.draft, items[0].rule, gamma)
 
 
@@ -126,22 +125,22 @@ class Setting:
     confidence: float
 
 
-def _attribution(item: Judged, rows: Array, found: Losses, setting: Setting) -> Attribution:
-    result, pool = item.result, item.pool
+def _attribution(item: Judged, found: Losses, setting: Setting) -> Attribution:
+    result, cluster, rows = item.result, item.text.cluster, item.text.rows
     gamma = result.best_gamma if result.gammas else None
     split, positions = scaled(found.split[rows], found.lost[rows], item.rule), found.positions[rows]
     kind = setting.run.manifest.drafts[result.draft].kind
 
     def told(rounds: Rounds) -> tuple[float | None, float | None]:
-        return _speeds(rounds_at(rounds, rows, gamma), pool.cluster, setting.times) if gamma else (None, None)
+        return _speeds(rounds_at(rounds, rows, gamma), cluster, setting.times) if gamma else (None, None)
 
     causes = []
     for number, name in enumerate(CAUSES):
-        part = share(pool.cluster, split[:, number], positions, setting.confidence)
+        part = share(cluster, split[:, number], positions, setting.confidence)
         if part is not None and part.value > 0:
             causes.append(Cause(name, part, *told(found.recovered[number]), _remedy(name, kind, item)))
     tokens, faster = told(found.unchanged)
-    whole = share(pool.cluster, found.lost[rows], positions, setting.confidence)
+    whole = share(cluster, found.lost[rows], positions, setting.confidence)
     return Attribution(
         domain=result.domain,
         draft=result.draft,
@@ -149,8 +148,8 @@ def _attribution(item: Judged, rows: Array, found: Losses, setting: Setting) -> 
         continuation=result.continuation,
         sampling=result.sampling,
         on_policy=result.on_policy,
-        documents=result.documents,
-        positions=result.positions,
+        documents=len(rows),
+        positions=int(positions.sum()),
         lost=whole or Interval(1.0, 0.0, 1.0),
         ceiling=float(found.top[rows].sum() / positions.sum()) if item.rule.name == "one_hot" else None,
         gamma=gamma,
@@ -193,7 +192,7 @@ def _speeds(found: Rounds, cluster: Array, times: StepTimes | None) -> tuple[flo
 
 
 def _remedy(name: str, kind: str, item: Judged) -> str:
-    if name == UNCERTAIN and item.result.on_policy and item.pool.policy == SAMPLED:
+    if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
         return BY_CHANCE
     return OF_LOOKUP.get(name, REMEDIES[name]) if kind == LOOKUP_KIND else REMEDIES[name]
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.estimate import Estimate
+from alphaprof.analysis.estimate import Estimate, distinct
 from alphaprof.analysis.gates import Gate, Judged, judge, together
 from alphaprof.analysis.paired import inverse_difference, share_difference
 from alphaprof.analysis.rule_names import parse_rule
@@ -82,7 +81,7 @@ class Both:
 
     def lost(self, threshold: float) -> Item:
         """The item of a draft that no longer proposes anything: its alpha is not known, its rounds have one token each."""
-        units = len(np.unique(self.old.cluster))
+        units = distinct(self.old.cluster)
         value = self.difference(0.5).value if self.gamma is not None else None
         return Item(self.measure, self.domain, threshold, value, None, None, units, "fail", LOST)
 

@@ -15,7 +15,7 @@ from alphaprof import __version__
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import BoundRule
-from alphaprof.analysis.totals import Request, policies
+from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
@@ -23,12 +23,13 @@ from alphaprof.report.attribution import Basis, Judged, attribution
 from alphaprof.report.certificates import certificates
 from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
 from alphaprof.report.difficulty import Played, extremes, tenths
+from alphaprof.report.documents import Documents
 from alphaprof.report.format import text_kind
+from alphaprof.report.log_part import LIMIT, LogPart
 from alphaprof.report.model import Report, Result, RunFacts
-from alphaprof.report.pool import SETTINGS, Pool, merged, pools, sampling_of, units
+from alphaprof.report.pool import Pool, columns_of, merged, pools
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
-from alphaprof.report.texts import texts
 from alphaprof.report.traffic import Evidence, judge_traffic
 from alphaprof.report.verdict import UNTIMED, Question, not_defined, order_of
 from alphaprof.report.warnings import report_warnings
@@ -38,37 +39,47 @@ FIRST = 16  # documents that step times are taken for, where documents come one 
 
 
 def build_report(
-    run: Run, flavour: Flavour = "engine", config: Mapping[str, Any] | None = None, rules: Sequence[str] | None = None
+    run: Run,
+    flavour: Flavour = "engine",
+    config: Mapping[str, Any] | None = None,
+    rules: Sequence[str] | None = None,
+    whole_log: bool = False,
 ) -> Report:
     """The report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for step times from elsewhere.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
     beside those of the verdict, where they are not the profile's. What the log was not written with is evaluated on it.
+    `whole_log`: parts that read the position log read all of it, however large it is.
     """
     inquiry = Inquiry.of(run, flavour, config or run.manifest.config)
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
-    found = list(found_pools(inquiry, shown))
-    results = [
-        build_result(Subject(item.domain, item.draft, item.rule, book), item.pool, question, run.gammas) for item in found
-    ]
-    judged = [Judged(result, item.rule, item.pool) for result, item in zip(results, found, strict=True)]
+    part = LogPart.of(run, documents, None if whole_log else LIMIT)
+    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
+    found: list[Found] = []
+    judged: list[Judged] = []
+    for item in found_pools(inquiry, shown):
+        pool = item.pool
+        result = build_result(Subject(item.domain, item.draft, item.rule, book), pool, question, run.gammas)
+        judged.append(Judged(result, item.rule, of_log[item.domain, pool.continuation, pool.policy, str(pool.sampling)]))
+        if question.rule_for(pool.policy) == item.rule.id:  # the others are not needed again, and large
+            found.append(item)
+    results = [item.result for item in judged]
     timing = book.timing(question.concurrency) if book else UNTIMED
-    prompts = documents["prompt_tokens"].to_numpy()
-    basis = Basis(run, documents["document"].to_numpy(), flavour, timing, question.confidence)
+    basis = Basis(part, flavour, timing, question.confidence)
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
-        run=_facts(run, documents),
-        cost=cost_of(book, question.concurrency, beyond_prefill(book, prompts)) if book else None,
+        run=_facts(run, documents, part),
+        cost=cost_of(book, question.concurrency, beyond_prefill(book, documents.prompt_tokens)) if book else None,
         traffic=judge_traffic(evidence_of(inquiry, found), book, question, run.gammas),
         results=tuple(results),
         attribution=attribution(basis, judged),
-        difficulty=tenths(run, shown, texts(documents, inquiry.independent), question.confidence),
-        documents=extremes(_played(inquiry, found, results), documents),
-        certificates=certificates(run, documents, inquiry.independent, question.confidence),
-        predictability=predictability(run, documents, inquiry.independent, results, question.confidence),
+        difficulty=tenths(part, shown, question.confidence),
+        documents=extremes(_played(inquiry, found, [item for item in results if item.verdict is not None]), documents),
+        certificates=certificates(part, question.confidence),
+        predictability=predictability(part, results, question.confidence),
         warnings=(),
     )
     return report_warnings(report, run.manifest, run.has_log)
@@ -91,15 +102,14 @@ def settled(run: Run) -> str | None:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """What every part of a report rests on. `independent`: see `pool.units`; `policies`: those of its texts, the empty one
-    (text that the target did not produce) included.
+    """What every part of a report rests on. `policies`: those of its texts, the empty one (text that the target
+    did not produce) included.
     """
 
     run: Run
     flavour: Flavour
     question: Question
-    documents: pa.Table
-    independent: Array
+    documents: Documents
     policies: tuple[str, ...]
     book: CostBook | None
 
@@ -112,8 +122,18 @@ class Inquiry:
         # Step times must not hang on documents that they are held against, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
         book = open_costs(run, config["costs"], mean_context(first))
-        found = tuple(np.unique(policies(documents)).tolist())
-        return cls(run, flavour, question, documents, units(documents), found, book)
+        grouped = Documents.of(documents)
+        found = tuple(sorted({group.policy for group in grouped.groups}))
+        return cls(run, flavour, question, grouped, found, book)
+
+    def stored(self, rules: Sequence[str]) -> bool:
+        """Whether the totals of some rules lie in files."""
+        run = self.run
+        return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
+
+    def has_rounds(self, rule: BoundRule) -> bool:
+        """Whether a rule has rounds on some text of the run: a lossy one has none."""
+        return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
 
     @property
     def deciding(self) -> list[str]:
@@ -138,12 +158,25 @@ class Found:
 
 def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
     """The pools of every draft (or of some), rule and domain."""
-    run = inquiry.run
-    for draft in drafts or run.manifest.drafts:
-        totals = read_totals(run, draft, Request(rules, run.gammas, inquiry.flavour))
-        for rule in rules_of(list(rules)):
-            for domain, pool in pools(totals, inquiry.documents, inquiry.independent, rule.id, run.gammas):
+    gammas = inquiry.run.gammas
+    for draft in drafts or inquiry.run.manifest.drafts:
+        without: pa.Table | None = None
+        for rule in (bound := rules_of(list(rules))):
+            if not inquiry.stored(rules):
+                # What is not stored is computed once for all rules.
+                without = totals = _totals(inquiry, draft, bound, gammas) if without is None else without
+            elif inquiry.has_rounds(rule):  # rounds take most of the memory: those of one rule at a time
+                totals = _totals(inquiry, draft, [rule], gammas)
+            else:
+                others = [other for other in bound if not inquiry.has_rounds(other)]
+                without = totals = _totals(inquiry, draft, others, ()) if without is None else without
+            for domain, pool in pools(totals, inquiry.documents, rule.id, gammas):
                 yield Found(draft, rule, domain, pool)
+
+
+def _totals(inquiry: Inquiry, draft: str, rules: Sequence[BoundRule], gammas: Sequence[int]) -> pa.Table:
+    request = Request([rule.id for rule in rules], inquiry.run.gammas, inquiry.flavour)
+    return read_totals(inquiry.run, draft, request, columns_of(gammas))
 
 
 def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result]) -> list[Played]:
@@ -152,7 +185,7 @@ def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result])
     return [
         Played(item.domain, item.draft, item.rule.id, result.best_gamma, item.pool, times.get(item.draft))
         for item, result in zip(found, results, strict=True)
-        if result.verdict is not None and result.best_gamma is not None and item.pool.defined
+        if result.best_gamma is not None and item.pool.defined
     ]
 
 
@@ -168,7 +201,7 @@ def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
         else:
             decisive[item.draft].append((item.domain, item.pool))
     by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
-    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents))
+    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table))
 
 
 def _asked(manifest: Manifest) -> dict[str, Any]:
@@ -179,20 +212,21 @@ def _asked(manifest: Manifest) -> dict[str, Any]:
     return {"imported": dataclasses.asdict(manifest.imported)} | asked
 
 
-def _facts(run: Run, documents: pa.Table) -> RunFacts:
-    manifest = run.manifest
+def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
+    manifest, table = run.manifest, documents.table
     return RunFacts(
         path=str(run.path),
         complete=manifest.status == "complete",
         documents=manifest.documents,
         positions=manifest.positions,
+        log_documents=part.run.manifest.documents if run.has_log else None,
         target=manifest.target.reference,
         drafts=tuple(manifest.drafts),
         dtype=manifest.target.dtype,
         texts=_texts(documents),
         created=manifest.created,
-        cut=_cut(documents),
-        mean_context=mean_context(documents),
+        cut=_cut(table),
+        mean_context=mean_context(table),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
         imported=manifest.imported.engine if manifest.imported else None,
@@ -203,13 +237,12 @@ def _facts(run: Run, documents: pa.Table) -> RunFacts:
     )
 
 
-def _texts(documents: pa.Table) -> tuple[str, ...]:
+def _texts(documents: Documents) -> tuple[str, ...]:
     """The kinds of text of a run, in the order in which they occur."""
-    kinds = documents["continuation"].cast(pa.string()).to_pylist()
-    settings = zip(*(documents[name].to_pylist() for name in SETTINGS), strict=True)
-    found = dict.fromkeys(zip(kinds, documents["on_policy"].to_pylist(), settings, strict=True))
+    kinds = {(group.continuation, group.on_policy, group.settings): group for group in documents.groups}
     return tuple(
-        text_kind(kind, sampling_of(values)) + ("" if on_policy else " (off-policy)") for kind, on_policy, values in found
+        text_kind(group.continuation, group.sampling) + ("" if group.on_policy else " (off-policy)")
+        for group in kinds.values()
     )
 
 
@@ -231,11 +264,11 @@ def _cut(documents: pa.Table) -> float | None:
 
 def observed_weights(documents: pa.Table) -> dict[str, float]:
     """Shares of tokens by domain, in the order in which domains occur."""
-    tokens: dict[str, int] = {}
-    domains = documents["domain"].cast(pa.string()).to_pylist()
-    for domain, count in zip(domains, documents["continuation_tokens"].to_pylist(), strict=True):
-        tokens[domain] = tokens.get(domain, 0) + count
-    return {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
+    domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
+    tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
+    return {
+        domain: float(count / tokens.sum()) for domain, count in zip(domains.dictionary.to_pylist(), tokens, strict=True)
+    }
 
 
 def mean_context(documents: pa.Table) -> float | None:

@@ -6,22 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from alphaprof.analysis.bounds import budget, mean_beta_bound
-from alphaprof.analysis.certified import LosslessTally, Tally, decile_edges, inexact_share, lossless_tally, tallies
-from alphaprof.log.store import Run
+from alphaprof.analysis.certified import LosslessTally, Tally, inexact_share, lossless_tally, tallies
+from alphaprof.report.log_part import LogPart
 from alphaprof.report.model import Certificate, Certificates, Decile, LosslessBounds
-from alphaprof.report.texts import Text, kinds, texts
+from alphaprof.report.texts import Text, kinds
 
 Array = np.ndarray[Any, Any]
 
 
-def certificates(run: Run, documents: pa.Table, independent: Array, confidence: float) -> Certificates | None:
+def certificates(part: LogPart, confidence: float) -> Certificates | None:
     """What the log of a run says; None where it holds no thresholds, or no complete shard yet."""
+    run, every = part.run, part.texts
     if not run.log_rules.certified or not run.shards or not run.has_log:
         return None
-    every = texts(documents, independent)
     found: list[Certificate] = []
     deciles: list[Decile] = []
     bounds: list[LosslessBounds] = []
@@ -29,13 +28,12 @@ def certificates(run: Run, documents: pa.Table, independent: Array, confidence: 
         lossless = lossless_tally(run, draft)
         if lossless is None:  # no distribution, hence no divergence
             continue
-        edges = decile_edges(run, draft)
-        for rule, tally in tallies(run, draft, edges).items():
+        for rule, tally in tallies(run, draft, part.edges).items():
             for text in every:
                 found += _certificate(text, draft, rule, tally, confidence)
             for text in kinds(every):
-                for axis in edges:
-                    deciles += _deciles(text, (draft, rule, axis), tally.by[axis], edges[axis], confidence)
+                for axis, edges in part.edges.items():
+                    deciles += _deciles(text, (draft, rule, axis), tally.by[axis], edges, confidence)
         bounds += [item for text in every for item in _lossless(text, draft, lossless, confidence)]
     return Certificates(tuple(found), tuple(deciles), tuple(bounds), inexact_share(run))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.analysis.estimate import bounded_ratio, by_cluster, quantile
+from alphaprof.analysis.estimate import bounded_ratio, by_cluster, distinct, quantile
 from alphaprof.analysis.gates import Gate, Judged, Outcome, judge, together
 from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
@@ -254,7 +254,7 @@ def _silent(pool: Pool, measure: Measure, gamma: int | None) -> bool:
 def _held(asked: tuple[Measure, str, float], pool: Pool, value: float | None, found: Judged | None) -> Item:
     """A threshold and what became of it; `found` is None where the draft proposes nothing."""
     measure, domain, least = asked
-    documents = len(np.unique(pool.cluster))
+    documents = distinct(pool.cluster)
     if found is None:
         return Item(measure, domain, least, None, None, None, documents, "fail", "the draft proposes nothing there")
     return Item(measure, domain, least, value, found.low, found.high, documents, found.outcome)

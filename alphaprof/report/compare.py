@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.estimate import by_cluster
+from alphaprof.analysis.estimate import by_cluster, distinct
 from alphaprof.analysis.paired import inverse_difference, share_difference
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.analysis.totals import Request, policies
 from alphaprof.analysis.totals_files import read_totals
+from alphaprof.analysis.units import Units
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.store import Run
 from alphaprof.report.comparable import require_comparable
+from alphaprof.report.documents import SETTINGS, Documents
 from alphaprof.report.model import Interval
-from alphaprof.report.pool import SETTINGS, Pool, pools, units
+from alphaprof.report.pool import Pool, pools
 
 Array = np.ndarray[Any, Any]
 
@@ -158,8 +160,8 @@ def paired_pools(first: Side, second: Side, rules: Sequence[str]) -> Paired:
     if len(rows[0]) == 0:
         raise _nothing_in_common(first, second, tables)
     documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
-    independent = units(pa.concat_tables(documents))[: len(rows[0])]  # what belongs together in either run
-    one, two = (_pools(side, table, independent, rules) for side, table in zip((first, second), documents, strict=True))
+    units = Units.of(pa.concat_tables(documents)).take(slice(len(rows[0])))  # what belongs together in either run
+    one, two = (_pools(side, Documents(table, units), rules) for side, table in zip((first, second), documents, strict=True))
     return Paired(rows, (one, two), (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])))
 
 
@@ -223,13 +225,13 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
     return bool(texts[0].equals(texts[1]))
 
 
-def _pools(side: Side, documents: pa.Table, independent: Array, rules: Sequence[str]) -> dict[tuple[str, ...], Pool]:
+def _pools(side: Side, documents: Documents, rules: Sequence[str]) -> dict[tuple[str, ...], Pool]:
     """The pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
     gammas = side.run.gammas
     totals = read_totals(side.run, side.draft, Request(rules, gammas))
     found: dict[tuple[str, ...], Pool] = {}
     for rule in rules_of(list(rules)):
-        for domain, pool in pools(totals, documents, independent, rule.id, gammas):
+        for domain, pool in pools(totals, documents, rule.id, gammas):
             found[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
     return found
 
@@ -251,7 +253,7 @@ def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequenc
         on_policy=first.policy in rule.rule.policies,
         lossy=rule.rule.lossy,
         documents=len(first.cluster),
-        clusters=len(np.unique(first.cluster)),
+        clusters=distinct(first.cluster),
         first=alphas[0],
         second=alphas[1],
         first_coverage=coverages[0],

@@ -6,31 +6,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from alphaprof.analysis.certified import decile_edges
 from alphaprof.analysis.difficulty import accepted_by_tenth
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.speedup import StepTimes
-from alphaprof.log.store import Run
+from alphaprof.report.documents import Documents
+from alphaprof.report.log_part import LogPart
 from alphaprof.report.model_difficulty import DocumentResult, Tenth
 from alphaprof.report.pool import Pool
-from alphaprof.report.texts import Text, kinds
+from alphaprof.report.texts import kinds
 
 EXTREMES = 5  # documents at either end
 SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from luck
 
 
-def tenths(run: Run, rules: Sequence[str], every: Sequence[Text], confidence: float) -> tuple[Tenth, ...]:
+def tenths(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Tenth, ...]:
     """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard or a log."""
+    run = part.run
     if not run.has_log or not run.shards:
         return ()
     found: list[Tenth] = []
     for draft in run.manifest.drafts:
-        edges = decile_edges(run, draft)
-        for (rule, axis), counts in accepted_by_tenth(run, draft, rules_of(list(rules)), edges).items():
-            bounds = [None, *map(float, edges[axis]), None]
-            for text in kinds(every):
+        for (rule, axis), counts in accepted_by_tenth(run, draft, rules_of(list(rules)), part.edges).items():
+            bounds = [None, *map(float, part.edges[axis]), None]
+            for text in kinds(part.texts):
                 for place in range(counts.shape[1]):
                     proposals, accepted = counts[:, place].T
                     found.append(
@@ -63,7 +62,7 @@ class Played:
     times: StepTimes | None
 
 
-def extremes(found: Sequence[Played], documents: pa.Table) -> tuple[DocumentResult, ...]:
+def extremes(found: Sequence[Played], documents: Documents) -> tuple[DocumentResult, ...]:
     """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
 
     By speedup, or by tokens per round where some have no step times. Texts of fewer than SHORTEST tokens are left out.
@@ -78,7 +77,7 @@ def extremes(found: Sequence[Played], documents: pa.Table) -> tuple[DocumentResu
     return tuple(chosen)
 
 
-def _ends(item: Played, timed: bool, documents: pa.Table) -> Iterator[DocumentResult]:
+def _ends(item: Played, timed: bool, documents: Documents) -> Iterator[DocumentResult]:
     """The documents of one pool that can be among those at either end."""
     pool, counts = item.pool, item.pool.counts(item.gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
@@ -87,10 +86,10 @@ def _ends(item: Played, timed: bool, documents: pa.Table) -> Iterator[DocumentRe
     order = eligible[np.argsort((speeds if timed and speeds is not None else tokens)[eligible], kind="stable")]
     if len(order) > 2 * EXTREMES:
         order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])
-    rows = np.searchsorted(documents["document"].to_numpy(), pool["document"])
+    rows = np.searchsorted(documents.numbers, pool["document"])
     for place in order:
         proposals = float(pool["proposals"][place])
-        about = {name: documents[name][int(rows[place])].as_py() for name in ("source", "source_row", "prompt_hash")}
+        about = {name: documents.table[name][int(rows[place])].as_py() for name in ("source", "source_row", "prompt_hash")}
         yield DocumentResult(
             domain=item.domain,
             draft=item.draft,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof import __version__
+from alphaprof.analysis.estimate import distinct
 from alphaprof.analysis.roofline_costs import LOOKUP
 from alphaprof.analysis.speedup import free_draft, speedup
 from alphaprof.errors import OptionInvalid
@@ -166,7 +167,7 @@ def _published(reference: str) -> str:
 def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
     """What the artefact assumes."""
     pools = scope.pools.values()
-    clusters = len(np.unique(np.concatenate([pool.cluster for pool in pools])))
+    clusters = distinct(np.concatenate([pool.cluster for pool in pools]))
     yield (
         f"{scope.side.label}, rule {scope.rules}, gamma {scope.gamma}, {scope.label}, "
         f"{many(scope.documents, 'document')} ({count(clusters)} independent), text: {', '.join(scope.texts)}"

@@ -94,7 +94,7 @@ def scope_of(side: Side, to: str, wanted: Wanted) -> Scope:
     found = list(found_pools(inquiry, inquiry.deciding, [side.draft]))
     pools, question = _pools(side, evidence_of(inquiry, found), inquiry.question, wanted.domain), inquiry.question
     used = [item for item in found if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
-    observed = observed_weights(inquiry.documents)
+    observed = observed_weights(inquiry.documents.table)
     scope = Scope(
         side=side,
         question=question,

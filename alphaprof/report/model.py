@@ -250,6 +250,7 @@ class RunFacts:
     complete: bool
     documents: int
     positions: int
+    log_documents: int | None  # documents that what is told from the position log rests on; null: no log here
     target: str
     drafts: tuple[str, ...]
     dtype: str

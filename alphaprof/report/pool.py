@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.analysis.speedup import RoundCounts
-from alphaprof.analysis.totals import policies
-from alphaprof.log.schema import DEPTH_COUNTS, depth_names, totals_columns
+from alphaprof.analysis.units import Units
+from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
+from alphaprof.report.documents import Documents
 
 Array = np.ndarray[Any, Any]
-SETTINGS = ("temperature", "top_k", "top_p", "min_p")
+PLAIN = (  # what pools hold of each document
+    *("positions", "proposals", "accepted", "emitted", *PAIR_COUNTS),
+    *("thinking_positions", "thinking_proposals", "thinking_accepted"),
+    *("impossible", "mismatches", "clear_mismatches", "near_ties", "tokens"),
+)
+SINGLE = ("rounds", "control")  # and at each gamma, where it has rounds
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,15 @@ class Pool:
     """
 
     columns: dict[str, Array]
-    cluster: Array
+    units: Units
     continuation: str
     policy: str
     sampling: dict[str, float] | None
+
+    @property
+    def cluster(self) -> Array:
+        """The unit of each document, as a number."""
+        return self.units.codes
 
     @property
     def defined(self) -> bool:
@@ -49,6 +61,15 @@ class Pool:
 
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
+        if gamma not in self._counted:
+            self._counted[gamma] = self._counts(gamma)
+        return self._counted[gamma]
+
+    @cached_property
+    def _counted(self) -> dict[int, RoundCounts]:
+        return {}
+
+    def _counts(self, gamma: int) -> RoundCounts:
         rounds, drafted, control = (self[f"{name}_{gamma}"] for name in ("rounds", "drafted_depths", "control"))
         full = self[f"accepted_depths_{gamma}"][:, -1]
         return RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
@@ -66,73 +87,55 @@ def proposes_nothing(pool: Pool, gamma: int | None) -> bool:
     return not accepted_of(pool, gamma)[1].sum()
 
 
-def pools(
-    totals: pa.Table, documents: pa.Table, independent: Array, rule: str, gammas: list[int]
-) -> Iterator[tuple[str, Pool]]:
-    """The pool of each domain, in the order in which domains occur, for some documents of the run and their `units`.
+def columns_of(gammas: Sequence[int]) -> list[str]:
+    """The columns of totals that pools are made of; without gammas, of rules that have no rounds."""
+    single = [f"{name}_{gamma}" for gamma in gammas for name in SINGLE]
+    depths = [column for gamma in gammas for name in DEPTH_COUNTS for column in depth_names(name, gamma)]
+    return ["document", "rule", *PLAIN, *single, *depths]
 
-    Kinds of text are kept apart: a domain that has several, or one with several sampling settings, yields a pool for each.
+
+def pools(totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[int]) -> Iterator[tuple[str, Pool]]:
+    """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` need
+    the columns of `columns_of`, and those at gammas only where the rule has rounds.
     """
-    chosen = totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule))
+    mine = pc.equal(totals["rule"].cast(pa.string()), rule)
+    chosen = totals if pc.all(mine).as_py() else totals.filter(mine)
     known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
-    for (domain, kind, policy, settings), rows in groups(documents):
-        numbers = documents["document"].to_numpy()[rows]
-        places = np.searchsorted(known, numbers)
-        if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
-            raise ValueError("totals lack documents")  # a bug: both are written by shard
-        part = chosen.take(places)
-        arrays = _arrays(part, gammas) | {"document": numbers, "prompt_tokens": documents["prompt_tokens"].to_numpy()[rows]}
-        yield domain, Pool(arrays, independent[rows], kind, policy, sampling_of(settings))
+    single = [*PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
+    plain = {name: chosen[name].to_numpy() for name in single if name in chosen.column_names}
+    places = [_places(known, documents.numbers[group.rows]) for group in documents.groups]
+    defined = [not np.isnan(plain["tokens"][rows]).any() for rows in places]
+    depths = _depths(chosen, gammas, [rows for rows, some in zip(places, defined, strict=True) if some])
+    for group, rows, some in zip(documents.groups, places, defined, strict=True):
+        arrays = {name: values[rows] for name, values in plain.items()} | (next(depths) if some else {})
+        arrays |= {"document": documents.numbers[group.rows], "prompt_tokens": documents.prompt_tokens[group.rows]}
+        units = documents.units.take(group.rows)
+        yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
 
 
-def units(documents: pa.Table) -> Array:
-    """The independent unit that each document belongs to, [documents], named after a prompt in it.
+def _places(known: Array, numbers: Array) -> Array:
+    """Where documents lie among those that totals know."""
+    places = np.searchsorted(known, numbers)
+    if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
+        raise ValueError("totals lack documents")  # a bug: both are written by shard
+    return places
 
-    Documents of one cluster belong together, and so do equal prompts, the same observation twice: what is connected through
-    either is one unit.
-    """
-    prompts = documents["prompt_hash"].to_pylist()
-    parent: dict[str, str] = {}
 
-    def root(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            parent[name] = name = parent[parent[name]]
-        return name
-
-    for prompt, cluster in zip(prompts, documents["cluster"].to_pylist(), strict=True):
-        if cluster is not None:
-            parent[root(f"cluster {cluster}")] = root(prompt)
-    return np.array([root(prompt) for prompt in prompts], dtype=object)
+def _depths(totals: pa.Table, gammas: Sequence[int], places: Sequence[Array]) -> Iterator[dict[str, Array]]:
+    """Counts by depth at several sets of places that have rounds, [places, gamma] each; every column is read once."""
+    sizes = {f"{name}_depths_{gamma}": gamma for gamma in gammas for name in DEPTH_COUNTS}
+    found = [{name: np.empty((len(rows), gamma)) for name, gamma in sizes.items()} for rows in places]
+    for gamma in gammas if places else ():
+        for name in DEPTH_COUNTS:
+            for depth, column in enumerate(depth_names(name, gamma)):
+                values = totals[column].to_numpy()
+                for arrays, rows in zip(found, places, strict=True):
+                    arrays[f"{name}_depths_{gamma}"][:, depth] = values[rows]
+    yield from found
 
 
 def merged(parts: Sequence[Pool]) -> Pool:
     """Several pools of one domain as one; its kind of continuation is that of the first."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
-    cluster = np.concatenate([part.cluster for part in parts])
-    return dataclasses.replace(parts[0], columns=columns, cluster=cluster)
-
-
-def sampling_of(settings: Sequence[float | None]) -> dict[str, float] | None:
-    """Values of SETTINGS in a documents table as what a text was drawn with; None: the plain softmax."""
-    return None if settings[0] is None else {key: value or 0.0 for key, value in zip(SETTINGS, settings, strict=True)}
-
-
-def groups(documents: pa.Table) -> Iterator[tuple[tuple[str, str, str, tuple[float | None, ...]], Array]]:
-    """Domain, kind of text, policy and SETTINGS of each group of documents that belong together, and its rows."""
-    settings = zip(*(documents[name].to_pylist() for name in SETTINGS), strict=True)
-    names = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation")]
-    rows: dict[tuple[str, str, str, tuple[float | None, ...]], list[int]] = {}
-    for index, key in enumerate(zip(*names, policies(documents).tolist(), settings, strict=True)):
-        rows.setdefault(key, []).append(index)
-    for key, indices in rows.items():
-        yield key, np.array(indices)
-
-
-def _arrays(part: pa.Table, gammas: list[int]) -> dict[str, Array]:
-    plain = [column.name for column in totals_columns(gammas) if column.name not in ("document", "rule")]
-    arrays = {name: part[name].to_numpy() for name in plain}
-    for gamma in gammas:
-        for name in DEPTH_COUNTS:
-            by_depth = [arrays.pop(column).astype(np.float64) for column in depth_names(name, gamma)]
-            arrays[f"{name}_depths_{gamma}"] = np.stack(by_depth, axis=1)
-    return arrays
+    codes = np.concatenate([part.cluster for part in parts])
+    return dataclasses.replace(parts[0], columns=columns, units=dataclasses.replace(parts[0].units, codes=codes))

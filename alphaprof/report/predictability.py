@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from alphaprof.analysis.estimate import (
     Estimate,
@@ -23,20 +22,19 @@ from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import GREEDY
 from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup
 from alphaprof.log.manifest import Manifest
-from alphaprof.log.store import Run
+from alphaprof.report.log_part import LogPart
 from alphaprof.report.model import Budget, CertainRun, FreeDraft, Interval, Predictability, Result
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.report.texts import Array, Text, texts
+from alphaprof.report.texts import Array, Text
 
 QUANTILES = (0.1, 0.5, 0.9)
 STILL_CERTAIN = (0.5, 0.9, 0.99)
 EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
 
 
-def predictability(
-    run: Run, documents: pa.Table, independent: Array, results: Sequence[Result], confidence: float
-) -> tuple[Predictability, ...]:
+def predictability(part: LogPart, results: Sequence[Result], confidence: float) -> tuple[Predictability, ...]:
     """By domain and kind of text; nothing for runs that compare draft models and hold no thresholds, or hold no log."""
+    run = part.run
     models = [draft for draft, facts in run.manifest.drafts.items() if facts.kind != "prompt_lookup"]
     if not run.has_log or (models and not run.log_rules.certified) or (log := TargetLog.of(run)) is None:
         return ()
@@ -51,7 +49,7 @@ def predictability(
             free=tuple(_free(text, results, run.manifest)),
             **_numbers(text, log.part(text.rows), max(run.gammas), confidence),
         )
-        for text in texts(documents, independent)
+        for text in part.texts
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from alphaprof.analysis.bursts import autocorrelation
 from alphaprof.analysis.decision import Decision
-from alphaprof.analysis.estimate import by_cluster, quantile, ratio, share_interval
+from alphaprof.analysis.estimate import by_cluster, distinct, quantile, ratio, share_interval
 from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report.costs import CostBook
@@ -69,7 +69,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         sampling=pool.sampling,
         on_policy=pool.policy in rule.rule.policies,
         documents=len(pool.cluster),
-        clusters=len(np.unique(pool.cluster)),
+        clusters=distinct(pool.cluster),
         positions=positions,
         alpha=alpha,
         coverage=coverage,

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.estimate import Estimate, by_cluster, mean_interval, ratio
+from alphaprof.analysis.estimate import Estimate, by_cluster, distinct, mean_interval, ratio
 from alphaprof.analysis.paired import mean_difference
 from alphaprof.analysis.rolled import SAME, Rolled, Rollouts
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import GREEDY
 from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup
+from alphaprof.report.documents import Documents
 from alphaprof.report.model import Interval
-from alphaprof.report.pool import groups, sampling_of, units
 from alphaprof.report.result import share
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.validate import EXACT_DTYPE
@@ -105,19 +105,20 @@ class _Group:
 
 def build_rollout(rolled: Rollouts, confidence: float) -> Rollout:
     """Estimates with intervals over independent documents, for each kind of text apart."""
-    independent = units(rolled.documents)
+    documents = Documents.of(rolled.documents)
     texts = []
-    for (domain, kind, policy, settings), rows in groups(rolled.documents):
-        group = _Group(rows, independent[rows], policy, confidence)
+    for item in documents.groups:
+        rows, policy = item.rows, item.policy
+        group = _Group(rows, documents.units.codes[rows], policy, confidence)
         own = _part(rolled.plain, rows)
         ways = [_way(group, _part(way, rows), own) for way in rolled.ways if policy in parse_rule(way.rule).rule.policies]
         texts.append(
             Text(
-                domain=domain,
-                continuation=kind,
-                sampling=sampling_of(settings),
+                domain=item.domain,
+                continuation=item.continuation,
+                sampling=item.sampling,
                 documents=len(rows),
-                clusters=len(np.unique(group.cluster)),
+                clusters=distinct(group.cluster),
                 own=OwnText(_regret(group, own, lossy=False), float(own.tokens.mean()), int(own.ended.sum())),
                 ways=tuple(ways),
             )

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from alphaprof.analysis.estimate import distinct
+from alphaprof.report.documents import Documents
 from alphaprof.report.model import Interval
-from alphaprof.report.pool import groups, sampling_of
 from alphaprof.report.result import share
 
 Array = np.ndarray[Any, Any]
@@ -41,15 +41,15 @@ class Text:
 
     def documents(self, counts: Array) -> int:
         """Independent units with counts."""
-        return len(np.unique(self.cluster[counts[self.rows] > 0]))
+        return distinct(self.cluster[counts[self.rows] > 0])
 
 
-def texts(documents: pa.Table, independent: Array) -> list[Text]:
-    """The kinds of text of a run by domain, in the order in which they occur; `independent` as `pool.units` gives it."""
-    _, codes = np.unique(independent, return_inverse=True)
+def texts(documents: Documents) -> list[Text]:
+    """The kinds of text of a run by domain, in the order in which they occur."""
+    codes = documents.units.codes
     return [
-        Text(domain, kind, policy, sampling_of(settings), rows, codes[rows])
-        for (domain, kind, policy, settings), rows in groups(documents)
+        Text(group.domain, group.continuation, group.policy, group.sampling, group.rows, codes[group.rows])
+        for group in documents.groups
     ]
 
 

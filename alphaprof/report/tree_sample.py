@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.ranks import Mask, RankCounts, rank_counts
+from alphaprof.analysis.units import Units
 from alphaprof.log.store import Run
 from alphaprof.report.build import observed_weights
-from alphaprof.report.pool import units
+from alphaprof.report.documents import Documents
 from alphaprof.report.texts import Text, texts
 
 Array = np.ndarray[Any, Any]
@@ -54,27 +55,33 @@ def sample_of(run: Run, draft: str, width: int, chooses: bool) -> Sample:
     Raises as `rank_counts`.
     """
     documents = run.documents()
-    cluster = units(documents)
-    found = tuple(texts(documents, cluster))
+    grouped = Documents.of(documents)
+    found = tuple(texts(grouped))
     own = np.zeros(len(documents), dtype=bool)
     for text in found:
         own[text.rows] = bool(text.policy)
-    tested = _tested(found, cluster) if chooses else own
+    tested = _tested(found, grouped.units) if chooses else own
     observed = observed_weights(documents.filter(pa.array(own)))
     weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in found})
     return Sample(
-        found, cluster, rank_counts(run, draft, width), own & ~tested, tested, weights or observed, weights is None
+        found,
+        grouped.units.codes,
+        rank_counts(run, draft, width),
+        own & ~tested,
+        tested,
+        weights or observed,
+        weights is None,
     )
 
 
-def _tested(every: tuple[Text, ...], cluster: Array) -> Mask:
+def _tested(every: tuple[Text, ...], units: Units) -> Mask:
     """The held-out half [documents] of the text that the target chose; no cluster lies in both halves."""
     members = {
-        f"{text.domain} {text.continuation} {text.sampling}": (text.rows, cluster[text.rows].tolist())
+        f"{text.domain} {text.continuation} {text.sampling}": (text.rows, units.take(text.rows).lots)
         for text in every
         if text.policy
     }
-    tested = np.zeros(len(cluster), dtype=bool)
+    tested = np.zeros(len(units.codes), dtype=bool)
     for name, mask in held_out({name: found for name, (_, found) in members.items()}).items():
         tested[members[name][0]] = mask
     return tested

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof import __version__
-from alphaprof.analysis.estimate import by_cluster, ratio, share_interval
+from alphaprof.analysis.estimate import by_cluster, distinct, ratio, share_interval
 from alphaprof.analysis.paired import inverse_difference
 from alphaprof.analysis.ranks import Mask, replayed
 from alphaprof.analysis.replay import Rounds
@@ -188,13 +188,13 @@ def _text(text: Text, sample: Sample, common: Sequence[Replay], own: OwnTree | N
         sampling=text.sampling,
         on_policy=bool(text.policy),
         documents=len(text.rows),
-        clusters=len(np.unique(cluster)),
+        clusters=distinct(cluster),
         positions=int(ranks.positions[text.rows].sum()),
         ranks=tuple(share(ranks.counts[:, rank]) for rank in range(SHOWN)),
         beyond=share(ranks.positions - ranks.silent - ranks.counts[:, :SHOWN].sum(1)),
         silent=share(ranks.silent),
         tested_documents=len(tested),
-        tested_clusters=len(np.unique(sample.cluster[tested])),
+        tested_clusters=distinct(sample.cluster[tested]),
         trees=tuple(_tokens(item, sample, group, confidence) for item in common) if len(tested) else (),
         own=own,
         reason=_reason(text, tested),

@@ -21,8 +21,9 @@ from alphaprof.errors import OutsideTolerance
 from alphaprof.log.store import Run
 from alphaprof.report.build import mean_context
 from alphaprof.report.costs import open_costs
+from alphaprof.report.documents import Documents
 from alphaprof.report.model import Interval
-from alphaprof.report.pool import Pool, groups, pools, units
+from alphaprof.report.pool import Pool, pools
 from alphaprof.report.speeds import tokens_interval
 
 Array = np.ndarray[Any, Any]
@@ -187,12 +188,12 @@ def _groups(run: Run, draft: str, documents: pa.Table, measured: Measured) -> It
     """The measured documents by kind of text, each under the rule that it was decoded by."""
     rules = list(dict.fromkeys(measured.rules))
     totals = read_totals(run, draft, Request(rules, run.gammas))
-    independent = units(documents)
+    measured_documents = Documents.of(documents)
     for rule in rules:
-        found = pools(totals, documents, independent, rule, run.gammas)
-        for (_, rows), (domain, pool) in zip(groups(documents), found, strict=True):
-            if measured.rules[rows[0]] == rule:
-                yield _Group(domain, rule, rows, pool)
+        found = pools(totals, measured_documents, rule, run.gammas)
+        for group, (domain, pool) in zip(measured_documents.groups, found, strict=True):
+            if measured.rules[group.rows[0]] == rule:
+                yield _Group(domain, rule, group.rows, pool)
 
 
 def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | None) -> Cell:

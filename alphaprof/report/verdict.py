@@ -118,7 +118,7 @@ def choose_and_decide(
         found = pooled_speedup(candidates, only, times, weights)
         decision = decide(found, question.min_speedup, question.confidence, held_out=False)
         return only, explained(decision, timing.basis, cheapness(times, only))
-    testing = held_out({domain: next(iter(candidates.values()))[domain].cluster.tolist() for domain in weights})
+    testing = held_out({domain: next(iter(candidates.values()))[domain].units.lots for domain in weights})
     choosing = {domain: ~mask for domain, mask in testing.items()}
     chosen = {option: pooled_speedup(candidates, option, times, weights, choosing) for option in options}
     known = {option: found.value for option, found in chosen.items() if found is not None}

@@ -26,6 +26,7 @@ def report_warnings(report: Report, manifest: Manifest, has_log: bool) -> Report
         *noted,
         *_partial(report),
         *_without_log(manifest, has_log),
+        *_part_of_log(report),
         *_stopped(manifest),
         *_left_out(manifest),
         *_halved(manifest),
@@ -51,6 +52,18 @@ def _without_log(manifest: Manifest, has_log: bool) -> Iterator[ReportWarning]:
             "the run's directory has no position log: why tokens are rejected, where drafts are right, and certificates are "
             "not shown",
             "copy positions/ there too",
+        )
+
+
+def _part_of_log(report: Report) -> Iterator[ReportWarning]:
+    """Verdicts and all numbers of results rest on totals, which are always read whole."""
+    told, documents = report.run.log_documents, report.run.documents
+    if told is not None and told < documents:
+        yield ReportWarning(
+            "part_of_log",
+            f"told from {told} of {documents} documents, in shards spread over the run: why tokens are rejected, where "
+            "drafts are right, certificates, and what the target alone says; verdicts and results rest on all documents",
+            "alphaprof report --whole-log reads the whole position log",
         )
 
 

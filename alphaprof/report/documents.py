@@ -1,0 +1,89 @@
+"""The documents of a run: their independent units, and which of them are of one kind of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.analysis.totals import policies
+from alphaprof.analysis.units import Units
+
+Array = np.ndarray[Any, Any]
+SETTINGS = ("temperature", "top_k", "top_p", "min_p")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Documents of one domain and kind of text: their `rows` in the documents table, ascending.
+
+    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `settings`: values of SETTINGS.
+    """
+
+    domain: str
+    continuation: str
+    on_policy: bool
+    policy: str
+    settings: tuple[float | None, ...]
+    rows: Array
+
+    @property
+    def sampling(self) -> dict[str, float] | None:
+        """The settings that p and q were processed with; None: the plain softmax."""
+        if self.settings[0] is None:
+            return None
+        return {name: value or 0.0 for name, value in zip(SETTINGS, self.settings, strict=True)}
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Some documents of a run, with their `units`. What follows from them is worked out once."""
+
+    table: pa.Table
+    units: Units
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Documents:
+        """From rows of the documents table, units worked out from these alone."""
+        return cls(table, Units.of(table))
+
+    def take(self, rows: Array) -> Documents:
+        """Some of them."""
+        return Documents(self.table.take(pa.array(rows)), self.units.take(rows))
+
+    @cached_property
+    def numbers(self) -> Array:
+        """The number of each document, [documents]."""
+        return np.asarray(self.table["document"].to_numpy())
+
+    @cached_property
+    def prompt_tokens(self) -> Array:
+        """The length of each prompt, [documents]."""
+        return np.asarray(self.table["prompt_tokens"].to_numpy())
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, in the order in which they occur. A domain that has several kinds of text, or one with several
+        sampling settings, has a group for each.
+        """
+        return tuple(_groups(self.table))
+
+
+def _groups(table: pa.Table) -> Iterator[Group]:
+    names = [table[name].cast(pa.string()) for name in ("domain", "continuation")]
+    columns = [*names, table["on_policy"], *(table[name] for name in SETTINGS)]
+    code = np.zeros(len(table), dtype=np.int64)
+    for column in columns:
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+        mixed = code * len(encoded.dictionary) + encoded.indices.to_numpy()
+        code = np.unique(mixed, return_inverse=True)[1]
+    order = np.argsort(code, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(order) else []
+    for rows in sorted(parts, key=lambda part: int(part[0])):
+        domain, kind, on_policy, *settings = (column[int(rows[0])].as_py() for column in columns)
+        (policy,) = policies(table.slice(int(rows[0]), 1)).tolist()
+        yield Group(domain, kind, on_policy, policy, tuple(settings), rows)

@@ -1,0 +1,123 @@
+"""Independent units against the slow way: a loop over documents that connects names one by one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaprof.analysis.decision import held_out
+from alphaprof.analysis.estimate import by_cluster, distinct, present
+from alphaprof.analysis.units import Units, lots_of, ranked
+from alphaprof.report.documents import SETTINGS, Documents
+
+prompts_and_clusters = st.lists(
+    st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([None, None, *"uvwxyz"])), min_size=1, max_size=40
+)
+
+
+def slow_units(prompts: Sequence[str], clusters: Sequence[str | None]) -> list[str]:
+    """The name of each document's unit: a loop over the documents that puts one name below another."""
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            name = parent[name]
+        return name
+
+    for prompt, cluster in zip(prompts, clusters, strict=True):
+        if cluster is not None:
+            parent[root(f"cluster {cluster}")] = root(prompt)
+    return [root(prompt) for prompt in prompts]
+
+
+def slow_halves(clusters: dict[str, list[str]]) -> dict[str, list[bool]]:
+    """Every second cluster in the order of domains and hash, by sorting names."""
+    homes: dict[str, list[str]] = {}
+    for domain in sorted(clusters):
+        for cluster in set(clusters[domain]):
+            homes.setdefault(cluster, []).append(domain)
+    ordered = sorted(homes, key=lambda cluster: (homes[cluster], hashlib.sha256(cluster.encode()).digest()))
+    kept_back = set(ordered[1::2])
+    return {domain: [cluster in kept_back for cluster in members] for domain, members in clusters.items()}
+
+
+@pytest.mark.parametrize("width", [1, 64])
+@given(rows=prompts_and_clusters)
+def test_units_are_those_of_a_loop_over_documents(width: int, rows: list[tuple[str, str | None]]) -> None:
+    """Names included, of hashes and of other names: the halves that they are split into hang on them."""
+    prompts = [prompt if width == 1 else hashlib.sha256(prompt.encode()).hexdigest() for prompt, _ in rows]
+    clusters = [cluster for _, cluster in rows]
+    table = pa.table({"prompt_hash": prompts, "cluster": pa.array(clusters, pa.string())})
+    found = Units.of(table)
+    names = found.names.values.to_pylist()
+    assert [names[code] for code in found.codes] == slow_units(prompts, clusters)
+    assert names == sorted(set(names))
+    assert found.lots.tolist() == lots_of(slow_units(prompts, clusters)).tolist()
+
+
+@given(names=st.lists(st.text(max_size=9), max_size=30))
+def test_ranks_are_those_of_sorted_names(names: list[str]) -> None:
+    """Whatever the names are: names that agree in their first eight bytes included."""
+    for some in (names, [f"{name:=<16.16}" for name in names if name.isascii() and name.isprintable()]):
+        distinct_names, codes = ranked(pa.array(some, pa.string()))
+        ordered = sorted(set(some))
+        assert distinct_names.to_pylist() == ordered
+        assert codes.tolist() == [ordered.index(name) for name in some]
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.lists(st.sampled_from("pqrstuvwxyz"), max_size=20), min_size=1))
+def test_halves_are_those_of_sorted_names(clusters: dict[str, list[str]]) -> None:
+    """Clusters that lie in several domains included: reports of runs that were made before do not change."""
+    found = held_out({domain: lots_of(names) for domain, names in clusters.items()})
+    assert {domain: mask.tolist() for domain, mask in found.items()} == slow_halves(clusters)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=30))
+def test_sums_of_numbers_are_those_of_names(rows: list[tuple[int, int]]) -> None:
+    """Clusters as numbers, few or many of them missing, and as names that sort like them."""
+    numbers, values = np.array([row[0] for row in rows], dtype=np.int64), np.array([row[1] for row in rows], dtype=float)
+    names = np.array([f"{number:02d}" for number in numbers], dtype=object)
+    (found,), (expected,) = by_cluster(numbers, values), by_cluster(names, values)
+    assert found.tolist() == expected.tolist()
+    assert distinct(numbers) == distinct(names) == len(present(numbers)) == len(set(numbers.tolist()))
+
+
+kinds = st.tuples(
+    st.sampled_from(["code", "chat"]),
+    st.sampled_from(["greedy", "sampled"]),
+    st.booleans(),
+    st.sampled_from([None, 0.7, 1.0]),
+)
+
+
+@given(st.lists(kinds, min_size=1, max_size=30))
+def test_groups_are_those_of_a_loop_over_documents(rows: list[tuple[str, str, bool, float | None]]) -> None:
+    """By domain, kind of text, policy and settings, in the order in which they occur."""
+    settings: dict[str, Any] = {name: [None if row[3] is None else 1.0 for row in rows] for name in SETTINGS}
+    settings["temperature"] = [row[3] for row in rows]
+    table = pa.table(
+        {
+            "prompt_hash": [str(index) for index in range(len(rows))],
+            "cluster": pa.nulls(len(rows), pa.string()),
+            "domain": pa.array([row[0] for row in rows]).dictionary_encode(),
+            "continuation": pa.array([row[1] for row in rows]).dictionary_encode(),
+            "on_policy": [row[2] for row in rows],
+            **{name: pa.array(values, pa.float64()) for name, values in settings.items()},
+        }
+    )
+    expected: dict[Any, list[int]] = {}
+    for index, (domain, kind, on_policy, temperature) in enumerate(rows):
+        policy = ("greedy" if temperature is None else "sampled") if on_policy else ""
+        expected.setdefault((domain, kind, on_policy, policy, temperature), []).append(index)
+    found = [
+        ((group.domain, group.continuation, group.on_policy, group.policy, group.settings[0]), group.rows.tolist())
+        for group in Documents.of(table).groups
+    ]
+    assert found == list(expected.items())
