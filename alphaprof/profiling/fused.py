@@ -19,7 +19,6 @@ from alphaprof.profiling import statistics
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.statistics import Columns, Side, side
 
-ROWS = 256  # of a chunk that torch looks at in one go
 ALONE = ("target_top", "target_top_prob", "target_second_prob", "target_margin", "target_entropy", "target_token_prob")
 TOGETHER = (
     *("draft_top", "draft_top_prob", "draft_margin", "draft_entropy", "draft_token_prob"),
@@ -59,8 +58,9 @@ def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals
 
         return by_kernels(target, drafts, token, proposals)
     parts = []
-    for start in range(0, len(token), ROWS):
-        rows = slice(start, start + ROWS)
+    size = statistics.rows_at_once(target.logits.device)
+    for start in range(0, len(token), size):
+        rows = slice(start, start + size)
         some = [_some(item, rows) for item in (target, *drafts)]
         parts.append(statistics.columns(some[0], some[1:], token[rows], [item[rows] for item in proposals]))
     return [joined(pieces) for pieces in zip(*parts, strict=True)]

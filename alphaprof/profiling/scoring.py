@@ -1,8 +1,8 @@
 """One teacher-forced pass per model and batch: hidden states, then logits and statistics a chunk of rows at a time.
 
-Memory for vocabulary-sized tensors is bounded by HEAD_ROWS x V logits a model plus about six float32 tensors of
-STATISTICS_ROWS x V for the target and for one draft: with V = 150,000 about 0.25 GB on a CPU, whatever the batch. Sampled
-text needs the plain softmax beside the processed one, twice that.
+Memory for vocabulary-sized tensors is bounded by HEAD_ROWS x V logits a model and a few float32 rows (see `fused`), whatever
+the batch. Truncated distributions, and rules that need whole ones, take about seven float32 tensors of `rows_at_once` x V more
+for the target and for one draft: with V = 150,000 about 0.15 GB on a CPU.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.shared_layers import recorded
-from alphaprof.profiling.statistics import Columns, distribution, multi_draft_columns, side, top_probs
+from alphaprof.profiling.statistics import Columns, distribution, multi_draft_columns, rows_at_once, side, top_probs
 from alphaprof.profiling.vocabulary import scored_width
 
 HEAD_ROWS = {"cpu": 128, "cuda": 1024}
-STATISTICS_ROWS = {"cpu": 16, "cuda": 256}
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -85,7 +84,7 @@ class Scorer:
         self.width = scored_width([model.vocabulary for model in models], tokens)
         kind = target.device.type
         self.head_rows = HEAD_ROWS.get(kind, HEAD_ROWS["cuda"])
-        self.statistics_rows = STATISTICS_ROWS.get(kind, STATISTICS_ROWS["cuda"])
+        self.statistics_rows = rows_at_once(target.device)
 
     @torch.inference_mode()
     def score(self, batch: Sequence[Continuation]) -> dict[str, Arrays]:

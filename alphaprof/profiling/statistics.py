@@ -83,11 +83,23 @@ def side(logits: torch.Tensor, settings: Processing = PLAIN) -> Side:
     """Logits [n, V] with the settings that they are processed with. Every truncation keeps the largest logits, and all that
     equal the smallest of them.
     """
-    if settings == PLAIN:
-        return Side(logits)
+    size = rows_at_once(logits.device)
+    parts = [_least(logits[start : start + size], settings) for start in range(0, len(logits), size)]
+    kept = [part for part in parts if part is not None]
+    return Side(logits, settings.temperature, torch.cat(kept) if kept else None)
+
+
+def rows_at_once(device: torch.device) -> int:
+    """Rows of logits that float32 copies are made of at a time: on a CPU as many as its cache holds."""
+    return 16 if device.type == "cpu" else 256
+
+
+def _least(logits: torch.Tensor, settings: Processing) -> torch.Tensor | None:
+    """The smallest scaled logit [n] that truncation keeps; None: it keeps all."""
+    if settings in (PLAIN, Processing(settings.temperature)):
+        return None
     scaled, kept = processed(logits, settings)
-    least = None if kept is None else torch.where(kept, scaled, torch.inf).amin(1)
-    return Side(logits, settings.temperature, least)
+    return None if kept is None else torch.where(kept, scaled, torch.inf).amin(1)
 
 
 def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribution:
