@@ -71,9 +71,8 @@ class Shape:
         return cls(documents["document"].to_numpy(), stop - length, stop, limit, policies(documents), plain)
 
     def sums(self, values: Array) -> Array:
-        """Sums [documents] of values [positions]."""
-        running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])  # float32 sums drift within a shard
-        return np.asarray(running[self.stop] - running[self.start])
+        """Sums [documents] of values [positions]; no document is empty."""
+        return np.asarray(np.add.reduceat(values, self.start, dtype=np.float64))  # float32 sums drift within a shard
 
     def each(self, values: Array) -> Array:
         """Values [documents] repeated for every position."""
