@@ -108,7 +108,7 @@ def test_a_full_round_makes_the_next_first_step_dearer_and_bookkeeping_every_rou
     found = dataclasses.replace(HAND, full=np.array([2.0, 1.0]))
     assert round_costs(times, 2) == pytest.approx([1.0, 1.45, 1.95])
     assert found.spent(times) == pytest.approx([8.1 + 0.2 + 0.2, 7.6 + 0.1 + 0.2])
-    assert relative_time(found, times).value == pytest.approx(16.4 / 16)
+    assert relative_time(found, times, spent_and_base(found, times)).value == pytest.approx(16.4 / 16)
     # 15 draft steps, 3 of them over two tokens.
     parts = np.array([10, 12, 105, 24, 9, 0, 4])
     assert time_shares(found, times) == pytest.approx(parts / 164)
@@ -361,7 +361,8 @@ def test_documents_that_all_agree_do_not_make_certainty(number: int) -> None:
 def test_the_best_that_is_possible_may_be_a_shorter_round() -> None:
     """With a draft of 9 ms, a round of 3 tokens costs 3.3, which is more a token than plain decoding: 1 to 3.3, not 1.1."""
     dear = StepTimes(TIMES.target, StepTime(9.0, 0.0))
-    assert relative_time(agreeing(2), dear).stderr == pytest.approx((3.3 - 1.0) / 2)
+    alike = agreeing(2)
+    assert relative_time(alike, dear, spent_and_base(alike, dear)).stderr == pytest.approx((3.3 - 1.0) / 2)
 
 
 def test_agreement_in_one_domain_does_not_hide_the_spread_of_another() -> None:

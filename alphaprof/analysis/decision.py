@@ -103,6 +103,8 @@ def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:
     fall alternately on the two halves, domain by domain: every second one is held out, whatever order the data had. A
     cluster is never divided, not even where it lies in several domains.
     """
+    if not lots:
+        return {}
     domains = sorted(lots)
     drawn, cluster = np.unique(np.concatenate([lots[domain] for domain in domains]), return_inverse=True)
     home = np.repeat(np.arange(len(domains)), [len(lots[domain]) for domain in domains])

@@ -139,8 +139,8 @@ def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
     """Each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting."""
     if not _counts(clusters):
         _, clusters = np.unique(clusters, return_inverse=True)
-    present = np.bincount(clusters) > 0
-    return tuple(np.bincount(clusters, weights=column)[present] for column in columns)
+    places = np.flatnonzero(np.bincount(clusters))
+    return tuple(np.bincount(clusters, weights=column).take(places) for column in columns)
 
 
 def present(clusters: Array) -> Array:

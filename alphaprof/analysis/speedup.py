@@ -110,7 +110,8 @@ class RoundCounts:
 
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""
-        return RoundCounts(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
+        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        return RoundCounts(**{field.name: getattr(self, field.name).take(places, 0) for field in dataclasses.fields(self)})
 
     def spent(self, times: StepTimes) -> Array:
         """Decode time with the draft in units of a decode step, [documents].

@@ -158,18 +158,13 @@ class Found:
 
 def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
     """The pools of every draft (or of some), rule and domain."""
-    gammas = inquiry.run.gammas
+    gammas, bound = inquiry.run.gammas, rules_of(list(rules))
     for draft in drafts or inquiry.run.manifest.drafts:
-        without: pa.Table | None = None
-        for rule in (bound := rules_of(list(rules))):
-            if not inquiry.stored(rules):
-                # What is not stored is computed once for all rules.
-                without = totals = _totals(inquiry, draft, bound, gammas) if without is None else without
-            elif inquiry.has_rounds(rule):  # rounds take most of the memory: those of one rule at a time
-                totals = _totals(inquiry, draft, [rule], gammas)
-            else:
-                others = [other for other in bound if not inquiry.has_rounds(other)]
-                without = totals = _totals(inquiry, draft, others, ()) if without is None else without
+        # What is stored is read rule by rule, which takes the memory of one; what is not is computed once for all of them.
+        computed = None if inquiry.stored(rules) else _totals(inquiry, draft, bound, gammas)
+        for rule in bound:
+            asked = gammas if inquiry.has_rounds(rule) else ()
+            totals = _totals(inquiry, draft, [rule], asked) if computed is None else computed
             for domain, pool in pools(totals, inquiry.documents, rule.id, gammas):
                 yield Found(draft, rule, domain, pool)
 

@@ -79,8 +79,9 @@ def _groups(table: pa.Table) -> Iterator[Group]:
     code = np.zeros(len(table), dtype=np.int64)
     for column in columns:
         encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-        mixed = code * len(encoded.dictionary) + encoded.indices.to_numpy()
-        code = np.unique(mixed, return_inverse=True)[1]
+        if len(encoded.dictionary) > 1:
+            mixed = code * len(encoded.dictionary) + encoded.indices.to_numpy()
+            code = np.unique(mixed, return_inverse=True)[1]
     order = np.argsort(code, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(order) else []
     for rows in sorted(parts, key=lambda part: int(part[0])):
