@@ -1,14 +1,18 @@
 """Loops compiled for this machine at their first call (numba), and kept on disk for the next process.
 
 Importing this module takes half a second, so that only modules of such loops do, and those are imported where they run. What
-is kept on disk is made anew when the file of a loop changes, not when a file changes that it imports: loops that call each
-other stand in one file.
+is kept is made anew when this file or that of a loop changes, not when another file changes that it imports: loops that call
+each other stand in one file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -41,10 +45,28 @@ def _compile(function: Function, fastmath: Any) -> Function:
     found: Function
     make = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=fastmath)
     try:
-        found = make(cache=True)(function)
+        with _kept_in(_folder()):
+            found = make(cache=True)(function)
     except RuntimeError:  # nowhere to write: compiled again in every process
         found = make()(function)
     return found
+
+
+def _folder() -> Path:
+    """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says."""
+    base = numba.config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "alphaprof" / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """Numba asks for the folder while it wraps a function."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 @intrinsic  # type: ignore[untyped-decorator]

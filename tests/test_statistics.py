@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -149,9 +149,24 @@ TRUNCATED = [Processing(0.5), Processing(1.0, 5), Processing(1.0, 0, 0.9), Proce
 @pytest.mark.parametrize("chosen", [PLAIN, *TRUNCATED, Processing(1.5, 9, 0.8, 0.1)], ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_bad_logit_makes_the_entropy_of_its_row_not_a_number(bad: float, chosen: Processing) -> None:
+    """By torch and by the loops of this device."""
     logits = torch.randn(3, 40)
     logits[1, 7] = bad
     assert distribution(logits, chosen).entropy.isfinite().tolist() == [True, False, True]
+    ours, theirs = fused.measured([logits, logits.flip(0)], [chosen, chosen], torch.zeros(3, dtype=torch.long), [])
+    assert ours["target_entropy"].isfinite().tolist() == [True, False, True]
+    assert theirs["draft_entropy"].isfinite().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_mask_counts_as_infinite_where_the_temperature_makes_it_so(temperature: float) -> None:
+    """The least number of float32, with which models mask ids, overflows when it is divided by less than 1."""
+    logits = torch.randn(1, 40)
+    logits[0, 20:] = torch.finfo(torch.float32).min
+    chosen = Processing(temperature)
+    (found,) = fused.columns(side(logits, chosen), [], torch.tensor([0]), [])
+    assert bool(found["target_entropy"].isfinite()) == (temperature == 1.0)
+    assert torch.allclose(found["target_entropy"], distribution(logits, chosen).entropy, equal_nan=True)
 
 
 def test_truncated_distributions_by_hand() -> None:
@@ -426,11 +441,14 @@ def test_models_of_different_dtypes_meet_in_float32() -> None:
 
 
 @given(
-    hnp.arrays(np.float32, (2, 23), elements=st.floats(-40, 40, width=16)),
+    hnp.arrays(np.float32, (2, 23), elements=st.floats(-200, 200, width=16)),
     st.sampled_from([PLAIN, *TRUNCATIONS]),
     st.integers(0, 30),
     st.tuples(st.integers(1, 23), st.integers(1, 23)),
 )
+@example(np.array([[40.0, -22.0], [0.0, 0.0]], np.float32), Processing(0.7), 0, (2, 1))
+@example(np.array([[0.0, -1.0, -95.0], [0.0, -1.0, 0.0]], np.float32), PLAIN, 0, (3, 2))
+@example(np.array([[0, -9.5, -9.6, -30], [0, -5, -1, -30]], np.float32), Processing(0.1, 2), 0, (4, 4))
 @settings(max_examples=300, deadline=None)
 def test_loops_and_torch_agree_on_any_logits(
     logits: np.ndarray, chosen: Processing, token: int, widths: tuple[int, int]
@@ -438,3 +456,12 @@ def test_loops_and_torch_agree_on_any_logits(
     """Of any widths, any truncation, and tokens that a side may not have."""
     target, draft = (torch.from_numpy(row[None, :width]) for row, width in zip(logits, widths, strict=True))
     both(target, draft, torch.tensor([token]), chosen)
+
+
+def test_where_kernels_cannot_run_a_gpu_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here no GPU can be used at all; a CPU needs no kernels."""
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no C compiler\nat all")))
+    fused.hindrance.cache_clear()
+    assert fused.hindrance(torch.device("cuda")) == "no C compiler"
+    assert fused.hindrance(torch.device("cpu")) is None
+    fused.hindrance.cache_clear()

@@ -18,6 +18,7 @@ from alphaprof.options import PromptLookupDraft, RooflineCosts, SampledContinuat
 from alphaprof.profiling import hub
 from alphaprof.profiling.continuations import digest
 from alphaprof.profiling.corpus import Document, policy
+from alphaprof.profiling.fused import hindrance
 from alphaprof.profiling.processing import not_modelled
 from alphaprof.profiling.scoring import Scorer
 
@@ -44,6 +45,12 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
                 "remedy": "store large data as .jsonl, one object a line",
             }
     yield from _without_verdict(options)
+    if reason := hindrance(scorer.target.model.device):
+        yield {
+            "code": "slow_statistics",
+            "message": f"statistics run in torch, since Triton's kernels cannot run here: {reason}",
+            "remedy": "install triton and a C compiler; the numbers are the same",
+        }
     if options.certificates and not scorer.extras.certified:
         yield {
             "code": "no_thresholds",

@@ -7,9 +7,8 @@ Triton is installed; else torch, a few rows at a time.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals
     kind = target.logits.device.type
     if kind == "cpu":
         return _by_rows(target, drafts, token, proposals)
-    if kind == "cuda" and importlib.util.find_spec("triton") is not None:
+    if kind == "cuda" and hindrance(target.logits.device) is None:
         from alphaprof.profiling.triton_statistics import measured as by_kernels
 
         return by_kernels(target, drafts, token, proposals)
@@ -64,6 +63,23 @@ def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals
         some = [_some(item, rows) for item in (target, *drafts)]
         parts.append(statistics.columns(some[0], some[1:], token[rows], [item[rows] for item in proposals]))
     return [joined(pieces) for pieces in zip(*parts, strict=True)]
+
+
+@functools.cache
+def hindrance(device: torch.device) -> str | None:
+    """Why kernels cannot run on a GPU, whose statistics are then those of torch: slower, and no others. None: they can, or
+    the device is no GPU. Triton needs a C compiler where it runs, which wheels do not bring.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        from alphaprof.profiling.triton_statistics import measured as by_kernels
+
+        logits = torch.zeros((1, 8), device=device)
+        by_kernels(Side(logits), [Side(logits)], torch.zeros(1, dtype=torch.long, device=device), [])
+    except Exception as error:  # of Triton, of its compilers, of the driver
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
 
 
 def joined(pieces: Sequence[Columns]) -> Columns:
@@ -88,18 +104,23 @@ def _by_rows(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposal
     temperatures = np.array([item.temperature for item in sides], dtype=np.float32)
     nothing_cut = np.full(len(token), -np.inf, dtype=np.float32)
     least = np.stack([nothing_cut if item.least is None else item.least.numpy() for item in sides])
-    guesses = (
-        np.stack([item.clamp(min=0).numpy() for item in proposals]) if proposals else np.empty((0, len(token)), np.int64)
-    )
+    guesses = np.array([item.clamp(min=0).numpy() for item in proposals], np.int64).reshape(len(proposals), len(token))
     out = np.empty((len(token), len(ALONE) + len(drafts) * len(TOGETHER) + len(proposals) * len(PROPOSED)))
 
     def part(rows: slice) -> None:
         places = whole + [rows.start, 0, 0] * whole[:, 1:2]
-        measure(places, like, temperatures, least[:, rows], token.numpy()[rows], guesses[:, rows], out[rows])
+        some = (np.ascontiguousarray(least[:, rows]), token.numpy()[rows], np.ascontiguousarray(guesses[:, rows]))
+        measure(places, like, temperatures, *some, out[rows])
 
-    size = -(-len(token) // torch.get_num_threads())
-    parts = [slice(start, start + size) for start in range(0, len(token), max(1, size))]
-    list(_pool(len(parts)).map(part, parts)) if len(parts) > 1 else part(slice(0, len(token)))
+    size = max(1, -(-len(token) // torch.get_num_threads()))
+    first, *others = [slice(start, start + size) for start in range(0, max(1, len(token)), size)]
+    waiting = [_pool(len(others)).submit(part, rows) for rows in others]
+    try:
+        part(first)
+    finally:
+        wait(waiting)  # loops read logits by their address: whatever happens, nobody may free them before
+    for item in waiting:
+        item.result()
     names = [ALONE, *(TOGETHER for _ in drafts), *(PROPOSED for _ in proposals)]
     stops = np.cumsum([len(some) for some in names])[:-1]
     return [_columns(values, some) for values, some in zip(np.split(out, stops, axis=1), names, strict=True)]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.shared_layers import Rest, recorded, shared_layers
 
@@ -117,7 +118,9 @@ def _rest(target: Model, draft: Model) -> Rest | None:
             with recorded(bases[0], [count]) as states:
                 bases[0](input_ids=ids, use_cache=False)
             found = rest(ids, states[count])
-        except (TypeError, AttributeError, RuntimeError, ValueError, KeyError):
+        except (TypeError, AttributeError, RuntimeError, ValueError, KeyError) as error:
+            if is_out_of_memory(error):
+                raise
             return None
     return rest if torch.equal(found, expected) else None
 

@@ -136,7 +136,7 @@ def _keep_head_fast(network: PreTrainedModel) -> None:
     """
     head = network.get_output_embeddings()
     if head is not None:
-        head.register_forward_pre_hook(lambda _, arguments: (arguments[0].contiguous(), *arguments[1:]))
+        head.register_forward_pre_hook(lambda _, rows: tuple(row.contiguous() for row in rows))
 
 
 def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:

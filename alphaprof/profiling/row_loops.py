@@ -18,7 +18,8 @@ from alphaprof.compiled import bits_of, float_of, inlined, matrix_row, value_of,
 Array = np.ndarray[Any, Any]
 BLOCK = 2048
 F = np.float32
-LOWEST = F(-87)  # exp of it is the last before subnormal numbers
+LOWEST = F(-87)  # exp of it is the last before subnormal numbers, which would be slow
+VANISHED = F(-150 * math.log(2))  # exp of it rounds to 0
 LN_2, LOG2_E = F(math.log(2)), F(1 / math.log(2))
 ZERO, HALF, ONE, NOTHING = F(0), F(0.5), F(1), F(-np.inf)  # a float64 anywhere would make loops half as fast
 ALONE, TOGETHER = 6, 12  # statistics of a target, and of a draft beside it
@@ -40,7 +41,7 @@ LOG = _polynomial(np.log1p, math.sqrt(0.5) - 1, math.sqrt(2) - 1, 6)  # within 1
 
 @inlined
 def exp32(x: Any) -> Any:
-    """exp(x) for x <= 0 within 3e-7 of itself: 2^n times a polynomial. exp(-87), 1e-38, for anything below."""
+    """exp(x) for x <= 0 within 3e-7 of itself: 2^n times a polynomial. For anything below -87 exp(-87), 1e-38."""
     x = x if x > LOWEST else LOWEST
     n = np.int32(x * LOG2_E - HALF)  # to the nearest, as x is no larger than 0
     r = x - F(n) * LN_2
@@ -64,18 +65,21 @@ def log32(x: Any) -> Any:
 
 @vectorised
 def _scaled(row: Array, temperature: Any, out: Array) -> Any:
-    """Logits of a row divided by the temperature, and a sum that is NaN exactly where one of them is not finite.
+    """Logits of a row divided by the temperature, and a sum that is NaN exactly where one of these is not finite.
 
     bfloat16 comes as its bits (uint16).
     """
     bad = ZERO
-    for i in range(len(row)):
-        value = value_of(row[i])
-        out[i] = value
-        bad += value * ZERO
-    if temperature != ONE:
+    if temperature == ONE:
         for i in range(len(row)):
-            out[i] = out[i] / temperature
+            value = value_of(row[i])
+            out[i] = value
+            bad += value * ZERO
+    else:
+        for i in range(len(row)):
+            value = value_of(row[i]) / temperature
+            out[i] = value
+            bad += value * ZERO
     return bad
 
 
@@ -131,9 +135,9 @@ def _weigh(z: Array, top: Any, least: Any, weights: Array) -> tuple[Any, Any]:
 
 @vectorised
 def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, float]:
-    """`_weigh` over a whole row. What is below exp(-87) of the largest weight counts as 0."""
+    """`_weigh` over a whole row. What a float32 rounds to 0 is 0."""
     total, product = 0.0, 0.0
-    least = max(least, top + LOWEST)
+    least = max(least, top + VANISHED)
     for start in range(0, len(z), BLOCK):
         part = slice(start, start + BLOCK)
         one, other = _weigh(z[part], top, least, weights[part])
