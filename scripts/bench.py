@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One table of what everything costs, and the same as one line of JSON.
 
-    python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--documents 16] [--threads 1] [--skip models|others|log]...
+    python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--limit 2] [--threads 1] [--skip models|others|log]...
 
 `models`: scoring against bare forward passes. `others`: a run against Hugging Face assisted generation (one run a gamma) and
 against one prompt at a time. `log`: totals and reports of synthetic logs (see bench_log.py). What is measured how stands at
@@ -33,18 +33,20 @@ def models_part(given: argparse.Namespace) -> dict[str, Any]:
     from scripts import bench_models
 
     torch.set_num_threads(given.threads)
-    options = load_profile(given.profile, given.set)
+    untimed = [*given.set, "costs.source=roofline", "costs.accelerator=h100-sxm"]  # step times are not what is measured here
+    options = load_profile(given.profile, untimed, given.limit)
     with ConsoleProgress() as progress:
-        bench = bench_models.Bench.of(options, given.documents, given.repeats, progress)
-        found: dict[str, Any] = {"threads": given.threads, "dtype": options.target.dtype, "target": options.target.model}
+        bench = bench_models.Bench.of(options, given.repeats, progress)
+        found: dict[str, Any] = {"processor": bench_models.processor(), "threads": given.threads}
+        found |= {"dtype": options.target.dtype, "documents": len(bench.documents)}
         if "models" not in given.skip:
             progress.say("scoring against bare forward passes")
             found["scoring"] = bench_models.scoring_figures(bench, bench.texts())
         if "others" not in given.skip:
             progress.say("a run, and what one would do without it")
-            found["run"] = bench_models.run_figures(bench)
-            found["alone"] = bench_models.alone_figures(bench, given.prompts)
-            found["assisted"] = bench_models.assisted_figures(bench, given.prompts, options.gammas)
+            found["run"] = bench_models.run_figures(bench, progress)
+            found["alone"] = bench_models.alone_figures(bench)
+            found["assisted"] = bench_models.assisted_figures(bench, options.gammas)
     return found | {"memory_gib": bench_models.peak_memory()}
 
 
@@ -61,7 +63,7 @@ def log_part(given: argparse.Namespace) -> list[dict[str, float]]:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """The figures of models as a table."""
-    rows = []
+    rows = [(name, str(found[name])) for name in ("processor", "threads", "dtype", "documents")]
     if scoring := found.get("scoring"):
         rows += [(f"{name}, ms/position", f"{scoring[f'{name}_ms']:.3f}") for name in ("bare", "scoring")]
         middle, least, most = scoring["scoring"]
@@ -86,8 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", type=Path, nargs="?", default=ROOT / "profiles" / "demo.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--documents", type=int, default=16, help="of the profile, that texts are written for")
-    parser.add_argument("--prompts", type=int, default=4, help="of them, that are decoded one at a time")
+    parser.add_argument("--limit", type=int, default=2, help="documents of every source of the profile")
     parser.add_argument("--repeats", type=int, default=7, help="of scoring and bare passes, in turn")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--positions", type=int, nargs="+", default=[1_000_000, 10_000_000], help="of synthetic logs")

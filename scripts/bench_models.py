@@ -4,56 +4,61 @@ Everything runs in this process on the same prompts, on as many threads as torch
 CPU time, else time by the clock.
 
 `scoring`: a scoring pass over batches as a run makes them. `bare`: each model's own forward over the same batches with
-logits at the scored positions, and nothing made of them. A draft that skips layers runs whole in both; what it saves where
-it goes on from the target's hidden states is `sharing`.
+logits at the scored positions, BARE_ROWS at a time, and nothing made of them. A draft that skips layers runs whole in both;
+what it saves where it goes on from the target's hidden states is `sharing`.
 
-`run`: writing the texts, scoring them, the log's tables, and totals of all default rules at every gamma. `assisted`: Hugging
-Face assisted generation of the same prompts with the first draft model, one run a gamma, which gives the rounds of one rule.
-`alone`: one prompt at a time, writing the target's greedy text and reading it with the draft for its top token.
+`run`: all that `alphaprof profile` does once models are loaded, but for step times: texts, scoring, the log on disk; and
+totals of all rules at every gamma. `assisted`: Hugging Face assisted generation with the first draft model, one run a gamma,
+which gives the rounds of one rule. `alone`: one prompt at a time, writing the target's greedy text and reading it with the
+draft for its top token. Each of the last three once, after a short text to warm up.
 """
 
 from __future__ import annotations
 
+import platform
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.utils import logging
 
-from alphaprof.analysis.totals import Request, shard_totals
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.config import ProfileOptions
-from alphaprof.profiling.continuations import Continuation, continuation_table, generate, generation_batches, scoring_batches
+from alphaprof.profiling import pipeline
+from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.models import Model
-from alphaprof.profiling.pipeline import load
-from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.scoring import Layout, Scorer
 from alphaprof.profiling.shards import Loaded, Progress
-from alphaprof.profiling.statistics import columns
+from alphaprof.profiling.statistics import Side, columns
 
 Figures = dict[str, Any]
+BARE_ROWS = 512
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A loaded profile, its first documents, and how often passes over them are repeated."""
+    """A loaded profile with all of its documents, and how often passes over them are repeated."""
 
     loaded: Loaded
     documents: list[Document]
     repeats: int
 
     @classmethod
-    def of(cls, options: ProfileOptions, count: int, repeats: int, progress: Progress) -> Bench:
-        """The profile's documents are taken evenly from all of them."""
+    def of(cls, options: ProfileOptions, repeats: int, progress: Progress) -> Bench:
+        """Raises `SystemExit` unless all text is the target's own greedy text: the others write no other."""
         logging.set_verbosity_error()  # what generate() advises its callers would stand in the middle of the figures
-        loaded = load(options, progress)
-        every = list(loaded.documents)
-        chosen = [every[index] for index in np.linspace(0, len(every) - 1, min(count, len(every))).astype(int)]
-        return cls(loaded, chosen, repeats)
+        loaded = pipeline.load(options, progress)
+        documents = list(loaded.documents)
+        if not all(item.greedy and item.given is None for item in documents):
+            raise SystemExit("bench a profile whose continuations are all greedy")
+        return cls(loaded, documents, repeats)
 
     def texts(self) -> list[Continuation]:
         """The documents' texts, written in batches as a run does it, in document order."""
@@ -65,6 +70,15 @@ class Bench:
     def batches(self, texts: Sequence[Continuation]) -> list[list[Continuation]]:
         """Texts in the batches that they are scored in."""
         return list(scoring_batches(texts, self.loaded.options.batch_tokens))
+
+
+def processor() -> str:
+    """The processor's name, and whether it computes in bfloat16: where it does not, forward passes in it are slow."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    told = dict(line.split(":", 1) for line in lines if ":" in line)
+    facts = {key.strip(): value.strip() for key, value in told.items()}
+    able = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in facts.get("flags", "").split()]
+    return f"{facts.get('model name', platform.processor())} ({', '.join(able) or 'no bfloat16 arithmetic'})"
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -81,8 +95,8 @@ def bare(scorer: Scorer, batch: Sequence[Continuation]) -> None:
     layout = Layout.of(batch)
     for head in (scorer.target, *scorer.drafts):
         rows = head.rows(layout.ids, layout.row, layout.column)
-        for start in range(0, len(rows), scorer.head_rows):
-            head.logits(rows[start : start + scorer.head_rows])
+        for start in range(0, len(rows), BARE_ROWS):
+            head.logits(rows[start : start + BARE_ROWS])
 
 
 def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
@@ -106,6 +120,8 @@ def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
     for repeat in range(bench.repeats):
         for name in list(ways)[:: 1 if repeat % 2 else -1]:
             taken[name].append(seconds(ways[name]))
+    for head, rest in zip(scorer.drafts, rests, strict=True):
+        head.rest = rest
     found: Figures = {f"{name}_ms": 1000 * float(np.median(values)) / positions for name, values in taken.items()}
     for name in list(ways)[1:]:
         ratios = np.array(taken[name]) / np.array(taken["bare"])
@@ -118,8 +134,6 @@ def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
     scorer, layout = bench.loaded.scorer, Layout.of(texts[:4])
     heads = (scorer.target, *scorer.drafts)
     rows = [head.rows(layout.ids, layout.row, layout.column)[:128] for head in heads]
-    from alphaprof.profiling.statistics import Side
-
     with torch.inference_mode():
         sides = [Side(head.logits(found)[:, : scorer.width]) for head, found in zip(heads, rows, strict=True)]
         token = layout.token[:128]
@@ -133,83 +147,67 @@ def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
         return 1000 * float(np.median([seconds(work) for _ in range(bench.repeats)])) / len(token)
 
 
-def run_figures(bench: Bench) -> Figures:
-    """Seconds of each stage, and positions a second of all of them."""
-    loaded = bench.loaded
-    texts: list[Continuation] = []
-    scored: dict[str, dict[int, Any]] = {draft.name: {} for draft in loaded.drafts}
-
-    def score() -> None:
-        for batch in bench.batches(texts):
-            for draft, arrays in loaded.scorer.score(batch).items():
-                scored[draft].update(by_document(batch, arrays))
-
-    def count() -> None:
-        options, documents = loaded.options, continuation_table(texts)
-        request = Request(options.rules, options.gammas)
-        for draft in loaded.drafts:
-            table = position_table(texts, scored[draft.name], loaded.scorer.extras.log_rules(options.rules), draft.name)
-            shard_totals(table, documents, loaded.target.facts(), draft.facts(), request)
-
-    stages = {"writing": lambda: texts.extend(bench.texts()), "scoring": score, "tables and totals": count}
-    spent = {name: seconds(work) for name, work in stages.items()}
-    tokens = sum(len(item.ids) for item in texts)
+def run_figures(bench: Bench, progress: Progress) -> Figures:
+    """Seconds and tokens a second of a run on disk and of its totals."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = pipeline._open(bench.loaded.options, Path(folder) / "run", None, pipeline.Course(), progress)
+        spent = {"run": seconds(lambda: pipeline._fill(plan, progress)), "totals": seconds(lambda: write_totals(plan.run))}
+        tokens = plan.run.manifest.positions
     return {"tokens": tokens, "seconds": spent, "tokens_per_second": tokens / sum(spent.values())}
 
 
-def assisted_figures(bench: Bench, prompts: int, gammas: Sequence[int]) -> Figures:
-    """Seconds a token of assisted generation, by gamma, over some of the documents."""
+def assisted_figures(bench: Bench, gammas: Sequence[int]) -> Figures:
+    """Seconds of assisted generation over all documents, by gamma, and tokens a second of all gammas together."""
     target, draft = bench.loaded.target, _first_model(bench.loaded)
     config = draft.network.generation_config
     config.num_assistant_tokens_schedule, config.assistant_confidence_threshold = "constant", 0.0
-    found = {}
+    _written(target, bench.documents[0], 8, assistant_model=draft.network)
+    spent: dict[int, float] = {}
+    tokens = 0
+
+    def write() -> int:
+        every = [_written(target, item, item.max_new_tokens, assistant_model=draft.network) for item in bench.documents]
+        return sum(len(text) for text in every)
+
     for gamma in gammas:
         config.num_assistant_tokens = gamma
-        tokens = 0
-        spent = 0.0
-        for document in _some(bench.documents, prompts):
-            ids = torch.from_numpy(document.prompt.astype(np.int64))[None]
-            start = time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-            output = _written(target, ids, document, assistant_model=draft.network)
-            end = time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-            spent += end - start
-            tokens += output.shape[1] - ids.shape[1]
-        found[gamma] = spent / tokens
-    return {"seconds_per_token": found, "prompts": prompts, "tokens_per_second": 1 / sum(found.values())}
+        counted: list[int] = []
+        spent[gamma] = seconds(lambda counted=counted: counted.append(write()))  # type: ignore[misc]
+        tokens = counted[0]
+    return {"seconds": spent, "tokens_per_second": tokens / sum(spent.values())}
 
 
-def alone_figures(bench: Bench, prompts: int) -> Figures:
+def alone_figures(bench: Bench) -> Figures:
     """Tokens a second of one prompt at a time: written greedily, then read by the draft for its top tokens."""
     target, draft = bench.loaded.target, _first_model(bench.loaded)
+    _written(target, bench.documents[0], 8)
     tokens = agreed = 0
 
     @torch.inference_mode()
     def work() -> None:
         nonlocal tokens, agreed
-        for document in _some(bench.documents, prompts):
-            ids = torch.from_numpy(document.prompt.astype(np.int64))[None]
-            output = _written(target, ids, document)[:, : draft.context]
-            logits = draft.network(input_ids=output, use_cache=False).logits[0, ids.shape[1] - 1 : -1]
+        for document in bench.documents:
+            prompt = torch.from_numpy(document.prompt.astype(np.int64))
+            text = torch.cat([prompt, _written(target, document, document.max_new_tokens)])[: draft.context]
+            logits = draft.network(input_ids=text[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
             tokens += len(logits)
-            agreed += int((logits.argmax(-1) == output[0, ids.shape[1] :]).sum())
+            agreed += int((logits.argmax(-1) == text[len(prompt) :]).sum())
 
     spent = seconds(work)
-    return {"tokens_per_second": tokens / spent, "prompts": prompts, "alpha": agreed / tokens}
+    return {"tokens_per_second": tokens / spent, "alpha": agreed / tokens}
 
 
-def _written(target: Model, ids: torch.Tensor, document: Document, **how: Any) -> torch.Tensor:
-    mask, limit = torch.ones_like(ids), document.max_new_tokens
-    found: torch.Tensor = target.network.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=limit, **how)
-    return found
+def _written(target: Model, document: Document, limit: int | None, **how: Any) -> torch.Tensor:
+    """The target's greedy text of one document, [tokens]."""
+    ids = torch.from_numpy(document.prompt.astype(np.int64))[None]
+    found: torch.Tensor = target.network.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit, **how
+    )
+    return found[0, ids.shape[1] :]
 
 
 def _first_model(loaded: Loaded) -> Model:
     return next(draft for draft in loaded.drafts if isinstance(draft, Model))
-
-
-def _some(documents: Sequence[Document], count: int) -> list[Document]:
-    """So many of the documents, evenly spread."""
-    return [documents[index] for index in np.linspace(0, len(documents) - 1, min(count, len(documents))).astype(int)]
 
 
 def peak_memory() -> float:
