@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ from alphaprof.profiling.batching import Fed
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import layer_skip
-from alphaprof.profiling.models import NOISE, Model, load_model
+from alphaprof.profiling.models import NOISE, Model, load_model, load_tokenizer
 from alphaprof.profiling.processing import Processing
 from alphaprof.profiling.record import by_document
 from alphaprof.profiling.scoring import Arrays, Layout, Scorer
 from tests.tiny import llama, noisy
 
+ROOT = Path(__file__).parent.parent
 LENGTHS = [3, 41, 8, 30, 5, 12, 22, 60, 9, 4]
 
 
@@ -109,24 +111,42 @@ def logit_gap(columns: Arrays, model: str) -> np.ndarray:
     return np.asarray(np.log(top / second))
 
 
+def parts_of_prompts(model: Path) -> list[Continuation]:
+    """The first tokens of one prompt of each of the demo's files: a quarter as prompt, the rest as the text behind it."""
+    tokenizer = load_tokenizer(TargetOptions(model=str(model)))
+    found = []
+    for number, file in enumerate(sorted((ROOT / "profiles" / "prompts").glob("*.jsonl"))):
+        prompt = json.loads(file.read_text().splitlines()[0])["prompt"]
+        ids = np.asarray(tokenizer(prompt)["input_ids"][: 24 + 4 * number], dtype=np.int32)
+        cut = len(ids) // 4
+        item = Document(number, file.stem, None, 0, number, ids[:cut], ids[cut:], True, None, "given", False)
+        found.append(Continuation(item, ids[cut:], "length"))
+    return found
+
+
 @pytest.mark.demo_model
-def test_alpha_and_mean_divergence_of_the_demo_model_do_not_hang_on_the_batch(demo_model: Path) -> None:
-    """In bfloat16, where batches round differently: strict acceptance differs only where two tokens are within the noise,
-    and means over documents by less than the share of such positions.
+def test_acceptance_and_divergence_of_the_demo_model_hang_on_the_batch_by_no_more_than_noise(demo_model: Path) -> None:
+    """On real text in bfloat16, where batches round differently, at each position of it.
+
+    Strict acceptance differs only within `NOISE` of a tie, so alpha by no more than the share of such positions (seen: 1 of
+    536 positions differed, 12 % were that near). KL: where the difference of any two logits moves by at most n (each by n/2
+    beside a shift, which changes nothing), the draft's move KL by at most n TV, and the target's by n/2 times the mean
+    deviation of log(p / q) under p, at most 2 KL + 2 TV. Together n (KL + 2 TV) <= n (KL + 2): log(KL + 2) moves by at most n.
+    Logits of unlikely ids do move by more than `NOISE` (0.24 seen), but count by their probability: 0.03 of 0.125 was seen.
     """
     target = load_model("target", TargetOptions(model=str(demo_model)), "bfloat16")
     scorer = Scorer(target, [layer_skip("skip", target, [10, 13, 16])], target.vocabulary)
-    continuations = texts(40_000, lengths=[24, 40, 16, 33])
-    alone, together = (scored(scorer, continuations, budget) for budget in (1, 4096))
+    continuations = parts_of_prompts(demo_model)
+    assert len(continuations) == 7
     noise = NOISE[torch.bfloat16]
     joined = [
         {name: np.concatenate([found[number][name] for number in sorted(found)]) for name in found[0]}
-        for found in (alone, together)
+        for found in (scored(scorer, continuations, 1), scored(scorer, continuations, 4096))
     ]
     gaps = [logit_gap(columns, model) for columns in joined for model in ("target", "draft")]
     tied = np.minimum.reduce(gaps) < noise
+    assert tied.mean() < 0.5  # or the next line would speak of few positions
     kept = [columns["draft_top"] == columns["target_top"] for columns in joined]
     assert not (kept[0] != kept[1])[~tied].any()
-    assert abs(kept[0].mean() - kept[1].mean()) <= tied.mean()
-    means = [columns["kl_target_draft"].mean() for columns in joined]
-    assert means[0] == pytest.approx(means[1], abs=0.02)
+    alone, together = (np.log(columns["kl_target_draft"].astype(float) + 2) for columns in joined)
+    assert abs(alone - together).max() <= noise

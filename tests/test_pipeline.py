@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,12 @@ from alphaprof.errors import (
 )
 from alphaprof.loader import load_profile
 from alphaprof.log import store
+from alphaprof.log.manifest import Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, LATENCY_COLUMNS, LogRules, totals_columns
 from alphaprof.log.store import Run
 from alphaprof.log.violations import violations
 from alphaprof.profiling import pipeline, shards
-from alphaprof.profiling.checks import require_same_profile
+from alphaprof.profiling.checks import require_same_models, require_same_profile
 from alphaprof.profiling.continuations import generate
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.lookup import PromptLookup
@@ -261,7 +263,7 @@ def test_the_manifest_names_what_was_run(finished: Run) -> None:
     assert manifest.drafts["brief"].context == 24
     assert manifest.drafts["wide"].vocabulary == 320
     assert len({facts.fingerprint for facts in manifest.drafts.values()}) == 4
-    assert "packages" in manifest.environment
+    assert manifest.environment["packages"]["numba"] == version("numba")
 
 
 @pytest.mark.parametrize(("whole", "written"), [("finished", profile_file), ("mixed", mixed_file)])
@@ -523,10 +525,33 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
         patch.setattr(pipeline, "version", lambda name: "1.0")
         with pytest.raises(RunMismatch, match="the run began with torch"):
             run_profile(path, out, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "version", lambda name: "1.0" if name == "numba" else version(name))
+        with pytest.raises(RunMismatch, match=r"the run began with numba .*, and this is 1\.0"):
+            run_profile(path, out, True)
     run = run_profile(path, out, True, "decision.min_speedup=2")
     assert run.manifest.status == "complete"
     assert build_report(run).traffic.min_speedup == 2
     assert build_report(run_profile(path, out, True, "decision.min_speedup=3")).traffic.min_speedup == 3
+
+
+def test_a_run_of_a_version_that_batched_and_measured_otherwise_is_not_resumed(finished: Run) -> None:
+    """It is known by packages without numba; the hint says what to do."""
+    now = finished.manifest
+    require_same_models(now, now)
+    packages = {name: found for name, found in now.environment["packages"].items() if name != "numba"}
+    before = dataclasses.replace(now, environment=now.environment | {"packages": packages})
+    with pytest.raises(RunMismatch, match="began with an older alphaprof, which batched and measured otherwise") as caught:
+        require_same_models(before, now)
+    assert caught.value.hint == "finish it with that version, or profile into a new directory"
+
+
+def test_padding_is_told_where_every_shard_was_counted() -> None:
+    """A shard of an older version, which counted nothing, silences it; one without a position does not."""
+    counted = Shard(0, 2, 10, "a", 0, 27, 3)
+    empty, older = Shard(1, 2, 0, "b"), Shard(1, 2, 10, "b")
+    assert shards.padding_told([counted, empty]) == "scored 30 tokens, 10.0 % of them padding"
+    assert shards.padding_told([counted, older]) == ""
 
 
 def test_a_text_ends_at_the_tokenizers_eos_too(tiny: Path, own_target: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def failing() -> None:
 
 
 def test_work_is_done_in_order_and_before_the_block_ends() -> None:
-    """A hundred pieces, each of which takes the lead over the next: they end in the order in which they came."""
+    """A hundred pieces, handed over faster than they may be done, are done in the order in which they came."""
     done: list[int] = []
     with Writer() as writer:
         for number in range(100):

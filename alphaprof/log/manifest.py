@@ -20,8 +20,9 @@ SERVED = "served"  # the kind of models that another engine ran
 class Shard:
     """One complete shard: `digest` is the SHA-256 over the token ids of its documents as they were read.
 
-    Of the scoring passes `scored_tokens` of texts, fed once to every model, and `scored_padding` beside them; of generation
-    `prompt_tokens` and `prompt_padding` likewise. 0 in shards of older versions, which did not count.
+    Of the scoring batches as planned (before any was halved) `scored_tokens` of texts, which every model reads once, and
+    `scored_padding` beside them; of generation `prompt_tokens` and `prompt_padding` likewise. 0 in shards of older versions,
+    which did not count.
     """
 
     index: int

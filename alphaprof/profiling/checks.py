@@ -133,11 +133,17 @@ def require_same_models(before: Manifest, now: Manifest) -> None:
             )
     if before.tokenizer != now.tokenizer:
         raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
-    for package in ("torch", "transformers"):
-        old_version, new_version = (manifest.environment["packages"][package] for manifest in (before, now))
-        if old_version != new_version:
+    old_versions, new_versions = (manifest.environment["packages"] for manifest in (before, now))
+    if "numba" not in old_versions:  # recorded since compiled loops measure and little of a batch is padding
+        raise RunMismatch(
+            "the run began with an older alphaprof, which batched and measured otherwise: its rows could differ",
+            "finish it with that version, or profile into a new directory",
+        )
+    for package in ("torch", "transformers", "numba"):
+        if old_versions[package] != new_versions[package]:
             raise RunMismatch(
-                f"the run began with {package} {old_version}, and this is {new_version}: its rows could differ",
+                f"the run began with {package} {old_versions[package]}, and this is {new_versions[package]}: "
+                "its rows could differ",
                 "install the version of the first call, or profile into a new directory",
             )
 

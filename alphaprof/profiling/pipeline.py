@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,7 +246,9 @@ def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target:
 
 
 def _environment(device: torch.device) -> dict[str, object]:
-    packages = ("torch", "transformers", "datasets", "numpy", "pyarrow")
+    packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
+    with contextlib.suppress(PackageNotFoundError):  # not there on every system
+        packages["triton"] = version("triton")
     on_gpu = device.type == "cuda"
     return {
         "device_memory": torch.cuda.get_device_properties(device).total_memory if on_gpu else None,  # bytes, of one device
@@ -254,7 +256,7 @@ def _environment(device: torch.device) -> dict[str, object]:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "packages": {name: version(name) for name in packages},
+        "packages": packages,
     }
 
 

@@ -170,7 +170,9 @@ def _name(item: Document | Continuation) -> str:
 
 
 def padding_told(shards: Sequence[Shard]) -> str:
-    """What share of what models were fed was padding, in words; empty where nobody counted."""
+    """What share of the batches as planned was padding, in words; empty where an older version left some uncounted."""
+    if any(shard.positions and not shard.scored_tokens for shard in shards):
+        return ""
     scored = Fed(sum(shard.scored_tokens for shard in shards), sum(shard.scored_padding for shard in shards))
     read = Fed(sum(shard.prompt_tokens for shard in shards), sum(shard.prompt_padding for shard in shards))
     counted = [(words, fed) for words, fed in (("scored", scored), ("generated from", read)) if fed.size]
