@@ -132,7 +132,7 @@ def test_acceptance_and_divergence_of_the_demo_model_hang_on_the_batch_by_no_mor
     536 positions differed, 12 % were that near). KL: where the difference of any two logits moves by at most n (each by n/2
     beside a shift, which changes nothing), the draft's move KL by at most n TV, and the target's by n/2 times the mean
     deviation of log(p / q) under p, at most 2 KL + 2 TV. Together n (KL + 2 TV) <= n (KL + 2): log(KL + 2) moves by at most n.
-    Logits of unlikely ids do move by more than `NOISE` (0.24 seen), but count by their probability: 0.03 of 0.125 was seen.
+    Logits of unlikely ids move by more than `NOISE` (0.24 seen), but count by their probability: 0.03 of 0.125 was seen.
     """
     target = load_model("target", TargetOptions(model=str(demo_model)), "bfloat16")
     scorer = Scorer(target, [layer_skip("skip", target, [10, 13, 16])], target.vocabulary)
