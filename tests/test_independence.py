@@ -131,7 +131,7 @@ def test_acceptance_and_divergence_of_the_demo_model_hang_on_the_batch_by_no_mor
     Strict acceptance differs only within `NOISE` of a tie, so alpha by no more than the share of such positions (seen: 1 of
     536 positions differed, 12 % were that near). KL: where the difference of any two logits moves by at most n (each by n/2
     beside a shift, which changes nothing), the draft's move KL by at most n TV, and the target's by n/2 times the mean
-    deviation of log(p / q) under p, at most 2 KL + 2 TV. Together n (KL + 2 TV) <= n (KL + 2): log(KL + 2) moves by at most n.
+    deviation of log(p / q) under p, at most 2 KL + 2 TV. In all n (KL + 2 TV) <= n (KL + 2): log(KL + 2) moves by n at most.
     Logits of unlikely ids move by more than `NOISE` (0.24 seen), but count by their probability: 0.03 of 0.125 was seen.
     """
     target = load_model("target", TargetOptions(model=str(demo_model)), "bfloat16")
