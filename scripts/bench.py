@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """One table of what everything costs, and the same as one line of JSON.
 
-    python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--limit 2] [--threads 1] [--skip models|others|log]...
+    python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--limit 2] [--threads 1] [--skip PART]...
 
-`models`: scoring against bare forward passes. `others`: a run against Hugging Face assisted generation (one run a gamma) and
-against one prompt at a time. `log`: totals and reports of synthetic logs (see bench_log.py). What is measured how stands at
-the head of bench_models.py and bench_log.py. The machine must be idle.
+`models`: scoring against bare forward passes. `others`: a run against one prompt at a time, and (`assisted`) against Hugging
+Face assisted generation, one run a gamma. `log`: totals and reports of synthetic logs (see bench_log.py). What is measured how
+stands at the head of bench_models.py and bench_log.py. The machine must be idle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-PARTS = ("models", "others", "log")
+PARTS = ("models", "others", "assisted", "log")
 
 
 def models_part(given: argparse.Namespace) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def models_part(given: argparse.Namespace) -> dict[str, Any]:
             progress.say("a run, and what one would do without it")
             found["run"] = bench_models.run_figures(bench, progress)
             found["alone"] = bench_models.alone_figures(bench)
-            found["assisted"] = bench_models.assisted_figures(bench, options.gammas)
+            if "assisted" not in given.skip:
+                found["assisted"] = bench_models.assisted_figures(bench, options.gammas)
     return found | {"memory_gib": bench_models.peak_memory()}
 
 
@@ -77,7 +78,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         rows.append(("a run, tokens/s", f"{speed:.1f}"))
         rows += [(f"  {name}, s", f"{value:.1f}") for name, value in run["seconds"].items()]
         for name, words in (("alone", "one prompt at a time"), ("assisted", "assisted generation, every gamma")):
-            other = found[name]["tokens_per_second"]
+            other = found.get(name, {}).get("tokens_per_second")
+            if other is None:
+                continue
             rows.append((f"{words}, tokens/s", f"{other:.2f}: the run is {speed / other:.1f} times as fast"))
     rows.append(("peak memory, GiB", f"{found['memory_gib']:.2f}"))
     return [f"{name:44}{value}" for name, value in rows]
