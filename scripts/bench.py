@@ -4,8 +4,8 @@
     python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--limit 2] [--threads 1] [--skip PART]...
 
 `models`: scoring against bare forward passes. `others`: a run against one prompt at a time, and (`assisted`) against Hugging
-Face assisted generation, one run a gamma. `log`: totals and reports of synthetic logs (see bench_log.py). How each is measured
-stands at the head of bench_models.py and bench_log.py. The machine must be idle.
+Face assisted generation, one run a gamma. `log`: totals and reports of synthetic logs. How each is measured stands at the
+head of bench_models.py and bench_log.py. The machine must be idle.
 """
 
 from __future__ import annotations
