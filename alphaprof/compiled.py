@@ -11,10 +11,13 @@ import contextlib
 import functools
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import llvmlite.binding
 import numba
 from llvmlite import ir
 from numba import carray, types
@@ -33,6 +36,25 @@ def compiled(function: Function) -> Function:
 def vectorised(function: Function) -> Function:
     """A loop over float32 whose sums may be taken in any order. Threads may run it at the same time."""
     return _compile(function, fastmath=REORDERED)
+
+
+def compile_elsewhere(module: str, file: str) -> None:
+    """Have another process call `compile_all` of a module, once for its `file` as it is: this one loads what is kept.
+
+    What numba runs right after compiling has loops that call each other put together otherwise than what it keeps, and sums
+    of float32 in another order: rows of a run must not hang on which process compiled. Where nothing can be kept every
+    process compiles, each in the same way.
+    """
+    state = (file, os.stat(file).st_mtime_ns, numba.__version__, sys.version, llvmlite.binding.get_host_cpu_name())
+    done = _folder() / f"{module}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
+    if done.exists():
+        return
+    code = f"import importlib; importlib.import_module({module!r}).compile_all()"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)  # noqa: S603  # our own words
+    with contextlib.suppress(OSError):
+        done.parent.mkdir(parents=True, exist_ok=True)
+        if finished.returncode == 0:
+            done.touch()
 
 
 def inlined(function: Function) -> Function:

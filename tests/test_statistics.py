@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from alphaprof.analysis.trees import MultiDraft
 from alphaprof.profiling import fused
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.statistics import (
+    Side,
     columns,
     distribution,
     multi_draft_columns,
@@ -465,3 +470,27 @@ def test_where_kernels_cannot_run_a_gpu_is_told_why(monkeypatch: pytest.MonkeyPa
     assert fused.hindrance(torch.device("cuda")) == "no C compiler"
     assert fused.hindrance(torch.device("cpu")) is None
     fused.hindrance.cache_clear()
+
+
+def test_equal_rows_are_exactly_nothing_apart() -> None:
+    """A mean divergence of rounding would be a budget to reject on."""
+    target, _ = logits_of(20, 1000, torch.bfloat16)
+    found = fused.columns(Side(target), [Side(target.clone())], torch.arange(20), [])[1]
+    assert not found["kl_target_draft"].any()
+    assert not found["kl_draft_target"].any()
+
+
+def test_the_process_that_compiles_computes_what_others_load(tmp_path: Path) -> None:
+    """To the last bit: rows of a resumed run must not hang on it."""
+    code = """
+import torch
+from alphaprof.profiling import fused
+from alphaprof.profiling.statistics import Side
+p, q = 3 * torch.randn(2, 40, 700, generator=torch.Generator().manual_seed(0))
+found = fused.columns(Side(p), [Side(q)], torch.arange(40), [])
+print([values.double().sum().item().hex() for columns in found for values in columns.values()])
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
+    assert list(tmp_path.rglob("*measure*.nbc"))

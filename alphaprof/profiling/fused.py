@@ -66,6 +66,16 @@ def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals
 
 
 @functools.cache
+def _loops() -> Any:
+    """`row_loops.measure`; a machine compiles it once, which takes some ten seconds."""
+    from alphaprof.compiled import compile_elsewhere
+    from alphaprof.profiling import row_loops
+
+    compile_elsewhere(row_loops.__name__, row_loops.__file__)
+    return row_loops.measure
+
+
+@functools.cache
 def hindrance(device: torch.device) -> str | None:
     """Why kernels cannot run on a GPU, whose statistics are then those of torch: slower, and no others. None: they can, or
     the device is no GPU. Triton needs a C compiler where it runs, which wheels do not bring.
@@ -93,8 +103,7 @@ def _some(given: Side, rows: slice) -> Side:
 
 def _by_rows(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
     """By compiled loops, on as many threads as torch has."""
-    from alphaprof.profiling.row_loops import measure
-
+    measure = _loops()
     sides = [target, *drafts]
     logits = [_readable(item.logits) for item in sides]
     if len({item.dtype for item in logits}) > 1:

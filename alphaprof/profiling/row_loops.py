@@ -148,19 +148,20 @@ def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, flo
 
 @vectorised
 def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, top_q: Any, share_q: Any) -> Any:
-    """Sums over ids that both have: min(p, q), p times q's shifted logit and the other way, and -m log m of the mixture m.
+    """Sums over ids that both have: min(p, q), p and q times how far shifted logits are apart, and -m log m, m = (p + q) / 2.
 
-    `share_p`: 1 / total of the row, what makes weights probabilities; so `share_q`.
+    `share_p`: 1 / total of the row; so `share_q`. Of equal rows both divergences are exactly 0: a budget may hang on it.
     """
-    overlap, p_cross, q_cross, mixed = ZERO, ZERO, ZERO, ZERO
+    overlap, p_apart, q_apart, mixed = ZERO, ZERO, ZERO, ZERO
     for i in range(len(zp)):
         p, q = wp[i] * share_p, wq[i] * share_q
         overlap += p if p < q else q
-        p_cross += p * (zq[i] - top_q)
-        q_cross += q * (zp[i] - top_p)
+        apart = (zp[i] - top_p) - (zq[i] - top_q)
+        p_apart += p * apart
+        q_apart += q * apart
         mixture = HALF * (p + q)
         mixed -= mixture * log32(mixture)
-    return overlap, p_cross, q_cross, mixed
+    return overlap, p_apart, q_apart, mixed
 
 
 @vectorised
@@ -233,12 +234,12 @@ def _pair(p: Any, q: Any, out: Array) -> None:
     zq, wq, least_q, of_q = q
     shared = min(len(zp), len(zq))
     top_p, top_q, share_p, share_q = F(of_p[6]), F(of_q[6]), F(1 / of_p[5]), F(1 / of_q[5])
-    overlap, p_cross, q_cross, mixed = 0.0, 0.0, 0.0, 0.0
+    overlap, p_apart, q_apart, mixed = 0.0, 0.0, 0.0, 0.0
     p_outside, q_outside = 0.0, 0.0
     for start in range(0, shared, BLOCK):
         part = slice(start, min(shared, start + BLOCK))
         sums = _meet(zp[part], wp[part], top_p, share_p, zq[part], wq[part], top_q, share_q)
-        overlap, p_cross, q_cross, mixed = overlap + sums[0], p_cross + sums[1], q_cross + sums[2], mixed + sums[3]
+        overlap, p_apart, q_apart, mixed = overlap + sums[0], p_apart + sums[1], q_apart + sums[2], mixed + sums[3]
         if least_q > -np.inf:
             p_outside += _cut_off(wp[part], zq[part], least_q)
         if least_p > -np.inf:
@@ -250,8 +251,8 @@ def _pair(p: Any, q: Any, out: Array) -> None:
         outside, own = _lone(wq[start : start + BLOCK], share_q)
         q_outside, mixed = q_outside + outside, mixed + own
     out[0] = min(1.0, overlap)
-    out[1] = np.inf if p_outside > 0 else max(0.0, math.log(of_q[5]) - p_cross - of_p[4])
-    out[2] = np.inf if q_outside > 0 else max(0.0, math.log(of_p[5]) - q_cross - of_q[4])
+    out[1] = np.inf if p_outside > 0 else max(0.0, p_apart + math.log(of_q[5] / of_p[5]))
+    out[2] = np.inf if q_outside > 0 else max(0.0, math.log(of_p[5] / of_q[5]) - q_apart)
     out[3] = min(max(0.0, mixed - (of_p[4] + of_q[4]) / 2), LN_2)
 
 
@@ -287,3 +288,13 @@ def measure(
             out[i, at] = _weight_of(zp, proposal, of_p[6], least[0, i]) / of_p[5]
             out[i, at + 1] = _rank(zp, proposal)
             at += 2
+
+
+def compile_all() -> None:
+    """Compile `measure` for both dtypes, or load it."""
+    for dtype in (np.uint16, np.float32):
+        row = np.zeros(1, dtype)
+        places = np.array([[row.ctypes.data, 0, 1]] * 2)
+        ids = np.zeros((1, 1), np.int64)
+        least, out = np.zeros((2, 1), F), np.empty((1, ALONE + TOGETHER + 2))
+        measure(places, row[:0], np.ones(2, F), least, ids[0], ids, out)
