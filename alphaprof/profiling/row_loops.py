@@ -148,7 +148,7 @@ def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, flo
 
 @vectorised
 def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, top_q: Any, share_q: Any) -> Any:
-    """Sums over ids that both have: min(p, q), p and q times how far shifted logits are apart, and -m log m, m = (p + q) / 2.
+    """Sums over ids that both have: min(p, q), p and q times how far logits are apart, and -m log m, m half of p + q.
 
     `share_p`: 1 / total of the row; so `share_q`. Of equal rows both divergences are exactly 0: a budget may hang on it.
     """
