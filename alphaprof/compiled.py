@@ -49,11 +49,14 @@ def compile_elsewhere(module: str, file: str) -> None:
     done = _folder() / f"{module}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
     if done.exists():
         return
+    try:
+        done.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:  # what that process compiled would be lost
+        return
     code = f"import importlib; importlib.import_module({module!r}).compile_all()"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)  # noqa: S603  # our own words
-    with contextlib.suppress(OSError):
-        done.parent.mkdir(parents=True, exist_ok=True)
-        if finished.returncode == 0:
+    if finished.returncode == 0:
+        with contextlib.suppress(OSError):
             done.touch()
 
 
@@ -74,6 +77,7 @@ def _compile(function: Function, fastmath: Any) -> Function:
     return found
 
 
+@functools.cache
 def _folder() -> Path:
     """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says."""
     base = numba.config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
