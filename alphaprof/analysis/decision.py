@@ -108,7 +108,8 @@ def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:
     domains = sorted(lots)
     drawn, cluster = np.unique(np.concatenate([lots[domain] for domain in domains]), return_inverse=True)
     home = np.repeat(np.arange(len(domains)), [len(lots[domain]) for domain in domains])
-    pairs = np.unique(cluster * len(domains) + home)
+    pairs = np.sort(cluster * len(domains) + home)
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # `np.unique` hashes numbers, which takes longer than sorting them
     places, homes = pairs // len(domains), pairs % len(domains)
     first, several = homes[np.diff(places, prepend=-1) > 0], np.bincount(places, minlength=len(drawn)) > 1
     sets: dict[int, tuple[int, ...]] = {}

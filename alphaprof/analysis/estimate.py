@@ -70,9 +70,15 @@ def small_sample(counts: Array) -> tuple[float, float]:
     s = sum h^2, so both traces are sums over documents. What the longest one has in them stands apart: where it is nearly
     everything, terms of size 1 would have to cancel.
     """
-    shares = np.sort(counts) / counts.sum()
-    rest, longest = shares[:-1], float(shares[-1])
-    p1, p2, p3, p4, p5 = (float((rest**power).sum()) for power in range(1, 6))
+    place = int(np.argmax(counts))
+    shares = counts / counts.sum()
+    rest, longest = np.delete(shares, place), float(shares[place])
+    powers = rest.copy()
+    sums = [float(powers.sum())]
+    for _ in range(4):
+        powers *= rest
+        sums.append(float(powers.sum()))
+    p1, p2, p3, p4, p5 = sums
     s = longest**2 + p2
     own = longest**2 * (p1**2 + p2)
     lead = longest * p1 - p2  # M of the longest and of document j is -h_j longest (lead + h_j)
@@ -136,7 +142,11 @@ def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Rati
 
 
 def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
-    """Each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting."""
+    """Each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting, and
+    where each has one document in that order there is nothing to add up.
+    """
+    if _one_each(clusters):
+        return tuple(np.asarray(column, dtype=np.float64) for column in columns)
     if not _counts(clusters):
         _, clusters = np.unique(clusters, return_inverse=True)
     places = np.flatnonzero(np.bincount(clusters))
@@ -145,19 +155,24 @@ def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
 
 def present(clusters: Array) -> Array:
     """The different clusters, ascending."""
+    if _one_each(clusters):
+        return clusters
     return np.flatnonzero(np.bincount(clusters)) if _counts(clusters) else np.unique(clusters)
 
 
 def distinct(clusters: Array) -> int:
     """How many different clusters there are."""
-    return int(np.count_nonzero(np.bincount(clusters))) if _counts(clusters) else len(np.unique(clusters))
+    return len(present(clusters))
+
+
+def _one_each(clusters: Array) -> bool:
+    """Whether clusters are numbers that ascend: no two documents are of one."""
+    return bool(clusters.dtype.kind == "i" and np.all(clusters[1:] > clusters[:-1]))
 
 
 def _counts(clusters: Array) -> bool:
     """Whether clusters are numbers that a table of all of them is made for as soon as they are sorted."""
-    return (
-        clusters.dtype.kind == "i" and len(clusters) > 0 and clusters.min() >= 0 and clusters.max() < SPARSE * len(clusters)
-    )
+    return bool(clusters.dtype.kind == "i" and clusters.min() >= 0 and clusters.max() < SPARSE * len(clusters))
 
 
 def quantile(probability: float, freedom: float) -> float:

@@ -8,7 +8,6 @@ once a round. Prefill is the same on both sides and left out. Times are in ms; `
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,14 +110,20 @@ class RoundCounts:
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""
         places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        return RoundCounts(**{field.name: getattr(self, field.name).take(places, 0) for field in dataclasses.fields(self)})
+        drafted = np.empty((len(places), self.drafted.shape[1]), order="F")
+        for depth, rounds in enumerate(self.drafted.T):
+            drafted[:, depth] = rounds.take(places)
+        single = ("tokens", "rounds", "full", "control", "cluster")
+        return RoundCounts(drafted=drafted, **{name: getattr(self, name).take(places) for name in single})
 
     def spent(self, times: StepTimes) -> Array:
         """Decode time with the draft in units of a decode step, [documents].
 
         A text that ends with a full round has no step behind it: at most one step of a document is counted too many.
         """
-        return np.asarray(self.exactly @ round_costs(times, self.drafted.shape[1]) + self.full * times.after_full())
+        costs = round_costs(times, self.drafted.shape[1])
+        found = self.rounds * costs[0] + self.drafted @ np.diff(costs)  # a round of m tokens is among those of each n <= m
+        return np.asarray(found + self.full * times.after_full() if times.draft_after_full else found)
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,8 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     """Shares of the decode time with the draft: verification of n = 1..gamma+1, draft steps, those after full rounds,
     searches, bookkeeping; [gamma + 5].
     """
-    exactly = counts.exactly.sum(0)
+    rounds = np.array([counts.rounds.sum(), *counts.drafted.sum(0), 0.0])
+    exactly = rounds[:-1] - rounds[1:]
     verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly)]
     two = times.draft_after_full or times.draft
     steps, full = float((exactly * np.arange(len(exactly))).sum()), float(counts.full.sum())

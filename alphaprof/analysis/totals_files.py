@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.totals import Counts, Request, columns_of, counts, table_of
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.parts import ranges
+from alphaprof.log.parts import Part, ranges
 from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
 
@@ -28,9 +28,8 @@ Source = Callable[[], pa.Table]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which totals: those of a draft, of shards from the first to the last, all columns (None) or some."""
+    """Which totals of a draft: those of shards from the first to the last, all columns (None) or some."""
 
-    draft: str
     first: int
     last: int
     columns: Sequence[str] | None = None
@@ -44,10 +43,10 @@ def _compute(run: Run, draft: str, index: int, request: Request) -> Counts:
     return counts(positions, documents, (manifest.target, manifest.drafts[draft]), request)
 
 
-def _sources(pool: Executor, run: Run, wanted: Wanted, request: Request) -> list[Source]:
+def _sources(pool: Executor, held: Held, wanted: Wanted, request: Request) -> list[Source]:
     """What gives the rows of some shards, in their order: files that hold them, and counts that `pool` works out by now."""
-    names = [column.name for column in run.totals_columns]
-    parts = run.totals_parts(wanted.draft) if request.flavour == "engine" else []
+    run, names = held.run, [column.name for column in held.run.totals_columns]
+    parts = held.parts if request.flavour == "engine" else []
     inside = [part for part in parts if wanted.first <= part.first and part.last <= wanted.last]
     stored = [part for part in inside if run.totals_names(part) == names]
     covered = {index for part in stored for index in range(part.first, part.last + 1)}
@@ -55,10 +54,10 @@ def _sources(pool: Executor, run: Run, wanted: Wanted, request: Request) -> list
     unknown = [rule for rule in request.rules if rule not in run.rules]
     sources: list[tuple[int, Source]] = [(part.first, partial(run.totals, part, known, wanted.columns)) for part in stored]
     shards = range(wanted.first, wanted.last + 1)
-    for held, group in itertools.groupby(shards, covered.__contains__):
-        if lacking := unknown if held else request.rules:
+    for stored_too, group in itertools.groupby(shards, covered.__contains__):
+        if lacking := unknown if stored_too else request.rules:
             asked, indices = dataclasses.replace(request, rules=lacking), list(group)
-            waited = [pool.submit(_compute, run, wanted.draft, index, asked) for index in indices]
+            waited = [pool.submit(_compute, run, held.draft, index, asked) for index in indices]
             sources.append((indices[0], partial(_awaited, waited, asked.gammas, wanted.columns)))
     return [source for _, source in sorted(sources, key=lambda item: item[0])]
 
@@ -83,25 +82,56 @@ def write_totals(run: Run) -> None:
     the run went on: see `log.parts.ranges`.
     """
     request = Request(run.rules, run.gammas)
-    ahead: deque[tuple[Wanted, list[Source]]] = deque()
+    ahead: deque[tuple[Held, Wanted, list[Source]]] = deque()
     with _threads() as pool:
         for draft in run.manifest.drafts:
-            stored = {(part.first, part.last) for part in run.totals_parts(draft)}
+            held = Held(run, draft)
+            stored = {(part.first, part.last) for part in held.parts}
             for first, last in ranges(run.shards, run.manifest.status == "complete"):
                 if (first, last) not in stored:
-                    wanted = Wanted(draft, first, last)
-                    ahead.append((wanted, _sources(pool, run, wanted, request)))
+                    wanted = Wanted(first, last)
+                    ahead.append((held, wanted, _sources(pool, held, wanted, request)))
                 if len(ahead) > 1:  # one is written while the next one is worked out
-                    _write(run, *ahead.popleft())
+                    _write(*ahead.popleft())
         while ahead:
-            _write(run, *ahead.popleft())
+            _write(*ahead.popleft())
 
 
-def _write(run: Run, wanted: Wanted, sources: Sequence[Source]) -> None:
+def _write(held: Held, wanted: Wanted, sources: Sequence[Source]) -> None:
     tables = [source() for source in sources]
     if len(tables) > 1:
-        tables = [table.filter(pc.equal(table["rule"].cast(pa.string()), rule)) for rule in run.rules for table in tables]
-    run.write_totals(pa.concat_tables(tables), (wanted.first, wanted.last), wanted.draft)
+        rules = held.run.rules
+        tables = [table.filter(pc.equal(table["rule"].cast(pa.string()), rule)) for rule in rules for table in tables]
+    held.run.write_totals(pa.concat_tables(tables), (wanted.first, wanted.last), held.draft)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The totals of a draft, to be read several times: what tells of their files is read once."""
+
+    run: Run
+    draft: str
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The files that hold them."""
+        return self.run.totals_parts(self.draft)
+
+    def read(self, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
+        """As `read_totals`."""
+        run = self.run
+        if unknown := [
+            rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.log_rules.emitted
+        ]:
+            raise OptionInvalid(
+                f"the log of {run.path} cannot tell of {', '.join(unknown)}, which needs whole distributions",
+                "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
+            )
+        schema = arrow_schema(column for column in run.totals_columns if columns is None or column.name in columns)
+        with _threads() as pool:
+            wanted = Wanted(0, len(run.shards) - 1, schema.names)
+            tables = [source().cast(schema) for source in _sources(pool, self, wanted, request)]
+        return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
@@ -111,15 +141,4 @@ def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] |
     that the profile did not ask for, or where another version of alphaprof stored other columns. Raises `OptionInvalid` for
     a rule that the log cannot tell of.
     """
-    if unknown := [
-        rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.log_rules.emitted
-    ]:
-        raise OptionInvalid(
-            f"the log of {run.path} cannot tell of {', '.join(unknown)}, which needs whole distributions",
-            "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
-        )
-    schema = arrow_schema(column for column in run.totals_columns if columns is None or column.name in columns)
-    with _threads() as pool:
-        wanted = Wanted(draft, 0, len(run.shards) - 1, schema.names)
-        tables = [source().cast(schema) for source in _sources(pool, run, wanted, request)]
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    return Held(run, draft).read(request, columns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,38 @@ class Part:
     path: Path
     first: int
     last: int
+
+    @cached_property
+    def metadata(self) -> pq.FileMetaData:
+        """The footer, which tells of hundreds of columns and takes longer to read than a few of them."""
+        return pq.read_metadata(self.path)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns as they are stored."""
+        return self.metadata.schema.to_arrow_schema()
+
+    @property
+    def older(self) -> bool:
+        """Whether counts by depth are lists."""
+        return any(map(OLDER.fullmatch, self.schema.names))
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that `read` finds."""
+        return list(_flat(self.schema.empty_table()).column_names if self.older else self.schema.names)
+
+    def read(self, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of some rules and some columns (None: all)."""
+        place = self.metadata.schema.names.index("rule")
+        needed = None if columns is None or self.older else list(dict.fromkeys([*columns, "rule"]))
+        told = [self.metadata.row_group(group).column(place) for group in range(self.metadata.num_row_groups)]
+        groups = [group for group, column in enumerate(told) if rules is None or _may_hold(column, rules)]
+        table = pq.ParquetFile(self.path, metadata=self.metadata).read_row_groups(groups, columns=needed)
+        table = _flat(table) if self.older else table
+        if rules is not None and not all(_holds_one(told[group]) for group in groups):
+            table = table.filter(pc.is_in(table["rule"].cast(pa.string()), pa.array(list(rules), pa.string())))
+        return table if columns is None else table.select(columns)
 
 
 def part_name(first: int, last: int) -> str:
@@ -83,28 +116,6 @@ def write_part(path: Path, table: pa.Table) -> None:
     with pq.ParquetWriter(path, table.schema, **options) as writer:
         for start, stop in zip(starts, [*starts[1:], len(rules)], strict=True):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
-
-
-def read_part(path: Path, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of some rules and some columns (None: all) of a part."""
-    file = pq.ParquetFile(path)
-    names = file.schema_arrow.names
-    older, place = any(map(OLDER.fullmatch, names)), names.index("rule")
-    needed = None if columns is None or older else list(dict.fromkeys([*columns, "rule"]))
-    told = [file.metadata.row_group(group).column(place) for group in range(file.num_row_groups)]
-    groups = [group for group, column in enumerate(told) if rules is None or _may_hold(column, rules)]
-    table = file.read_row_groups(groups, columns=needed)
-    table = _flat(table) if older else table
-    if rules is not None and not all(_holds_one(told[group]) for group in groups):
-        table = table.filter(pc.is_in(table["rule"].cast(pa.string()), pa.array(list(rules), pa.string())))
-    return table if columns is None else table.select(columns)
-
-
-def names_in(path: Path) -> list[str]:
-    """The columns that `read_part` finds in a part."""
-    schema = pq.read_schema(path)
-    older = any(map(OLDER.fullmatch, schema.names))
-    return list(_flat(schema.empty_table()).column_names if older else schema.names)
 
 
 def _may_hold(column: pq.ColumnChunkMetaData, rules: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.manifest import Manifest, Shard, read_manifest
-from alphaprof.log.parts import Part, names_in, part_name, parts_in, read_part, readable, write_part
+from alphaprof.log.parts import Part, part_name, parts_in, readable, write_part
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -263,12 +263,12 @@ class Run:
     def totals_names(self, part: Part) -> list[str]:
         """The columns of one of them, which another version of alphaprof may have written."""
         with _naming(part.path):
-            return names_in(part.path)
+            return part.names
 
     def totals(self, part: Part, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
         with _naming(part.path):
-            return read_part(part.path, rules, columns)
+            return part.read(rules, columns)
 
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""

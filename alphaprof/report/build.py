@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import BoundRule
 from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals, write_totals
+from alphaprof.analysis.totals_files import Held, write_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.attribution import Basis, Judged, attribution
@@ -27,7 +29,7 @@ from alphaprof.report.documents import Documents
 from alphaprof.report.format import text_kind
 from alphaprof.report.log_part import LIMIT, LogPart
 from alphaprof.report.model import Report, Result, RunFacts
-from alphaprof.report.pool import Pool, columns_of, merged, pools
+from alphaprof.report.pool import SHARED, Pool, columns_of, merged, pools
 from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result, contradiction
 from alphaprof.report.traffic import Evidence, judge_traffic
@@ -35,6 +37,7 @@ from alphaprof.report.verdict import UNTIMED, Question, not_defined, order_of
 from alphaprof.report.warnings import report_warnings
 
 Array = np.ndarray[Any, Any]
+AHEAD = 8  # pools that are read before the first of them is judged
 FIRST = 16  # documents that step times are taken for, where documents come one after the other
 
 
@@ -58,9 +61,8 @@ def build_report(
     of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
     found: list[Found] = []
     judged: list[Judged] = []
-    for item in found_pools(inquiry, shown):
+    for item, result in _results(inquiry, shown):
         pool = item.pool
-        result = build_result(Subject(item.domain, item.draft, item.rule, book), pool, question, run.gammas)
         judged.append(Judged(result, item.rule, of_log[item.domain, pool.continuation, pool.policy, str(pool.sampling)]))
         if question.rule_for(pool.policy) == item.rule.id:  # the others are not needed again, and large
             found.append(item)
@@ -131,6 +133,10 @@ class Inquiry:
         run = self.run
         return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
 
+    def request(self, rules: Sequence[BoundRule]) -> Request:
+        """What is asked of totals."""
+        return Request([rule.id for rule in rules], self.run.gammas, self.flavour)
+
     def has_rounds(self, rule: BoundRule) -> bool:
         """Whether a rule has rounds on some text of the run: a lossy one has none."""
         return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
@@ -156,22 +162,39 @@ class Found:
     pool: Pool
 
 
+def _results(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[tuple[Found, Result]]:
+    """The result of every pool. Another thread works them out while this one reads what comes next."""
+
+    def result(item: Found) -> Result:
+        subject = Subject(item.domain, item.draft, item.rule, inquiry.book)
+        return build_result(subject, item.pool, inquiry.question, inquiry.run.gammas)
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting: deque[tuple[Found, Future[Result]]] = deque()
+        for item in found_pools(inquiry, rules):
+            waiting.append((item, thread.submit(result, item)))
+            if len(waiting) > AHEAD:
+                first, coming = waiting.popleft()
+                yield first, coming.result()
+        for first, coming in waiting:
+            yield first, coming.result()
+
+
 def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
     """The pools of every draft (or of some), rule and domain."""
     gammas, bound = inquiry.run.gammas, rules_of(list(rules))
     for draft in drafts or inquiry.run.manifest.drafts:
         # What is stored is read rule by rule, which takes the memory of one; what is not is computed once for all of them.
-        computed = None if inquiry.stored(rules) else _totals(inquiry, draft, bound, gammas)
+        held, shared = Held(inquiry.run, draft), list[dict[str, Array]]()
+        computed = None if inquiry.stored(rules) else held.read(inquiry.request(bound), columns_of(gammas))
         for rule in bound:
-            asked = gammas if inquiry.has_rounds(rule) else ()
-            totals = _totals(inquiry, draft, [rule], asked) if computed is None else computed
-            for domain, pool in pools(totals, inquiry.documents, rule.id, gammas):
+            columns = columns_of(gammas if inquiry.has_rounds(rule) else (), own=bool(shared))
+            totals = held.read(inquiry.request([rule]), columns) if computed is None else computed
+            of_first = not shared
+            for domain, pool in pools(totals, inquiry.documents, rule.id, gammas, () if of_first else shared):
+                if of_first:
+                    shared.append({name: pool[name] for name in SHARED})
                 yield Found(draft, rule, domain, pool)
-
-
-def _totals(inquiry: Inquiry, draft: str, rules: Sequence[BoundRule], gammas: Sequence[int]) -> pa.Table:
-    request = Request([rule.id for rule in rules], inquiry.run.gammas, inquiry.flavour)
-    return read_totals(inquiry.run, draft, request, columns_of(gammas))
 
 
 def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result]) -> list[Played]:

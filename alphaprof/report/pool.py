@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,11 +18,11 @@ from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
 from alphaprof.report.documents import Documents
 
 Array = np.ndarray[Any, Any]
-PLAIN = (  # what pools hold of each document
-    *("positions", "proposals", "accepted", "emitted", *PAIR_COUNTS),
-    *("thinking_positions", "thinking_proposals", "thinking_accepted"),
-    *("impossible", "mismatches", "clear_mismatches", "near_ties", "tokens"),
+SHARED = (  # what pools hold of each document, the same under every rule
+    *("positions", "proposals", "thinking_positions", "thinking_proposals"),
+    *("impossible", "mismatches", "clear_mismatches", "near_ties"),
 )
+OWN = ("accepted", "emitted", *PAIR_COUNTS, "thinking_accepted", "tokens")  # and what a rule changes
 SINGLE = ("rounds", "control")  # and at each gamma, where it has rounds
 
 
@@ -87,55 +87,73 @@ def proposes_nothing(pool: Pool, gamma: int | None) -> bool:
     return not accepted_of(pool, gamma)[1].sum()
 
 
-def columns_of(gammas: Sequence[int]) -> list[str]:
-    """The columns of totals that pools are made of; without gammas, of rules that have no rounds."""
+def columns_of(gammas: Sequence[int], own: bool = False) -> list[str]:
+    """The columns of totals that pools are made of; without gammas, of rules that have no rounds; `own`: without SHARED."""
     single = [f"{name}_{gamma}" for gamma in gammas for name in SINGLE]
     depths = [column for gamma in gammas for name in DEPTH_COUNTS for column in depth_names(name, gamma)]
-    return ["document", "rule", *PLAIN, *single, *depths]
+    return ["document", "rule", *(() if own else SHARED), *OWN, *single, *depths]
 
 
-def pools(totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[int]) -> Iterator[tuple[str, Pool]]:
+def pools(
+    totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[int], shared: Sequence[Mapping[str, Array]] = ()
+) -> Iterator[tuple[str, Pool]]:
     """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` need
-    the columns of `columns_of`, and those at gammas only where the rule has rounds.
+    the columns of `columns_of`, and those at gammas only where the rule has rounds. `shared`: the SHARED columns of the same
+    groups, where they were read for another rule.
     """
     mine = pc.equal(totals["rule"].cast(pa.string()), rule)
     chosen = totals if pc.all(mine).as_py() else totals.filter(mine)
     known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
-    single = [*PLAIN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
-    plain = {name: chosen[name].to_numpy() for name in single if name in chosen.column_names}
-    places = [_places(known, documents.numbers[group.rows]) for group in documents.groups]
-    defined = [not np.isnan(plain["tokens"][rows]).any() for rows in places]
+    single = [*(() if shared else SHARED), *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
+    plain = {name: _values(chosen[name]) for name in single if name in chosen.column_names}
+    places = _places(known, documents)
+    defined = [not np.isnan(_at(plain["tokens"], rows)).any() for rows in places]
     depths = _depths(chosen, gammas, [rows for rows, some in zip(places, defined, strict=True) if some])
-    for group, rows, some in zip(documents.groups, places, defined, strict=True):
-        arrays = {name: values[rows] for name, values in plain.items()} | (next(depths) if some else {})
+    for index, (group, rows) in enumerate(zip(documents.groups, places, strict=True)):
+        arrays = {name: _at(values, rows) for name, values in plain.items()} | (next(depths) if defined[index] else {})
         arrays |= {"document": documents.numbers[group.rows], "prompt_tokens": documents.prompt_tokens[group.rows]}
+        arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
         units = documents.units.take(group.rows)
         yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
 
 
-def _places(known: Array, numbers: Array) -> Array:
-    """Where documents lie among those that totals know."""
-    places = np.searchsorted(known, numbers)
-    if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], numbers):
+def _values(column: pa.ChunkedArray) -> Array:
+    """A column as an array; where all of it is null, a single NaN that stands for as many."""
+    return np.broadcast_to(np.nan, len(column)) if 0 < len(column) == column.null_count else np.asarray(column.to_numpy())
+
+
+def _at(values: Array, rows: Array) -> Array:
+    """Some of the values of a column."""
+    return np.broadcast_to(values[0], len(rows)) if values.strides == (0,) else values.take(rows)
+
+
+def _places(known: Array, documents: Documents) -> list[Array]:
+    """Where the documents of each group lie among those that totals know."""
+    if np.array_equal(known, documents.numbers):
+        return [group.rows for group in documents.groups]
+    places = np.searchsorted(known, documents.numbers)
+    if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], documents.numbers):
         raise ValueError("totals lack documents")  # a bug: both are written by shard
-    return places
+    return [places[group.rows] for group in documents.groups]
 
 
 def _depths(totals: pa.Table, gammas: Sequence[int], places: Sequence[Array]) -> Iterator[dict[str, Array]]:
     """Counts by depth at several sets of places that have rounds, [places, gamma] each; every column is read once."""
     sizes = {f"{name}_depths_{gamma}": gamma for gamma in gammas for name in DEPTH_COUNTS}
-    found = [{name: np.empty((len(rows), gamma)) for name, gamma in sizes.items()} for rows in places]
+    found = [{name: np.empty((len(rows), gamma), order="F") for name, gamma in sizes.items()} for rows in places]
     for gamma in gammas if places else ():
         for name in DEPTH_COUNTS:
             for depth, column in enumerate(depth_names(name, gamma)):
                 values = totals[column].to_numpy()
-                for arrays, rows in zip(found, places, strict=True):
-                    arrays[f"{name}_depths_{gamma}"][:, depth] = values[rows]
+                for arrays, rows in zip(found, places, strict=True):  # they lie there: "clip" spares a copy
+                    values.take(rows, out=arrays[f"{name}_depths_{gamma}"][:, depth], mode="clip")
     yield from found
 
 
 def merged(parts: Sequence[Pool]) -> Pool:
     """Several pools of one domain as one; its kind of continuation is that of the first."""
+    if len(parts) == 1:
+        return parts[0]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
     codes = np.concatenate([part.cluster for part in parts])
     return dataclasses.replace(parts[0], columns=columns, units=dataclasses.replace(parts[0].units, codes=codes))

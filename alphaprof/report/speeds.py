@@ -112,9 +112,9 @@ def request_speedup(counts: RoundCounts, times: StepTimes, reading: Reading | No
 
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:
     """Speedups of single documents; of expected rounds where rounds are expectations. None without a token."""
-    counts = counts.rows(counts.tokens > 0)
-    if not len(counts.tokens):
+    emitted = counts.tokens > 0
+    speeds = counts.tokens[emitted] / counts.spent(times)[emitted]
+    if not len(speeds):
         return None
-    speeds = counts.tokens / counts.spent(times)
     p10, p50, p90 = np.percentile(speeds, [10, 50, 90])
     return DocumentSpeedups(float(p10), float(p50), float(p90), float((speeds < 1).mean()))
