@@ -81,7 +81,7 @@ class Traffic:
     def truths(self) -> dict[str, float]:
         """Of the whole population, by definition."""
         tokens, rounds = self.counts.tokens.sum(), self.counts.rounds.sum()
-        cost = float((self.counts.exactly @ round_costs(TIMES, GAMMA)).sum())
+        cost = float(self.counts.exactly @ round_costs(TIMES, GAMMA))
         return {
             "alpha": float(self.accepted.sum() / self.positions.sum()),
             "tokens per round": float(tokens / rounds),

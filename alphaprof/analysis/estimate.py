@@ -50,13 +50,15 @@ def ratio(totals: Array, counts: Array) -> Ratio:
     Documents without counts carry no information and are left out. Raises `ValueError` when nothing is left.
     """
     kept = counts > 0
-    documents = int(kept.sum())
+    if not kept.all():
+        totals, counts = totals[kept], counts[kept]
+    documents = len(counts)
     if documents == 0:
         raise ValueError("no document has a count")
-    value = float(totals[kept].sum()) / float(counts[kept].sum())
+    value = float(totals.sum()) / float(counts.sum())
     if documents == 1:
         return Ratio(value, math.inf, 1, 0.0)
-    correction, freedom = small_sample(counts[kept])
+    correction, freedom = small_sample(counts)
     stderr = math.sqrt(float((_influences(totals, counts, correction) ** 2).sum()))
     return Ratio(value, stderr, documents, freedom)
 
@@ -93,15 +95,17 @@ def influences(totals: Array, counts: Array) -> Array:
 
     0 for documents without counts. Needs two documents with counts.
     """
-    correction, _ = small_sample(counts[counts > 0])
-    return _influences(totals, counts, correction)
+    kept = counts > 0
+    found = np.zeros(len(counts))
+    correction, _ = small_sample(counts[kept])
+    found[kept] = _influences(totals[kept], counts[kept], correction)
+    return found
 
 
 def _influences(totals: Array, counts: Array, correction: float) -> Array:
-    kept = counts > 0
-    size = counts[kept].sum()
-    residuals = totals - totals[kept].sum() / size * counts
-    return np.where(kept, math.sqrt(correction) * residuals / size, 0.0)
+    """Those of documents that all have counts."""
+    size = counts.sum()
+    return np.asarray((totals - totals.sum() / size * counts) * (math.sqrt(correction) / size))
 
 
 def controlled(totals: Array, counts: Array, control: Array) -> Array | None:

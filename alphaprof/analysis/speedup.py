@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -99,13 +98,11 @@ class RoundCounts:
         full = found.accepted[:, -1] if found.accepted.shape[1] else np.zeros(len(found.rounds))  # a tree may have no nodes
         return cls(found.tokens, found.rounds, found.drafted, full, found.control, cluster)
 
-    @cached_property
+    @property
     def exactly(self) -> Array:
-        """Rounds that drafted exactly m = 0..gamma tokens, [documents, gamma + 1]."""
-        found = np.empty((len(self.rounds), self.drafted.shape[1] + 1))
-        found[:, 0], found[:, 1:] = self.rounds, self.drafted
-        found[:, :-1] -= self.drafted
-        return found
+        """Rounds of all documents that drafted exactly m = 0..gamma tokens, [gamma + 1]."""
+        at_least = np.array([self.rounds.sum(), *self.drafted.sum(0), 0.0])
+        return np.asarray(at_least[:-1] - at_least[1:])
 
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""
@@ -191,8 +188,7 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     """Shares of the decode time with the draft: verification of n = 1..gamma+1, draft steps, those after full rounds,
     searches, bookkeeping; [gamma + 5].
     """
-    rounds = np.array([counts.rounds.sum(), *counts.drafted.sum(0), 0.0])
-    exactly = rounds[:-1] - rounds[1:]
+    exactly = counts.exactly
     verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly)]
     two = times.draft_after_full or times.draft
     steps, full = float((exactly * np.arange(len(exactly))).sum()), float(counts.full.sum())
@@ -219,9 +215,10 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     variances = [(weight * found.stderr) ** 2 for weight, found in zip(weights, ratios, strict=True)]
     shares = sum(part / time * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
     documents = distinct(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains]))
+    apart = documents == sum(found.documents for found in ratios)
     return Speedup(
         value=1 / time,
-        sampling_error=math.sqrt(sum(variances) + _covariance(domains, weights, sums)) / time,
+        sampling_error=math.sqrt(sum(variances) + (0.0 if apart else _covariance(domains, weights, sums))) / time,
         timing_error=_timing_error(np.asarray(shares), times),
         freedom=_freedom(variances, ratios, documents),
         documents=documents,
@@ -252,12 +249,10 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
-    """What clusters with documents in several domains add to the variance of the weighted time; 0 without such clusters.
+    """What clusters with documents in several domains add to the variance of the weighted time.
 
     `sums`: `spent_and_base` of each domain. Never negative: that errors cancel is too much to conclude from a few clusters.
     """
-    if len(domains) < 2:
-        return 0.0
     errors, clusters = [], []
     for counts, weight, (spent, base) in zip(domains, weights, sums, strict=True):
         if (base > 0).sum() < 2:

@@ -117,8 +117,8 @@ class Held:
         """The files that hold them."""
         return self.run.totals_parts(self.draft)
 
-    def read(self, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
-        """As `read_totals`."""
+    def tables(self, request: Request, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """As `read_totals`, one table of documents after the other; the next one is read meanwhile."""
         run = self.run
         if unknown := [
             rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.log_rules.emitted
@@ -127,11 +127,15 @@ class Held:
                 f"the log of {run.path} cannot tell of {', '.join(unknown)}, which needs whole distributions",
                 "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
             )
-        schema = arrow_schema(column for column in run.totals_columns if columns is None or column.name in columns)
+        schema = _schema(run, columns)
         with _threads() as pool:
-            wanted = Wanted(0, len(run.shards) - 1, schema.names)
-            tables = [source().cast(schema) for source in _sources(pool, self, wanted, request)]
-        return pa.concat_tables(tables) if tables else schema.empty_table()
+            coming: deque[Future[pa.Table]] = deque()
+            for source in _sources(pool, self, Wanted(0, len(run.shards) - 1, schema.names), request):
+                coming.append(pool.submit(source))  # behind all that it waits for
+                if len(coming) > 1:
+                    yield coming.popleft().result().cast(schema)
+            for last in coming:
+                yield last.result().cast(schema)
 
 
 def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
@@ -141,4 +145,10 @@ def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] |
     that the profile did not ask for, or where another version of alphaprof stored other columns. Raises `OptionInvalid` for
     a rule that the log cannot tell of.
     """
-    return Held(run, draft).read(request, columns)
+    tables = list(Held(run, draft).tables(request, columns))
+    return pa.concat_tables(tables) if tables else _schema(run, columns).empty_table()
+
+
+def _schema(run: Run, columns: Sequence[str] | None) -> pa.Schema:
+    """The columns of totals, all of them or some."""
+    return arrow_schema(column for column in run.totals_columns if columns is None or column.name in columns)

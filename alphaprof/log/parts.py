@@ -42,7 +42,7 @@ class Part:
         """The columns as they are stored."""
         return self.metadata.schema.to_arrow_schema()
 
-    @property
+    @cached_property
     def older(self) -> bool:
         """Whether counts by depth are lists."""
         return any(map(OLDER.fullmatch, self.schema.names))

@@ -19,7 +19,6 @@ from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable
 from alphaprof.log.store import Run
-from alphaprof.report.build import Inquiry
 from alphaprof.report.check import (
     DIFFERENCE,
     TOKENS_DIFFERENCE,
@@ -33,6 +32,7 @@ from alphaprof.report.check import (
 from alphaprof.report.comparable import require_comparable
 from alphaprof.report.compare import Paired, Side, paired_pools, summed
 from alphaprof.report.format import text_kind
+from alphaprof.report.inquiry import Inquiry
 from alphaprof.report.pool import Pool, proposes_nothing
 
 LOST = "the draft proposes nothing there any more, as it did in the baseline"

@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof import __version__
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import BoundRule
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import Held, write_totals
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.attribution import Basis, Judged, attribution
 from alphaprof.report.certificates import certificates
-from alphaprof.report.costs import CostBook, beyond_prefill, cost_of, open_costs
+from alphaprof.report.costs import beyond_prefill, cost_of
 from alphaprof.report.difficulty import Played, extremes, tenths
 from alphaprof.report.documents import Documents
 from alphaprof.report.format import text_kind
+from alphaprof.report.inquiry import DraftPools, Found, Inquiry, evidence_of, found_pools, mean_context
 from alphaprof.report.log_part import LIMIT, LogPart
-from alphaprof.report.model import Report, Result, RunFacts
-from alphaprof.report.pool import SHARED, Pool, columns_of, merged, pools
+from alphaprof.report.model import Report, Result, RunFacts, Traffic
 from alphaprof.report.predictability import predictability
-from alphaprof.report.result import Subject, build_result, contradiction
-from alphaprof.report.traffic import Evidence, judge_traffic
-from alphaprof.report.verdict import UNTIMED, Question, not_defined, order_of
+from alphaprof.report.result import Subject, build_result
+from alphaprof.report.traffic import judge_traffic
+from alphaprof.report.verdict import UNTIMED
 from alphaprof.report.warnings import report_warnings
 
-Array = np.ndarray[Any, Any]
 AHEAD = 8  # pools that are read before the first of them is judged
-FIRST = 16  # documents that step times are taken for, where documents come one after the other
 
 
 def build_report(
@@ -58,14 +53,7 @@ def build_report(
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else LIMIT)
-    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
-    found: list[Found] = []
-    judged: list[Judged] = []
-    for item, result in _results(inquiry, shown):
-        pool = item.pool
-        judged.append(Judged(result, item.rule, of_log[item.domain, pool.continuation, pool.policy, str(pool.sampling)]))
-        if question.rule_for(pool.policy) == item.rule.id:  # the others are not needed again, and large
-            found.append(item)
+    judged, found, traffic = _judged(inquiry, shown, part)
     results = [item.result for item in judged]
     timing = book.timing(question.concurrency) if book else UNTIMED
     basis = Basis(part, flavour, timing, question.confidence)
@@ -75,7 +63,7 @@ def build_report(
         replay=flavour,
         run=_facts(run, documents, part),
         cost=cost_of(book, question.concurrency, beyond_prefill(book, documents.prompt_tokens)) if book else None,
-        traffic=judge_traffic(evidence_of(inquiry, found), book, question, run.gammas),
+        traffic=traffic,
         results=tuple(results),
         attribution=attribution(basis, judged),
         difficulty=tenths(part, shown, question.confidence),
@@ -85,6 +73,40 @@ def build_report(
         warnings=(),
     )
     return report_warnings(report, run.manifest, run.has_log)
+
+
+def _judged(inquiry: Inquiry, shown: Sequence[str], part: LogPart) -> tuple[list[Judged], list[Found], Traffic]:
+    """The result of every pool, the pools that the verdicts concern, and the verdict on the traffic. Other threads work
+    them out while this one reads what comes next; what verdicts concern comes first, of all drafts.
+    """
+    question, book, gammas = inquiry.question, inquiry.book, inquiry.run.gammas
+    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
+    readers = [DraftPools(inquiry, draft, shown) for draft in inquiry.run.manifest.drafts]
+    deciding = [rule for rule in shown if rule in inquiry.deciding]
+    waiting: deque[tuple[Found, Future[Result]]] = deque()
+    judged: list[Judged] = []
+    found: list[Found] = []
+
+    def collect(left: int) -> None:
+        while len(waiting) > left:
+            item, result = waiting.popleft()
+            text = of_log[item.domain, item.pool.continuation, item.pool.policy, str(item.pool.sampling)]
+            judged.append(Judged(result.result(), item.rule, text))
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for rules in (deciding, [rule for rule in shown if rule not in deciding]):
+            for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
+                subject = Subject(item.domain, item.draft, item.rule, book)
+                waiting.append((item, threads.submit(build_result, subject, item.pool, question, gammas)))
+                if question.rule_for(item.pool.policy) == item.rule.id:  # the others are not needed again, and large
+                    found.append(item)
+                collect(AHEAD)
+            if rules is deciding:
+                traffic = threads.submit(judge_traffic, evidence_of(inquiry, found), book, question, gammas)
+        collect(0)
+    order = {(reader.draft, rule): place for place, (reader, rule) in enumerate(itertools.product(readers, shown))}
+    judged.sort(key=lambda item: order[item.result.draft, item.rule.id])
+    return judged, found, traffic.result()
 
 
 def settled(run: Run) -> str | None:
@@ -102,101 +124,6 @@ def settled(run: Run) -> str | None:
     return f"{verdict} after {done} of {available} documents: the other {available - done} are not needed"
 
 
-@dataclass(frozen=True)
-class Inquiry:
-    """What every part of a report rests on. `policies`: those of its texts, the empty one (text that the target
-    did not produce) included.
-    """
-
-    run: Run
-    flavour: Flavour
-    question: Question
-    documents: Documents
-    policies: tuple[str, ...]
-    book: CostBook | None
-
-    @classmethod
-    def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> Inquiry:
-        """From a run and what is asked of it."""
-        order = order_of(run.manifest, flavour)
-        question = dataclasses.replace(Question.of(config), order=order)
-        documents = run.documents()
-        # Step times must not hang on documents that they are held against, where these come one after the other.
-        first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
-        book = open_costs(run, config["costs"], mean_context(first))
-        grouped = Documents.of(documents)
-        found = tuple(sorted({group.policy for group in grouped.groups}))
-        return cls(run, flavour, question, grouped, found, book)
-
-    def stored(self, rules: Sequence[str]) -> bool:
-        """Whether the totals of some rules lie in files."""
-        run = self.run
-        return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
-
-    def request(self, rules: Sequence[BoundRule]) -> Request:
-        """What is asked of totals."""
-        return Request([rule.id for rule in rules], self.run.gammas, self.flavour)
-
-    def has_rounds(self, rule: BoundRule) -> bool:
-        """Whether a rule has rounds on some text of the run: a lossy one has none."""
-        return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
-
-    @property
-    def deciding(self) -> list[str]:
-        """Ids of the rules that the verdict concerns, on any text of the run."""
-        return list(dict.fromkeys(map(self.question.rule_for, self.policies)))
-
-    @property
-    def decisive(self) -> list[str]:
-        """Those of them on text that the target produced: there alone they can have rounds, and a verdict."""
-        return list(dict.fromkeys(self.question.rule_for(policy) for policy in self.policies if policy))
-
-
-@dataclass(frozen=True)
-class Found:
-    """The pool of one draft, rule and domain."""
-
-    draft: str
-    rule: BoundRule
-    domain: str
-    pool: Pool
-
-
-def _results(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[tuple[Found, Result]]:
-    """The result of every pool. Another thread works them out while this one reads what comes next."""
-
-    def result(item: Found) -> Result:
-        subject = Subject(item.domain, item.draft, item.rule, inquiry.book)
-        return build_result(subject, item.pool, inquiry.question, inquiry.run.gammas)
-
-    with ThreadPoolExecutor(1) as thread:
-        waiting: deque[tuple[Found, Future[Result]]] = deque()
-        for item in found_pools(inquiry, rules):
-            waiting.append((item, thread.submit(result, item)))
-            if len(waiting) > AHEAD:
-                first, coming = waiting.popleft()
-                yield first, coming.result()
-        for first, coming in waiting:
-            yield first, coming.result()
-
-
-def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
-    """The pools of every draft (or of some), rule and domain."""
-    gammas, bound = inquiry.run.gammas, rules_of(list(rules))
-    for draft in drafts or inquiry.run.manifest.drafts:
-        # What is stored is read rule by rule, which takes the memory of one; what is not is computed once for all of them.
-        held, shared = Held(inquiry.run, draft), list[dict[str, Array]]()
-        computed = None if inquiry.stored(rules) else held.read(inquiry.request(bound), columns_of(gammas))
-        for rule in bound:
-            columns = columns_of(gammas if inquiry.has_rounds(rule) else (), own=bool(shared))
-            totals = held.read(inquiry.request([rule]), columns) if computed is None else computed
-            of_first = not shared
-            for domain, pool in pools(totals, inquiry.documents, rule.id, gammas, () if of_first else shared):
-                if of_first:
-                    shared.append({name: pool[name] for name in SHARED})
-                yield Found(draft, rule, domain, pool)
-
-
 def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result]) -> list[Played]:
     """The pools whose results carry a verdict, at the gamma that is best for each, with its draft's step times."""
     times = inquiry.book.times(inquiry.question.concurrency) if inquiry.book else {}
@@ -205,21 +132,6 @@ def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result])
         for item, result in zip(found, results, strict=True)
         if result.best_gamma is not None and item.pool.defined
     ]
-
-
-def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
-    """What of it the verdict on the traffic rests on."""
-    decisive: dict[str, list[tuple[str, Pool]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
-    undefined: dict[str, str] = {}
-    for item in found:
-        if inquiry.question.rule_for(item.pool.policy) != item.rule.id:
-            continue
-        if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy):
-            undefined[item.domain] = doubt
-        else:
-            decisive[item.draft].append((item.domain, item.pool))
-    by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
-    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table))
 
 
 def _asked(manifest: Manifest) -> dict[str, Any]:
@@ -264,32 +176,9 @@ def _texts(documents: Documents) -> tuple[str, ...]:
     )
 
 
-def by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
-    """By domain, the pools of all its kinds of text as one."""
-    parts: dict[str, list[Pool]] = {}
-    for domain, pool in found:
-        parts.setdefault(domain, []).append(pool)
-    return {domain: merged(several) for domain, several in parts.items()}
-
-
 def _cut(documents: pa.Table) -> float | None:
     """The share of the texts that the target wrote in this run which ended at max_new_tokens; None: it wrote none."""
     written = documents.filter(pc.is_in(documents["continuation"].cast(pa.string()), pa.array(["greedy", "sampled"])))
     if len(written) == 0:
         return None
     return float(pc.equal(written["finish"].cast(pa.string()), "length").to_numpy().mean())
-
-
-def observed_weights(documents: pa.Table) -> dict[str, float]:
-    """Shares of tokens by domain, in the order in which domains occur."""
-    domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
-    tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
-    return {
-        domain: float(count / tokens.sum()) for domain, count in zip(domains.dictionary.to_pylist(), tokens, strict=True)
-    }
-
-
-def mean_context(documents: pa.Table) -> float | None:
-    """Tokens before a position, on average over positions: the prompt and half of the continuation."""
-    prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
-    return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None

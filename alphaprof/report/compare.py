@@ -231,7 +231,7 @@ def _pools(side: Side, documents: Documents, rules: Sequence[str]) -> dict[tuple
     totals = read_totals(side.run, side.draft, Request(rules, gammas))
     found: dict[tuple[str, ...], Pool] = {}
     for rule in rules_of(list(rules)):
-        for domain, pool in pools(totals, documents, rule.id, gammas):
+        for domain, pool in pools([totals], documents, rule.id, gammas):
             found[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
     return found
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.speedup import StepTimes
 from alphaprof.errors import OptionInvalid
-from alphaprof.report.build import Inquiry, evidence_of, found_pools, observed_weights
 from alphaprof.report.compare import Side
 from alphaprof.report.costs import CostBook
 from alphaprof.report.export_formats import EXPORTS
 from alphaprof.report.format import many, short, text_kind, visible
+from alphaprof.report.inquiry import Inquiry, evidence_of, found_pools, observed_weights
 from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
 from alphaprof.report.traffic import Evidence, obstacle

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -95,59 +96,101 @@ def columns_of(gammas: Sequence[int], own: bool = False) -> list[str]:
 
 
 def pools(
-    totals: pa.Table, documents: Documents, rule: str, gammas: Sequence[int], shared: Sequence[Mapping[str, Array]] = ()
+    totals: Iterable[pa.Table],
+    documents: Documents,
+    rule: str,
+    gammas: Sequence[int],
+    shared: Sequence[Mapping[str, Array]] = (),
 ) -> Iterator[tuple[str, Pool]]:
-    """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` need
-    the columns of `columns_of`, and those at gammas only where the rule has rounds. `shared`: the SHARED columns of the same
-    groups, where they were read for another rule.
+    """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` come
+    table by table, others in each, with the columns of `columns_of`; those at gammas only where the rule has rounds.
+    `shared`: the SHARED columns of the same groups, where they were read for another rule.
     """
-    mine = pc.equal(totals["rule"].cast(pa.string()), rule)
-    chosen = totals if pc.all(mine).as_py() else totals.filter(mine)
-    known = chosen["document"].to_numpy()  # ascending: shards and their documents are in corpus order
-    single = [*(() if shared else SHARED), *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
-    plain = {name: _values(chosen[name]) for name in single if name in chosen.column_names}
-    places = _places(known, documents)
-    defined = [not np.isnan(_at(plain["tokens"], rows)).any() for rows in places]
-    depths = _depths(chosen, gammas, [rows for rows, some in zip(places, defined, strict=True) if some])
-    for index, (group, rows) in enumerate(zip(documents.groups, places, strict=True)):
-        arrays = {name: _at(values, rows) for name, values in plain.items()} | (next(depths) if defined[index] else {})
-        arrays |= {"document": documents.numbers[group.rows], "prompt_tokens": documents.prompt_tokens[group.rows]}
+    groups = [_Filling(documents.numbers[group.rows]) for group in documents.groups]
+    names = [*(() if shared else SHARED), *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
+    for table in totals:
+        mine = pc.equal(table["rule"].cast(pa.string()), rule)
+        chosen = table if pc.all(mine).as_py() else table.filter(mine)
+        if len(chosen):
+            _fill(groups, chosen, [name for name in names if name in chosen.column_names], gammas)
+    for index, (group, filled) in enumerate(zip(documents.groups, groups, strict=True)):
+        arrays = filled.columns() | {"prompt_tokens": documents.prompt_tokens[group.rows]}
         arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
         units = documents.units.take(group.rows)
         yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
 
 
-def _values(column: pa.ChunkedArray) -> Array:
-    """A column as an array; where all of it is null, a single NaN that stands for as many."""
-    return np.broadcast_to(np.nan, len(column)) if 0 < len(column) == column.null_count else np.asarray(column.to_numpy())
+class _Filling:
+    """The columns of a group of documents, of which one table after the other holds some."""
+
+    def __init__(self, numbers: Array) -> None:
+        self.defined = True  # so far: whether the rule has rounds
+        ascending = bool((numbers[1:] > numbers[:-1]).all())
+        self._order = None if ascending else np.argsort(numbers, kind="stable")
+        self._numbers = numbers if self._order is None else numbers[self._order]
+        self._missing = len(numbers)
+        self._columns: dict[str, Array | None] = {}
+        self._depths: dict[str, Array] = {}
+        self._to, self._places = slice(0), np.empty(0, dtype=np.int64)
+
+    def locate(self, known: Array) -> bool:
+        """Turn to a table of documents, whose numbers ascend: whether it has any of these. Raises `ValueError` where some
+        that lie between them are not in it.
+        """
+        first, last = np.searchsorted(self._numbers, [known[0], known[-1] + 1])
+        self._to, self._places = slice(first, last), np.searchsorted(known, self._numbers[first:last])
+        if not np.array_equal(known.take(self._places, mode="clip"), self._numbers[first:last]):
+            raise ValueError("totals lack documents")  # a bug: both are written by shard
+        self._missing -= int(last - first)
+        return bool(last > first)
+
+    def put(self, name: str, values: Array | None, nullable: bool) -> None:
+        """What the table has of one column; None: all of it is null."""
+        if name == "tokens":
+            self.defined &= values is not None and not np.isnan(values.take(self._places)).any()
+        if values is None:
+            self._columns.setdefault(name, None)
+            return
+        column = self._columns.get(name)
+        if column is None:
+            size = len(self._numbers)
+            column = self._columns[name] = np.full(size, np.nan) if nullable else np.empty(size, dtype=values.dtype)
+        column[self._to] = values.take(self._places)
+
+    def put_depth(self, name: str, gamma: int, depth: int, values: Array) -> None:
+        """What it has of one count by depth."""
+        if name not in self._depths:
+            self._depths[name] = np.empty((len(self._numbers), gamma), order="F")
+        values.take(self._places, out=self._depths[name][self._to, depth], mode="clip")  # they lie there: no copy
+
+    def columns(self) -> dict[str, Array]:
+        """All columns in the order of the group. Raises `ValueError` where no table had some of its documents."""
+        if self._missing:
+            raise ValueError("totals lack documents")
+        nothing = np.broadcast_to(np.nan, len(self._numbers))
+        single = {name: nothing if values is None else values for name, values in self._columns.items()}
+        found = {"document": self._numbers} | single | (self._depths if self.defined else {})
+        if self._order is None:
+            return found
+        back = np.argsort(self._order)
+        return {name: values[back] for name, values in found.items()}
 
 
-def _at(values: Array, rows: Array) -> Array:
-    """Some of the values of a column."""
-    return np.broadcast_to(values[0], len(rows)) if values.strides == (0,) else values.take(rows)
-
-
-def _places(known: Array, documents: Documents) -> list[Array]:
-    """Where the documents of each group lie among those that totals know."""
-    if np.array_equal(known, documents.numbers):
-        return [group.rows for group in documents.groups]
-    places = np.searchsorted(known, documents.numbers)
-    if len(known) == 0 or not np.array_equal(known[np.minimum(places, len(known) - 1)], documents.numbers):
-        raise ValueError("totals lack documents")  # a bug: both are written by shard
-    return [places[group.rows] for group in documents.groups]
-
-
-def _depths(totals: pa.Table, gammas: Sequence[int], places: Sequence[Array]) -> Iterator[dict[str, Array]]:
-    """Counts by depth at several sets of places that have rounds, [places, gamma] each; every column is read once."""
-    sizes = {f"{name}_depths_{gamma}": gamma for gamma in gammas for name in DEPTH_COUNTS}
-    found = [{name: np.empty((len(rows), gamma), order="F") for name, gamma in sizes.items()} for rows in places]
-    for gamma in gammas if places else ():
-        for name in DEPTH_COUNTS:
-            for depth, column in enumerate(depth_names(name, gamma)):
-                values = totals[column].to_numpy()
-                for arrays, rows in zip(found, places, strict=True):  # they lie there: "clip" spares a copy
-                    values.take(rows, out=arrays[f"{name}_depths_{gamma}"][:, depth], mode="clip")
-    yield from found
+def _fill(groups: Sequence[_Filling], table: pa.Table, names: Sequence[str], gammas: Sequence[int]) -> None:
+    """Put what a table holds of one rule into the groups. While it lies in the cache each column is read once."""
+    known = table["document"].to_numpy()
+    groups = [group for group in groups if group.locate(known)]
+    for name in names:
+        column = table[name]
+        values = column.to_numpy() if column.null_count < len(column) else None
+        for group in groups:
+            group.put(name, values, table.schema.field(name).nullable)
+    groups = [group for group in groups if group.defined]
+    for gamma, name in itertools.product(gammas if groups else (), DEPTH_COUNTS):
+        for depth, column in enumerate(depth_names(name, gamma)):
+            values = table[column].to_numpy()
+            for group in groups:
+                group.put_depth(f"{name}_depths_{gamma}", gamma, depth, values)
 
 
 def merged(parts: Sequence[Pool]) -> Pool:

@@ -13,8 +13,8 @@ from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.ranks import Mask, RankCounts, rank_counts
 from alphaprof.analysis.units import Units
 from alphaprof.log.store import Run
-from alphaprof.report.build import observed_weights
 from alphaprof.report.documents import Documents
+from alphaprof.report.inquiry import observed_weights
 from alphaprof.report.texts import Text, texts
 
 Array = np.ndarray[Any, Any]

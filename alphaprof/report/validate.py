@@ -19,9 +19,9 @@ from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import OutsideTolerance
 from alphaprof.log.store import Run
-from alphaprof.report.build import mean_context
 from alphaprof.report.costs import open_costs
 from alphaprof.report.documents import Documents
+from alphaprof.report.inquiry import mean_context
 from alphaprof.report.model import Interval
 from alphaprof.report.pool import Pool, pools
 from alphaprof.report.speeds import tokens_interval
@@ -190,7 +190,7 @@ def _groups(run: Run, draft: str, documents: pa.Table, measured: Measured) -> It
     totals = read_totals(run, draft, Request(rules, run.gammas))
     measured_documents = Documents.of(documents)
     for rule in rules:
-        found = pools(totals, measured_documents, rule, run.gammas)
+        found = pools([totals], measured_documents, rule, run.gammas)
         for group, (domain, pool) in zip(measured_documents.groups, found, strict=True):
             if measured.rules[group.rows[0]] == rule:
                 yield _Group(domain, rule, group.rows, pool)

@@ -1,0 +1,165 @@
+"""What a report asks of a run: its question, documents and step times, and the pools of totals that answer it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.analysis.replay import Flavour
+from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.rules import BoundRule
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import Held
+from alphaprof.log.store import Run
+from alphaprof.report.costs import CostBook, open_costs
+from alphaprof.report.documents import Documents
+from alphaprof.report.pool import SHARED, Pool, columns_of, merged, pools
+from alphaprof.report.result import contradiction
+from alphaprof.report.traffic import Evidence
+from alphaprof.report.verdict import Question, not_defined, order_of
+
+Array = np.ndarray[Any, Any]
+FIRST = 16  # documents that step times are taken for, where documents come one after the other
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """What every part of a report rests on. `policies`: those of its texts, the empty one (text that the target
+    did not produce) included.
+    """
+
+    run: Run
+    flavour: Flavour
+    question: Question
+    documents: Documents
+    policies: tuple[str, ...]
+    book: CostBook | None
+
+    @classmethod
+    def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> Inquiry:
+        """From a run and what is asked of it."""
+        order = order_of(run.manifest, flavour)
+        question = dataclasses.replace(Question.of(config), order=order)
+        documents = run.documents()
+        # Step times must not hang on documents that they are held against, where these come one after the other.
+        first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
+        book = open_costs(run, config["costs"], mean_context(first))
+        grouped = Documents.of(documents)
+        found = tuple(sorted({group.policy for group in grouped.groups}))
+        return cls(run, flavour, question, grouped, found, book)
+
+    def stored(self, rules: Sequence[str]) -> bool:
+        """Whether the totals of some rules lie in files."""
+        run = self.run
+        return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
+
+    def request(self, rules: Sequence[BoundRule]) -> Request:
+        """What is asked of totals."""
+        return Request([rule.id for rule in rules], self.run.gammas, self.flavour)
+
+    def has_rounds(self, rule: BoundRule) -> bool:
+        """Whether a rule has rounds on some text of the run: a lossy one has none."""
+        return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
+
+    @property
+    def deciding(self) -> list[str]:
+        """Ids of the rules that the verdict concerns, on any text of the run."""
+        return list(dict.fromkeys(map(self.question.rule_for, self.policies)))
+
+    @property
+    def decisive(self) -> list[str]:
+        """Those of them on text that the target produced: there alone they can have rounds, and a verdict."""
+        return list(dict.fromkeys(self.question.rule_for(policy) for policy in self.policies if policy))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The pool of one draft, rule and domain."""
+
+    draft: str
+    rule: BoundRule
+    domain: str
+    pool: Pool
+
+
+class DraftPools:
+    """The pools of one draft, rule by rule of those that are `asked` for. What is stored is read rule by rule, in the
+    memory of one; what is not is computed once for all of them. Columns that no rule changes are read once.
+    """
+
+    def __init__(self, inquiry: Inquiry, draft: str, asked: Sequence[str]) -> None:
+        self.draft = draft
+        self._inquiry, self._asked, self._held = inquiry, asked, Held(inquiry.run, draft)
+        self._shared: list[dict[str, Array]] = []
+
+    def pools(self, name: str) -> Iterator[Found]:
+        """Those of one rule, by its id, for each domain and kind of text."""
+        inquiry, (rule,) = self._inquiry, rules_of([name])
+        totals: Iterable[pa.Table] | None = self._computed
+        if totals is None:
+            gammas = inquiry.run.gammas if inquiry.has_rounds(rule) else ()
+            totals = self._held.tables(inquiry.request([rule]), columns_of(gammas, own=bool(self._shared)))
+        shared = tuple(self._shared)
+        for domain, pool in pools(totals, inquiry.documents, rule.id, inquiry.run.gammas, shared):
+            if not shared:
+                self._shared.append({column: pool[column] for column in SHARED})
+            yield Found(self.draft, rule, domain, pool)
+
+    @cached_property
+    def _computed(self) -> list[pa.Table] | None:
+        inquiry = self._inquiry
+        if inquiry.stored(self._asked):
+            return None
+        return list(self._held.tables(inquiry.request(rules_of(list(self._asked))), columns_of(inquiry.run.gammas)))
+
+
+def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
+    """The pools of every draft (or of some), rule and domain."""
+    for draft in drafts or inquiry.run.manifest.drafts:
+        reader = DraftPools(inquiry, draft, rules)
+        for rule in rules:
+            yield from reader.pools(rule)
+
+
+def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
+    """What of it the verdict on the traffic rests on."""
+    decisive: dict[str, list[tuple[str, Pool]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
+    undefined: dict[str, str] = {}
+    for item in found:
+        if inquiry.question.rule_for(item.pool.policy) != item.rule.id:
+            continue
+        if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy):
+            undefined[item.domain] = doubt
+        else:
+            decisive[item.draft].append((item.domain, item.pool))
+    by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
+    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table))
+
+
+def by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
+    """By domain, the pools of all its kinds of text as one."""
+    parts: dict[str, list[Pool]] = {}
+    for domain, pool in found:
+        parts.setdefault(domain, []).append(pool)
+    return {domain: merged(several) for domain, several in parts.items()}
+
+
+def observed_weights(documents: pa.Table) -> dict[str, float]:
+    """Shares of tokens by domain, in the order in which domains occur."""
+    domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
+    tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
+    return {
+        domain: float(count / tokens.sum()) for domain, count in zip(domains.dictionary.to_pylist(), tokens, strict=True)
+    }
+
+
+def mean_context(documents: pa.Table) -> float | None:
+    """Tokens before a position, on average over positions: the prompt and half of the continuation."""
+    prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+    return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None

@@ -1,0 +1,91 @@
+"""Pools of totals: the same however their documents are spread over tables, and whatever their order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals
+from alphaprof.log.store import Run
+from alphaprof.report.documents import Documents
+from alphaprof.report.pool import SHARED, Pool, columns_of, pools
+from tests.synthetic import Domain, Recipe, write_run
+
+RULES = ("strict", "lossless", "additive_0p1")
+RECIPE = Recipe(
+    domains={"code": Domain(documents=7), "story": Domain(documents=6, temperature=0.7, continuation="sampled")},
+    rules=RULES,
+    shard_documents=2,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Greedy and sampled documents: each rule has rounds on some of them."""
+    return write_run(tmp_path_factory.mktemp("pool") / "run", RECIPE)
+
+
+def by_hand(run: Run, rule: str, pool: Pool, name: str) -> list[float]:
+    """A column of the totals, row by row."""
+    table = read_totals(run, "small", Request([rule], run.gammas))
+    rows = {row["document"]: row for row in table.to_pylist()}
+    stem, _, gamma = name.partition("_depths_")
+    if not gamma:
+        return [np.nan if rows[document][name] is None else rows[document][name] for document in pool["document"]]
+    depths = [
+        [rows[document][f"{stem}_{gamma}_{depth + 1}"] for depth in range(int(gamma))] for document in pool["document"]
+    ]
+    return np.array(depths).ravel().tolist()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("spread", [1, 3, 100])
+def test_columns_are_those_of_the_totals(run: Run, rule: str, spread: int) -> None:
+    """In tables of one document, of some, and of all; other rules in them too."""
+    totals = read_totals(run, "small", Request(RULES, run.gammas), columns_of(run.gammas))
+    number = totals["document"].to_numpy()
+    tables = [
+        totals.filter(pa.array((number >= low) & (number < low + spread))) for low in range(0, int(number.max()) + 1, spread)
+    ]
+    documents = Documents.of(run.documents())
+    found = dict(pools(tables, documents, rule, run.gammas))
+    assert {name: len(pool["document"]) for name, pool in found.items()} == {"code": 7, "story": 6}
+    for name, pool in found.items():
+        rounds = {"strict": "code", "lossless": "story", "additive_0p1": ""}[rule] == name
+        assert pool.defined == rounds
+        assert ("accepted_depths_2" in pool.columns) == rounds
+        assert pool["document"].tolist() == [row["document"] for row in run.documents().to_pylist() if row["domain"] == name]
+        for column in set(pool.columns) - {"prompt_tokens", "document"}:
+            assert np.ravel(pool[column]).tolist() == pytest.approx(by_hand(run, rule, pool, column), nan_ok=True, abs=0)
+
+
+def test_documents_in_another_order(run: Run) -> None:
+    """As the pairs of a comparison have them: each row stays that of its document."""
+    totals = read_totals(run, "small", Request(["strict"], run.gammas), columns_of(run.gammas))
+    documents = Documents.of(run.documents())
+    shuffled = Documents.of(run.documents().take(pa.array(np.random.default_rng(0).permutation(13))))
+    (plain, other) = (dict(pools([totals], some, "strict", run.gammas))["code"] for some in (documents, shuffled))
+    assert other["document"].tolist() != plain["document"].tolist()
+    place = np.argsort(other["document"])
+    for name in plain.columns:
+        assert np.array_equal(other[name][place], plain[name], equal_nan=True)
+
+
+def test_columns_that_no_rule_changes_are_taken_over(run: Run) -> None:
+    totals = read_totals(run, "small", Request(["lossless"], run.gammas), columns_of(run.gammas, own=True))
+    documents = Documents.of(run.documents())
+    shared = [{name: np.full(len(group.rows), index) for name in SHARED} for index, group in enumerate(documents.groups)]
+    for index, (_, pool) in enumerate(pools([totals], documents, "lossless", run.gammas, shared)):
+        assert all(pool[name].tolist() == [index] * len(pool["document"]) for name in SHARED)
+
+
+def test_documents_that_totals_lack_are_a_bug(run: Run) -> None:
+    """At the end of the run, and in the middle of a table."""
+    totals = read_totals(run, "small", Request(["strict"], run.gammas), columns_of(run.gammas))
+    for missing in (0, 5, 12):
+        some = totals.filter(pc.not_equal(totals["document"], missing))
+        with pytest.raises(ValueError, match="totals lack documents"):
+            list(pools([some], Documents.of(run.documents()), "strict", run.gammas))
