@@ -21,4 +21,6 @@ echo "== lint"
 echo "== types"
 .venv/bin/mypy
 echo "== tests"
-ALPHAPROF_DEMO_MODEL=models/SmolLM2-135M-Instruct.Q4_1.gguf .venv/bin/pytest "$@"
+# Two processes of one thread each: threads of torch that compete for processors take many times as long.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} ALPHAPROF_DEMO_MODEL=models/SmolLM2-135M-Instruct.Q4_1.gguf
+.venv/bin/pytest --numprocesses 2 --dist loadfile "$@"
