@@ -17,7 +17,7 @@ from alphaprof import __version__
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import BoundRule
-from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals import Request, by_chance
 from alphaprof.analysis.totals_files import Held, write_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
@@ -166,7 +166,8 @@ def _results(inquiry: Inquiry, rules: Sequence[str]) -> Iterator[tuple[Found, Re
     """The result of every pool. Another thread works them out while this one reads what comes next."""
 
     def result(item: Found) -> Result:
-        subject = Subject(item.domain, item.draft, item.rule, inquiry.book)
+        expected = by_chance(item.rule, inquiry.run.manifest.drafts[item.draft])
+        subject = Subject(item.domain, item.draft, item.rule, expected, inquiry.book)
         return build_result(subject, item.pool, inquiry.question, inquiry.run.gammas)
 
     with ThreadPoolExecutor(1) as thread:
