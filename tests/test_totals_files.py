@@ -103,6 +103,35 @@ def test_what_is_left_of_a_joined_file_is_not_read_twice(run: Run) -> None:
     assert read_totals(run, "small", request).equals(expected)
 
 
+def test_what_a_joined_file_covers_is_gone_after_the_next_look(run: Run) -> None:
+    """Killed between the rename and the removals: other readers of the folder would see documents twice."""
+    (part,) = run.totals_parts("small")
+    before = part.path.read_bytes()
+    shutil.copy(part.path, part.path.with_name("part-00003.parquet"))
+    write_totals(run)
+    assert (names(run), part.path.read_bytes()) == ([part.path.name], before)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_files_with_columns_of_another_version_are_written_anew_from_the_log(run: Run, log: bool) -> None:
+    (part,) = run.totals_parts("small")
+    before = part.read()
+    parts.write_part(part.path, before.drop_columns(["near_ties"]))
+    if not log:
+        shutil.rmtree(run.path / "positions")
+    write_totals(run)
+    (part,) = run.totals_parts("small")
+    assert part.read().equals(before) == log
+    assert ("near_ties" in part.names) == log
+
+
+def test_a_file_without_rows_is_written_and_read(run: Run, tmp_path: Path) -> None:
+    (part,) = run.totals_parts("small")
+    empty = part.read().slice(0, 0)
+    parts.write_part(tmp_path / part_name(0, 0), empty)
+    assert Part(tmp_path / part_name(0, 0), 0, 0).read(["strict"]).equals(empty)
+
+
 def test_rules_and_columns_that_nobody_asked_for_are_not_read(run: Run) -> None:
     """A row group a rule; each rule's documents ascend, stored or not."""
     (part,) = run.totals_parts("small")

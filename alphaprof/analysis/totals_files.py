@@ -78,17 +78,18 @@ def _threads() -> Iterator[Executor]:
 
 
 def write_totals(run: Run) -> None:
-    """Compute and write the totals that complete shards lack, and join those of shards that were written one by one, while
-    the run went on: see `log.parts.ranges`.
+    """Compute and write the totals that complete shards lack, or of a complete run hold in another version's columns, and
+    join those of shards that were written one by one, while the run went on: see `log.parts.ranges`.
     """
     request = Request(run.rules, run.gammas)
     ahead: deque[tuple[Held, Wanted, list[Source]]] = deque()
     with _threads() as pool:
         for draft in run.manifest.drafts:
             held = Held(run, draft)
-            stored = {(part.first, part.last) for part in held.parts}
             for first, last in ranges(run.shards, run.manifest.status == "complete"):
-                if (first, last) not in stored:
+                if held.stores(first, last):
+                    run.remove_covered((first, last), draft)
+                else:
                     wanted = Wanted(first, last)
                     ahead.append((held, wanted, _sources(pool, held, wanted, request)))
                 if len(ahead) > 1:  # one is written while the next one is worked out
@@ -116,6 +117,15 @@ class Held:
     def parts(self) -> list[Part]:
         """The files that hold them."""
         return self.run.totals_parts(self.draft)
+
+    def stores(self, first: int, last: int) -> bool:
+        """Whether there is a file of these shards that can stay. With other columns it can where no log is there to work it
+        out anew; while a run goes on all are of one version.
+        """
+        run, names = self.run, [column.name for column in self.run.totals_columns]
+        final = run.manifest.status == "complete" and run.has_log
+        found = [part for part in self.parts if (part.first, part.last) == (first, last)]
+        return bool(found) and not (final and run.totals_names(found[0]) != names)
 
     def read(self, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
         """As `read_totals`."""
