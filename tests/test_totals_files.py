@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals, write_totals
+from alphaprof.analysis.totals_files import Held, read_totals, write_totals
+from alphaprof.errors import RunUnreadable
 from alphaprof.log import parts
 from alphaprof.log.manifest import Shard
 from alphaprof.log.parts import Part, part_name, parts_in, ranges, readable
@@ -110,6 +111,23 @@ def test_what_a_joined_file_covers_is_gone_after_the_next_look(run: Run) -> None
     shutil.copy(part.path, part.path.with_name("part-00003.parquet"))
     write_totals(run)
     assert (names(run), part.path.read_bytes()) == ([part.path.name], before)
+
+
+def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: Run, tmp_path: Path) -> None:
+    """By a process that goes on with the run: those that the report knew of are gone."""
+    request = Request(RULES, run.gammas)
+    expected = rows(read_totals(run, "small", request))
+    going = interrupted(run, tmp_path / "going")
+    write_totals(going)
+    held = Held(going, "small")
+    assert len(held.parts) == 10
+    write_totals(Run(going.path, dataclasses.replace(going.manifest, status="complete")))
+    assert names(going) == ["part-00000-00009.parquet"]
+    shutil.rmtree(going.path / "positions")
+    assert rows(held.read(request)) == expected
+    (going.path / "totals" / "draft=small" / names(going)[0]).write_bytes(b"")
+    with pytest.raises(RunUnreadable):
+        Held(going, "small").read(request)
 
 
 @pytest.mark.parametrize("log", [True, False])

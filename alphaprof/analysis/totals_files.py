@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.totals import Counts, Request, columns_of, counts, table_of
-from alphaprof.errors import OptionInvalid
+from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.parts import Part, ranges
 from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
@@ -108,7 +108,7 @@ def _write(held: Held, wanted: Wanted, sources: Sequence[Source]) -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """The totals of a draft, to be read several times: what tells of their files is read once."""
+    """The totals of a draft, to be read several times: what tells of their files is read once, as long as they are there."""
 
     run: Run
     draft: str
@@ -129,6 +129,15 @@ class Held:
 
     def read(self, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
         """As `read_totals`."""
+        try:
+            return self._read(request, columns)
+        except RunUnreadable:
+            if all(part.path.exists() for part in self.parts):
+                raise
+            vars(self).pop("parts")  # a process that goes on with the run has joined some of them meanwhile
+            return self._read(request, columns)
+
+    def _read(self, request: Request, columns: Sequence[str] | None) -> pa.Table:
         run = self.run
         if unknown := [
             rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.log_rules.emitted
