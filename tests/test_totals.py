@@ -18,7 +18,7 @@ import pytest
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import DEFAULT_RULES, RULES
-from alphaprof.analysis.totals import Request, columns_of, counts, shard_totals, table_of
+from alphaprof.analysis.totals import Request, Shape, columns_of, counts, shard_totals, table_of, trace_of
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.analysis.trees import MultiDraft
 from alphaprof.errors import OptionInvalid
@@ -131,6 +131,13 @@ def test_positions_without_a_proposal_count_for_nothing_but_their_round() -> Non
     assert (first["proposals"], first["accepted"]) == (2, 2.0)
     # One round keeps token 2 and adds 3; then tokens 4 and 9 cost a round each.
     assert (first["rounds_2"], first["drafted_2"]) == (3.0, 1.0)
+
+
+def test_a_damaged_count_of_proposals_is_none() -> None:
+    """Rounds of less than no draft would emit nothing, and never end."""
+    columns = {"draft_top": np.zeros(3), "proposed": np.array([-1, 0, 3])}
+    found = trace_of(columns, Shape.of(documents().slice(1)), np.ones(3), FACTS, FACTS)
+    assert found.proposed.tolist() == [0, 0, 3]
 
 
 def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:

@@ -135,7 +135,7 @@ def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: Model
     run = columns["accepted_run"] if looked_up else run_lengths(kept == 1, shape.start, shape.stop)
     # Hugging Face stops the draft at the target's EOS ids; prompt lookup never proposes them.
     ends = np.isin(columns["draft_top"], target.eos) & (columns["proposed"] > 0)
-    proposed = columns["proposed"].astype(np.int64)
+    proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
     return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
 
 
