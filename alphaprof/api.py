@@ -13,6 +13,7 @@ from alphaprof.log.store import Run
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    import pyarrow.dataset as ds
 
     from alphaprof.report.model import Report
 
@@ -53,7 +54,10 @@ class OpenedRun:
         return self._read("positions", columns, filters)
 
     def totals(self, columns: Sequence[str] | None = None, filters: list[Any] | None = None) -> pd.DataFrame:
-        """Totals, a row a document, rule and draft: tokens, accepted, and rounds for every gamma."""
+        """Totals, a row a document, rule and draft: tokens, accepted, and rounds for every gamma.
+
+        What is not stored, as of a run that was interrupted, is worked out from the position log, which takes longer.
+        """
         frame: pd.DataFrame = self._read("totals", columns, filters).to_pandas()
         return frame
 
@@ -71,20 +75,43 @@ class OpenedRun:
 
         return build_report(self._run, rules=[parse_rule(rule).id for rule in rules] if rules else None, whole_log=whole_log)
 
-    def _parts(self, table: str, draft: str) -> list[Path]:
-        if table == "totals":
-            return [part.path for part in self._run.totals_parts(draft)]
-        return [self._run.part(table, shard.index, draft) for shard in self._run.shards]
-
     def _read(self, table: str, columns: Sequence[str] | None, filters: list[Any] | None) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.dataset as ds
         import pyarrow.parquet as pq
 
-        parts = [path for draft in self.drafts for path in self._parts(table, draft)]
-        draft = pa.field("draft", pa.dictionary(pa.int32(), pa.string()))
-        partitioning = ds.partitioning(pa.schema([draft]), flavor="hive", dictionaries={"draft": pa.array(self.drafts)})
-        files = [str(part) for part in parts]
-        data = ds.dataset(files, format="parquet", partitioning=partitioning, partition_base_dir=str(self.path / table))
+        run = self._run
+        if table == "totals":
+            parts = {draft: run.totals_parts(draft) for draft in self.drafts}
+            lacking = any(sum(part.last - part.first + 1 for part in found) < len(run.shards) for found in parts.values())
+            paths = [part.path for found in parts.values() for part in found]
+            data = self._worked_out() if lacking else self._stored(table, paths)
+        else:
+            data = self._stored(
+                table, [run.part(table, shard.index, draft) for draft in self.drafts for shard in run.shards]
+            )
         expression = pq.filters_to_expression(filters) if filters else None
         return data.to_table(columns=list(columns) if columns is not None else None, filter=expression)
+
+    def _stored(self, table: str, paths: Sequence[Path]) -> ds.Dataset:
+        """A table in files, whose folders name the drafts."""
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        draft = pa.field("draft", pa.dictionary(pa.int32(), pa.string()))
+        partitioning = ds.partitioning(pa.schema([draft]), flavor="hive", dictionaries={"draft": pa.array(self.drafts)})
+        base = str(self.path / table)
+        return ds.dataset(list(map(str, paths)), format="parquet", partitioning=partitioning, partition_base_dir=base)
+
+    def _worked_out(self) -> ds.Dataset:
+        """The totals of all drafts, as far as they are not stored from the position log."""
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        from alphaprof.analysis.totals import Request
+        from alphaprof.analysis.totals_files import read_totals
+
+        request, tables = Request(self._run.rules, self._run.gammas), []
+        for number, name in enumerate(self.drafts):
+            table = read_totals(self._run, name, request)
+            drafts = pa.DictionaryArray.from_arrays(pa.array([number] * len(table), pa.int32()), pa.array(self.drafts))
+            tables.append(table.append_column("draft", drafts))
+        return ds.dataset(pa.concat_tables(tables))

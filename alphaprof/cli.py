@@ -12,7 +12,7 @@ import typer
 from alphaprof import __version__
 from alphaprof.cli_exchange import export, import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
-from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_text, without_pandas
+from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_notes, print_text, without_pandas
 from alphaprof.errors import AlphaprofError, OptionInvalid
 
 app = typer.Typer(
@@ -281,4 +281,5 @@ def main() -> None:
         app()
     except AlphaprofError as error:
         print(f"error: {one_line(error.message)}\nhint: {one_line(error.hint)}", file=sys.stderr)
+        print_notes(error)
         sys.exit(error.exit_code)

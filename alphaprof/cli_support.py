@@ -53,12 +53,19 @@ def interruptible(out: Path | None) -> Iterator[None]:
     """Ctrl-C ends the command with a word about what is left (None: nothing to go on with), and the shells' exit code."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         begun = out is not None and (out / "manifest.json").exists()
         hint = f"complete shards are in {out}: finish with the same line and --resume"
         nothing = "nothing was written yet" if out is not None else "start again, with another --out if one was named"
         print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)
+        print_notes(interrupt)
         raise typer.Exit(130) from None
+
+
+def print_notes(error: BaseException) -> None:
+    """Say what else went wrong."""
+    for note in getattr(error, "__notes__", ()):
+        print(f"note: {one_line(note)}", file=sys.stderr)
 
 
 class _Without:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from numba.extending import intrinsic
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Sums may be taken in any order, which vector units need; NaN and infinity stay what they are, and a quotient as well.
 REORDERED = {"reassoc", "contract", "nsz"}
+PATIENCE = 300  # seconds that another process may take to compile, which takes some ten
 
 
 def compiled(function: Function) -> Function:
@@ -45,19 +47,20 @@ def compile_elsewhere(module: str, file: str) -> None:
     of float32 in another order: rows of a run must not hang on which process compiled. Where nothing can be kept every
     process compiles, each in the same way.
     """
+    folder = _folder()
+    if folder is None:  # what that process compiled would be lost
+        return
     state = (file, os.stat(file).st_mtime_ns, numba.__version__, sys.version, llvmlite.binding.get_host_cpu_name())
-    done = _folder() / f"{module}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
+    done = folder / f"{module}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
     if done.exists():
         return
-    try:
-        done.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:  # what that process compiled would be lost
-        return
     code = f"import importlib; importlib.import_module({module!r}).compile_all()"
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)  # noqa: S603  # our own words
-    if finished.returncode == 0:
-        with contextlib.suppress(OSError):
-            done.touch()
+    command = [sys.executable, "-P", "-c", code]  # nothing is imported from the working directory, which may hold anything
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # this process compiles then
+        subprocess.run(command, env=environment, capture_output=True, check=True, timeout=PATIENCE)  # noqa: S603  # our own words
+        done.touch()
 
 
 def inlined(function: Function) -> Function:
@@ -69,26 +72,36 @@ def inlined(function: Function) -> Function:
 def _compile(function: Function, fastmath: Any) -> Function:
     found: Function
     make = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=fastmath)
+    folder = _folder()
     try:
-        with _kept_in(_folder()):
-            found = make(cache=True)(function)
-    except RuntimeError:  # nowhere to write: compiled again in every process
+        with _kept_in(folder):
+            found = make(cache=folder is not None)(function)
+    except RuntimeError:  # numba keeps nothing of what is no file: compiled again in every process
         found = make()(function)
     return found
 
 
 @functools.cache
-def _folder() -> Path:
-    """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says."""
+def _folder() -> Path | None:
+    """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says.
+
+    None where that cannot be written (numba would write beside the code then): every process compiles again.
+    """
     base = numba.config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "alphaprof" / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    try:
+        folder = Path(base).expanduser() / "alphaprof" / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+        return None
 
 
 @contextlib.contextmanager
-def _kept_in(folder: Path) -> Iterator[None]:
+def _kept_in(folder: Path | None) -> Iterator[None]:
     """Numba asks for the folder while it wraps a function."""
     before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
+    numba.config.CACHE_DIR = str(folder or before)
     try:
         yield
     finally:

@@ -68,6 +68,23 @@ def test_what_is_not_complete_is_not_read(stored: Run, tmp_path: Path) -> None:
         alphaprof.open(tmp_path)
 
 
+def test_totals_that_are_not_stored_are_worked_out(stored: Run, tmp_path: Path) -> None:
+    """All of an interrupted run's complete shards have them, with the same columns, filters, types and values."""
+    copy = interrupted(stored, tmp_path / "copy")
+    before = contents(copy)
+    asked = ["draft", "document", "rule", "rounds_4"], [("draft", "==", "poor"), ("rule", "==", "strict")]
+    keys = ["draft", "rule", "document"]
+    for request in ((), asked):
+        theirs, mine = (
+            alphaprof.open(run.path).totals(*request).sort_values(keys, ignore_index=True) for run in (stored, copy)
+        )
+        assert len(mine) > 0
+        pd.testing.assert_frame_equal(mine, theirs)
+    assert contents(copy) == before
+    part = interrupted(stored, tmp_path / "part", 1)
+    assert set(alphaprof.open(part.path).totals()["document"]) == set(part.documents()["document"].to_pylist())
+
+
 def test_every_snippet_of_the_page_runs(stored: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     os.symlink(stored.path, tmp_path / "runs" / "demo")

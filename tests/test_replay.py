@@ -109,6 +109,20 @@ def test_hf_stops_the_draft_after_its_own_eos_and_counts_a_matched_eos_as_the_ta
     assert rounds(off_path, 4, "hf")[0] == (4, 0)
 
 
+def test_a_draft_that_ends_in_the_next_document_ends_no_round_of_this_one() -> None:
+    """The first text is accepted to its end, and the second begins with a draft of EOS."""
+    first, second, lengths = [1, 1, 1], [0, 0], np.array([3, 2])
+    both = corpus(np.array(first + second), np.full(5, READY), lengths.tolist())
+    both = dataclasses.replace(both, draft_ends=np.array([0, 0, 0, 1, 0], dtype=bool))
+    alone = [trace(first), trace(second, ends=[1, 0])]
+    for gamma in (1, 2, 3, 7):
+        found = steps(both, gamma, "hf")
+        each = [rounds(one, gamma, "hf") for one in alone]
+        assert list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True)) == [*each[0], *each[1]]
+        counted = replay(both, gamma, "hf").drafted
+        assert counted.tolist() == [replay(one, gamma, "hf").drafted[0].tolist() for one in alone]
+
+
 @given(documents, st.integers(1, 6))
 @settings(max_examples=300, deadline=None)
 def test_documents_side_by_side_equal_the_plain_loop(given_documents: list[list[tuple[bool, int]]], gamma: int) -> None:

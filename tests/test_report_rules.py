@@ -119,6 +119,13 @@ def test_an_estimator_is_named_for_what_rounds_are(report: Report, domain: str, 
     assert result.estimator == (with_rounds if POLICY[domain] in ROUNDS.get(rule, ()) else "one-step")
 
 
+def test_rounds_of_drawn_drafts_are_expectations_even_where_all_are_accepted(tmp_path: Path) -> None:
+    """What a rule and a draft are says so, not what came out."""
+    own = Domain(documents=4, alpha=1.0, temperature=1.0, continuation="sampled")
+    report = reported(tmp_path, Recipe(domains={"d": own}, rules=("lossless", "one_hot")))
+    assert {result.rule: result.estimator for result in report.results} == {"lossless": "expected", "one_hot": "exact"}
+
+
 def test_facts_about_numerics_are_those_of_their_kind_of_text(report: Report) -> None:
     """Mismatches: greedy text; near-ties: plain softmax; impossible tokens: text that the target drew."""
     for result in report.results:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log import store
 from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, LogRules
 from alphaprof.log.store import Run, replacing, require_writable, write_table
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
 COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)
 
@@ -77,6 +78,37 @@ def test_a_directory_that_is_no_run_says_why(tmp_path: Path, content: str | None
         (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(RunUnreadable, match=message):
         Run.open(tmp_path)
+
+
+def test_a_shard_that_a_killed_process_had_not_finished_is_removed(tmp_path: Path) -> None:
+    """Of a run that goes on: other readers of its folders would see documents that the manifest does not name."""
+    recipe = Recipe(drafts={"a": 0.0, "b": 0.1}, shard_documents=2)
+    run = write_run(tmp_path / "run", recipe)
+    assert len(run.shards) > 2
+    before = contents(run)
+    run.remove_leftovers()
+    assert contents(run) == before
+    going = interrupted(run, tmp_path / "going", 2)
+    (going.path / "positions" / "draft=b" / "part-00002.parquet").unlink()
+    (going.path / "continuations" / "part-00002.parquet").unlink()
+    (going.path / "positions" / ".part-00003.parquet.1.tmp").touch()
+    going.remove_leftovers()
+    left = ["part-00000.parquet", "part-00001.parquet"]
+    for folder in ("positions/draft=a", "positions/draft=b", "continuations"):
+        assert sorted(path.name for path in (going.path / folder).iterdir()) == left
+    assert not list(going.path.rglob(".*"))
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_damaged_totals_are_worked_out_again_where_there_is_a_log(run: Run, log: bool) -> None:
+    (totals,) = run.totals_parts("small")
+    totals.path.write_bytes(b"")
+    if not log:
+        shutil.rmtree(run.path / "positions")
+    for read in (run.totals, run.totals_names):
+        with pytest.raises(RunUnreadable) as caught:
+            read(totals)
+        assert ("delete it" in caught.value.hint) == log
 
 
 STORY = Domain(documents=2, temperature=0.7, continuation="sampled")

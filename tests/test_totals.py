@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import DEFAULT_RULES, RULES
-from alphaprof.analysis.totals import Request, columns_of, shard_totals
+from alphaprof.analysis.totals import Request, Shape, columns_of, counts, shard_totals, table_of, trace_of
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.analysis.trees import MultiDraft
 from alphaprof.errors import OptionInvalid
@@ -130,6 +131,13 @@ def test_positions_without_a_proposal_count_for_nothing_but_their_round() -> Non
     assert (first["proposals"], first["accepted"]) == (2, 2.0)
     # One round keeps token 2 and adds 3; then tokens 4 and 9 cost a round each.
     assert (first["rounds_2"], first["drafted_2"]) == (3.0, 1.0)
+
+
+def test_a_damaged_count_of_proposals_is_none() -> None:
+    """Rounds of less than no draft would emit nothing, and never end."""
+    columns = {"draft_top": np.zeros(3), "proposed": np.array([-1, 0, 3])}
+    found = trace_of(columns, Shape.of(documents().slice(1)), np.ones(3), FACTS, FACTS)
+    assert found.proposed.tolist() == [0, 0, 3]
 
 
 def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
@@ -477,6 +485,25 @@ def test_a_mixed_shard_counts_what_belongs_to_each_policy() -> None:
     assert [row["clear_mismatches"] for row in rows] == [0, 0, 0, 0]
     assert [row["near_ties"] for row in rows] == [5, 0, 5, 0]
     assert [row["accepted"] for row in rows] == [3.0, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("flavour", ["engine", "hf"])
+def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shards(flavour: Any, tmp_path: Path) -> None:
+    """Many texts of one to three tokens are accepted or rejected for certain: alone their rounds are expectations, too."""
+    texts = Domain(documents=64, shortest=1, longest=3, temperature=1.0, continuation="sampled", alpha=0.8)
+    run = write_run(
+        tmp_path / "run", Recipe(domains={"s": texts}, rules=(*DEFAULT_RULES, "multi_draft_2"), shard_documents=64)
+    )
+    positions, documents = run.positions("small", 0), run.continuations(0)
+    request = Request(run.rules, [1, 2], flavour)
+
+    def by_document(parts: list[tuple[pa.Table, pa.Table]]) -> pa.Table:
+        return table_of([counts(*part, (FACTS, FACTS), request) for part in parts], request.gammas)
+
+    single = [
+        (positions.filter(pc.equal(positions["document"], number)), documents.slice(number, 1)) for number in range(64)
+    ]
+    assert by_document(single).equals(by_document([(positions, documents)]))
 
 
 # No match at 0 and 2; at 1 three tokens, of which two come true; at 3 a wrong one; at 4 two, where one token is left.

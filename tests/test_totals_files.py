@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals, write_totals
+from alphaprof.analysis.totals_files import Held, read_totals, write_totals
+from alphaprof.errors import RunUnreadable
 from alphaprof.log import parts
 from alphaprof.log.manifest import Shard
 from alphaprof.log.parts import Part, part_name, parts_in, ranges, readable
@@ -101,6 +102,52 @@ def test_what_is_left_of_a_joined_file_is_not_read_twice(run: Run) -> None:
     (part,) = run.totals_parts("small")
     shutil.copy(part.path, part.path.with_name("part-00003.parquet"))
     assert read_totals(run, "small", request).equals(expected)
+
+
+def test_what_a_joined_file_covers_is_gone_after_the_next_look(run: Run) -> None:
+    """Killed between the rename and the removals: other readers of the folder would see documents twice."""
+    (part,) = run.totals_parts("small")
+    before = part.path.read_bytes()
+    shutil.copy(part.path, part.path.with_name("part-00003.parquet"))
+    write_totals(run)
+    assert (names(run), part.path.read_bytes()) == ([part.path.name], before)
+
+
+def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: Run, tmp_path: Path) -> None:
+    """By a process that goes on with the run: those that the report knew of are gone."""
+    request = Request(RULES, run.gammas)
+    expected = rows(read_totals(run, "small", request))
+    going = interrupted(run, tmp_path / "going")
+    write_totals(going)
+    held = Held(going, "small")
+    assert len(held.parts) == 10
+    write_totals(Run(going.path, dataclasses.replace(going.manifest, status="complete")))
+    assert names(going) == ["part-00000-00009.parquet"]
+    shutil.rmtree(going.path / "positions")
+    assert rows(held.read(request)) == expected
+    (going.path / "totals" / "draft=small" / names(going)[0]).write_bytes(b"")
+    with pytest.raises(RunUnreadable):
+        Held(going, "small").read(request)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_files_with_columns_of_another_version_are_written_anew_from_the_log(run: Run, log: bool) -> None:
+    (part,) = run.totals_parts("small")
+    before = part.read()
+    parts.write_part(part.path, before.drop_columns(["near_ties"]))
+    if not log:
+        shutil.rmtree(run.path / "positions")
+    write_totals(run)
+    (part,) = run.totals_parts("small")
+    assert part.read().equals(before) == log
+    assert ("near_ties" in part.names) == log
+
+
+def test_a_file_without_rows_is_written_and_read(run: Run, tmp_path: Path) -> None:
+    (part,) = run.totals_parts("small")
+    empty = part.read().slice(0, 0)
+    parts.write_part(tmp_path / part_name(0, 0), empty)
+    assert Part(tmp_path / part_name(0, 0), 0, 0).read(["strict"]).equals(empty)
 
 
 def test_rules_and_columns_that_nobody_asked_for_are_not_read(run: Run) -> None:

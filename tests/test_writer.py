@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+import typer
 
-from alphaprof.errors import DiskFull
+from alphaprof.cli_support import interruptible
+from alphaprof.errors import DiskFull, OutOfMemory
 from alphaprof.loader import load_profile
 from alphaprof.log import store
 from alphaprof.log.store import Run
@@ -125,6 +130,74 @@ def test_an_error_of_the_block_is_not_hidden_and_what_was_handed_over_is_done() 
     assert done == [1]
     with pytest.raises(KeyboardInterrupt):
         fed(failing, then=interrupt)
+
+
+def test_a_first_interruption_while_the_last_piece_is_awaited_lets_it_be_done() -> None:
+    """The block has ended without an error: what was handed over is measured, and not what the user wanted to stop."""
+    done, begun = [], threading.Event()
+
+    def last() -> None:
+        begun.wait(PATIENCE)
+        time.sleep(0.2)
+        done.append(1)
+
+    def stop() -> None:
+        begun.set()
+        signal.raise_signal(signal.SIGINT)
+
+    def once(writer: Writer) -> None:
+        join, joins = writer._thread.join, iter([stop])
+        writer._thread.join = lambda: next(joins, join)()  # type: ignore[method-assign]
+
+    with pytest.raises(KeyboardInterrupt):
+        fed(last, then=once)
+    assert done == [1]
+
+
+def test_an_interruption_after_an_error_of_the_block_waits_for_nothing() -> None:
+    """It may be the user's second."""
+    gate = threading.Event()
+    joined: list[int] = []
+
+    def stop() -> None:
+        joined.append(1)
+        raise KeyboardInterrupt
+
+    def twice(writer: Writer) -> None:
+        writer._thread.join = stop  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fed(lambda: gate.wait(PATIENCE), then=twice)
+    finally:
+        gate.set()
+    assert joined == [1]
+
+
+def test_memory_that_a_shard_lacks_is_not_told_of_models() -> None:
+    """pyarrow's error is one of memory as well, and would pass for models that do not fit."""
+
+    def large() -> None:
+        raise pa.ArrowMemoryError("malloc of size 4096 failed")
+
+    with pytest.raises(OutOfMemory, match="malloc of size 4096") as caught, Writer() as writer:
+        writer.put(large)
+    assert "shard_documents" in caught.value.hint
+
+
+def test_an_error_of_the_writer_is_a_note_to_that_of_the_block(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, and it reaches who reads the command's last words."""
+
+    def full() -> None:
+        raise DiskFull("cannot write it", "free space")
+
+    with pytest.raises(typer.Exit), interruptible(None):
+        fed(full, then=interrupt)
+    assert "note: what was measured before could not be written: cannot write it\n" in capsys.readouterr().err
+    with pytest.raises(DiskFull) as caught:
+        fed(full, then=lambda writer: writer.wait())
+    assert not hasattr(caught.value, "__notes__")
 
 
 # --- runs of tiny models ---

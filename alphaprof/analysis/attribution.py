@@ -22,7 +22,7 @@ from alphaprof.analysis.certified import columns_at
 from alphaprof.analysis.lookup import first_proposals
 from alphaprof.analysis.replay import Flavour, Rounds, Trace, run_lengths
 from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
-from alphaprof.analysis.totals import Request, Shape, columns_of, rounds_of, some_documents, trace_of
+from alphaprof.analysis.totals import Request, Shape, by_chance, columns_of, rounds_of, some_documents, trace_of
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROPOSED_LIMIT
 from alphaprof.log.store import Run
@@ -41,7 +41,6 @@ NO_PROPOSAL, BEYOND, TIE, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (
     "draft",
 )
 SILENT = 2  # the first of them, whose positions have no proposal
-BY_LOT = ("lossless", "multi_draft")  # drafts are drawn from q, and a draft equal to the target is always accepted
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,10 @@ def _losses(run: Run, part: Part, flavour: Flavour) -> Losses:
     mass = np.maximum(0.0, 1.0 - np.where(own, kept, accept))
     cause = causes(rule, columns, texts, own, (run.manifest.target, facts))
     split = np.stack([shape.sums(np.where(cause == number, mass, 0.0)) for number in range(len(CAUSES))], axis=1)
-    source = Source(trace_of(columns, shape, kept, run.manifest.target, facts), shape, kept, accept)
-    replayed = partial(_replayed, source, part.gamma, int(job.gamma.max(initial=1)), flavour)
+    trace = trace_of(columns, shape, kept, run.manifest.target, facts)
+    source = Source(trace, shape, kept, accept if by_chance(rule, facts) else None)
+    sizes = part.gamma, int(job.gamma.max(initial=1)), flavour
+    replayed = partial(_replayed, source, *sizes)
     unchanged = replayed(np.zeros(len(mass), dtype=bool))
     to_each = [(cause == number) & (mass > 0) for number in range(len(CAUSES))]
     return Losses(
@@ -168,29 +169,35 @@ def _losses(run: Run, part: Part, flavour: Flavour) -> Losses:
         top=shape.sums(columns["target_top_prob"]),
         unchanged=unchanged,
         recovered=tuple(replayed(changed) if changed.any() else unchanged for changed in to_each),
-        perfect=replayed(np.ones(len(mass), dtype=bool)),
+        perfect=_replayed(dataclasses.replace(source, accept=None), *sizes, np.ones(len(mass), dtype=bool)),
     )
 
 
 @dataclass(frozen=True)
 class Source:
-    """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions]."""
+    """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions].
+
+    `accept`: None where rounds are facts.
+    """
 
     trace: Trace
     shape: Shape
     kept: Array
-    accept: Array
+    accept: Array | None
 
 
 def _replayed(source: Source, gamma: Array, widest: int, flavour: Flavour, changed: Array) -> Rounds:
-    """Rounds of a shard with the drafts of changed positions accepted; `gamma` [documents], 0: none are wanted."""
+    """Rounds of a shard with the drafts of changed positions accepted; `gamma` [documents], 0: none are wanted.
+
+    Expectations keep a control variate: a_t - beta_t of the text at all positions, the changed ones too, since those are
+    chosen by the token that came, and over a choice like that its mean is not 0.
+    """
     found = Rounds.none(len(gamma), widest)
     kept = np.where(changed, 1.0, source.kept)
-    # The control variate stays that of the text: acceptance that was granted is no luck.
-    accept = source.accept + (kept - source.kept)
+    chances = None if source.accept is None else (kept, source.accept + (kept - source.kept))
     for length in np.unique(gamma[gamma > 0]).tolist():
         trace = some_documents(_granted(source, changed, length), gamma == length)
-        part = rounds_of(trace, kept, accept, Request((), (length,), flavour))[length]
+        part = rounds_of(trace, chances, Request((), (length,), flavour))[length]
         for name, values in vars(part).items():
             place = (gamma == length,) if values.ndim == 1 else (gamma == length, slice(length))
             getattr(found, name)[place] = values
@@ -231,7 +238,7 @@ def causes(
 
 def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Array, wrong: Array) -> Array:
     """Where no draft could count on the token that was wanted, [positions]."""
-    if rule.name in BY_LOT:
+    if rule.rule.drawn:
         return np.zeros(len(own), dtype=bool)
     close = strict_thresholds(columns["target_top_prob"], columns["target_second_prob"]) < UNSURE
     by_lot = own & shape.each(shape.policy == SAMPLED)

@@ -29,10 +29,13 @@ def most_drafted(proposed: int, left: int, mode: Mode) -> int:
 
 @compiled
 def one_round(positions: Arrays, at: int, ends: tuple[int, int], gamma: int, mode: Mode) -> tuple[int, int, int]:
-    """What a round that starts `at` drafts, accepts and emits; `ends`: of its document, and of the tokens it may have."""
+    """What a round that starts `at` drafts, accepts and emits; `ends`: of its document, and of the tokens it may have.
+
+    The draft's next end may be another document's.
+    """
     run, proposed, next_end = positions
     drafted = min(gamma, most_drafted(proposed[at], ends[1] - at, mode))
-    if mode[0] and next_end[at] - at <= run[at]:
+    if mode[0] and next_end[at] < ends[0] and next_end[at] - at <= run[at]:
         drafted = min(drafted, next_end[at] - at + 1)
     matched = min(run[at], drafted)
     emitted = min(matched + 1, ends[0] - at)

@@ -39,8 +39,9 @@ class Rule:
     `emitted` is None for a lossy rule: its output departs from the text that was measured, so that its rounds cannot be
     replayed. `policies`: how the target must have chosen a text for the text to be what the rule's own decoding would emit
     (for a lossy rule: what it departs from). `timed`: a round costs gamma draft steps and one verification of gamma + 1.
-    `logged`: both need whole distributions, so that only a log that was written with the rule has them. `used_by`: who
-    decodes like this.
+    `logged`: both need whole distributions, so that only a log that was written with the rule has them. `drawn`: drafts are
+    drawn from q, so that a draft equal to the target is always accepted, and what happened to the token that was emitted
+    is a probability where q is not a point mass. `used_by`: who decodes like this.
     """
 
     about: str
@@ -50,6 +51,7 @@ class Rule:
     parameters: tuple[Parameter, ...] = ()
     timed: bool = True
     logged: bool = False
+    drawn: bool = False
     used_by: str = ""
 
     @property
@@ -157,6 +159,7 @@ RULES = {
         lossless,
         lossless_emitted,
         (SAMPLED,),
+        drawn=True,
         used_by="vLLM with draft_sample_method probabilistic, SGLang with --speculative-use-rejection-sampling, "
         "TensorRT-LLM with use_rejection_sampling, Hugging Face with do_sample",
     ),
@@ -205,6 +208,7 @@ RULES = {
         (Parameter("width", 1, 64, +1, whole=True),),
         timed=False,
         logged=True,
+        drawn=True,
         used_by="SpecInfer",
     ),
 }

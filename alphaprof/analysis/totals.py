@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths
 from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import GREEDY, SAMPLED
-from alphaprof.log.manifest import ModelFacts
+from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
+from alphaprof.log.manifest import SERVED, ModelFacts
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, depth_names, totals_columns
 
 Array = np.ndarray[Any, Any]
@@ -115,7 +115,8 @@ def counts(positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, M
         defined = np.isin(shape.policy, rule.rule.policies)
         if defined.any():
             trace = some_documents(trace_of(columns, shape, kept, target, draft), defined)
-            data |= _round_columns(rounds_of(trace, kept, accept, request), defined)
+            chances = (kept, accept) if by_chance(rule, draft) else None
+            data |= _round_columns(rounds_of(trace, chances, request), defined)
     return found
 
 
@@ -134,7 +135,7 @@ def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: Model
     run = columns["accepted_run"] if looked_up else run_lengths(kept == 1, shape.start, shape.stop)
     # Hugging Face stops the draft at the target's EOS ids; prompt lookup never proposes them.
     ends = np.isin(columns["draft_top"], target.eos) & (columns["proposed"] > 0)
-    proposed = columns["proposed"].astype(np.int64)
+    proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
     return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
 
 
@@ -144,11 +145,20 @@ def some_documents(trace: Trace, chosen: Array) -> Trace:
     return dataclasses.replace(trace, **parts)
 
 
-def rounds_of(trace: Trace, kept: Array, accept: Array, request: Request) -> dict[int, Rounds]:
-    """Rounds of the trace's documents by gamma: facts of the log where acceptance is one, else expectations."""
-    if ((kept == 0) | (kept == 1)).all():
+def by_chance(rule: BoundRule, draft: ModelFacts) -> bool:
+    """Whether rounds of a draft are expectations, and not facts of the log.
+
+    The rule and the draft decide: where a_t happened to be 0 or 1 throughout, control variates are as much needed as where
+    it did not.
+    """
+    return rule.rule.drawn and draft.kind not in ("prompt_lookup", SERVED)
+
+
+def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: Request) -> dict[int, Rounds]:
+    """Rounds of the trace's documents by gamma: expectations from `chances`, (a_t, beta_t) [positions]; None: facts."""
+    if chances is None:
         return replays(trace, request.gammas, request.flavour)
-    return expected_replays(trace, (kept, accept), request.gammas, request.flavour)
+    return expected_replays(trace, chances, request.gammas, request.flavour)
 
 
 def columns_of(rules: Sequence[str]) -> list[str]:

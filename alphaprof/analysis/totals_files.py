@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.totals import Counts, Request, columns_of, counts, table_of
-from alphaprof.errors import OptionInvalid
+from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.parts import Part, ranges
 from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
 
 DOCUMENTS = ("document", "continuation_tokens", "max_new_tokens", "temperature", "on_policy")
 Source = Callable[[], pa.Table]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -78,17 +80,18 @@ def _threads() -> Iterator[Executor]:
 
 
 def write_totals(run: Run) -> None:
-    """Compute and write the totals that complete shards lack, and join those of shards that were written one by one, while
-    the run went on: see `log.parts.ranges`.
+    """Compute and write the totals that complete shards lack, or of a complete run hold in another version's columns, and
+    join those of shards that were written one by one, while the run went on: see `log.parts.ranges`.
     """
     request = Request(run.rules, run.gammas)
     ahead: deque[tuple[Held, Wanted, list[Source]]] = deque()
     with _threads() as pool:
         for draft in run.manifest.drafts:
             held = Held(run, draft)
-            stored = {(part.first, part.last) for part in held.parts}
             for first, last in ranges(run.shards, run.manifest.status == "complete"):
-                if (first, last) not in stored:
+                if held.stores(first, last):
+                    run.remove_covered((first, last), draft)
+                else:
                     wanted = Wanted(first, last)
                     ahead.append((held, wanted, _sources(pool, held, wanted, request)))
                 if len(ahead) > 1:  # one is written while the next one is worked out
@@ -107,7 +110,7 @@ def _write(held: Held, wanted: Wanted, sources: Sequence[Source]) -> None:
 
 @dataclass(frozen=True)
 class Held:
-    """The totals of a draft, to be read several times: what tells of their files is read once."""
+    """The totals of a draft, to be read several times: what tells of their files is read once, as long as they are there."""
 
     run: Run
     draft: str
@@ -117,8 +120,27 @@ class Held:
         """The files that hold them."""
         return self.run.totals_parts(self.draft)
 
-    def tables(self, request: Request, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """As `read_totals`, one table of documents after the other; the next one is read meanwhile."""
+    def stores(self, first: int, last: int) -> bool:
+        """Whether there is a file of these shards that can stay. With other columns it can where no log is there to work it
+        out anew; while a run goes on all are of one version.
+        """
+        run, names = self.run, [column.name for column in self.run.totals_columns]
+        final = run.manifest.status == "complete" and run.has_log
+        found = [part for part in self.parts if (part.first, part.last) == (first, last)]
+        return bool(found) and not (final and run.totals_names(found[0]) != names)
+
+    def read(self, request: Request, columns: Sequence[str] | None, use: Callable[[Iterator[pa.Table]], Found]) -> Found:
+        """What `use` makes of `tables`."""
+        try:
+            return use(self.tables(request, columns))
+        except RunUnreadable:
+            if all(part.path.exists() for part in self.parts):
+                raise
+            vars(self).pop("parts")  # a process that goes on with the run has joined some of them meanwhile
+            return use(self.tables(request, columns))
+
+    def tables(self, request: Request, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """What `read_totals` tells of, one table of documents after the other; the next one is read meanwhile."""
         run = self.run
         if unknown := [
             rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.log_rules.emitted
@@ -145,7 +167,7 @@ def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] |
     that the profile did not ask for, or where another version of alphaprof stored other columns. Raises `OptionInvalid` for
     a rule that the log cannot tell of.
     """
-    tables = list(Held(run, draft).tables(request, columns))
+    tables = Held(run, draft).read(request, columns, list)
     return pa.concat_tables(tables) if tables else _schema(run, columns).empty_table()
 
 

@@ -6,6 +6,7 @@ and by document, so that a report decodes the rules and columns that it asks for
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,13 @@ def readable(parts: Sequence[Part], shards: int) -> list[Part]:
     return found
 
 
+def remove_parts(folders: Sequence[Path], first: int, last: int | None = None, keep: str = "") -> None:
+    """Remove the files of shards from `first` to `last` (None: all further ones), but for the one of a name."""
+    for part in itertools.chain.from_iterable(map(parts_in, folders)):
+        if part.path.name != keep and part.last >= first and (last is None or part.first <= last):
+            part.path.unlink(missing_ok=True)
+
+
 def ranges(shards: Sequence[Shard], complete: bool) -> Iterator[tuple[int, int]]:
     """The shards that files should cover, (first, last) each: those of `ENOUGH` documents together, whether the run goes on
     or not; the last ones together once it is complete, and one by one before.
@@ -103,7 +111,7 @@ def ranges(shards: Sequence[Shard], complete: bool) -> Iterator[tuple[int, int]]
 
 
 def write_part(path: Path, table: pa.Table) -> None:
-    """Write rows that are sorted by rule, a row group a rule."""
+    """Write rows that are sorted by rule, a row group a rule; no rows, no row group."""
     split = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     options = {
         "compression": "lz4",  # a third larger than zstd, and read in two thirds of the time
@@ -112,9 +120,9 @@ def write_part(path: Path, table: pa.Table) -> None:
         "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") | {"document": "DELTA_BINARY_PACKED"},
     }
     rules = table["rule"].cast(pa.string()).to_numpy()
-    starts = np.flatnonzero(np.append(len(rules) > 0, rules[1:] != rules[:-1])).tolist()
+    bounds = [0, *(np.flatnonzero(rules[1:] != rules[:-1]) + 1).tolist(), len(rules)] if len(rules) else []
     with pq.ParquetWriter(path, table.schema, **options) as writer:
-        for start, stop in zip(starts, [*starts[1:], len(rules)], strict=True):
+        for start, stop in itertools.pairwise(bounds):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
 
 

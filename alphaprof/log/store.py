@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.manifest import Manifest, Shard, read_manifest
-from alphaprof.log.parts import Part, part_name, parts_in, readable, write_part
+from alphaprof.log.parts import Part, part_name, parts_in, readable, remove_parts, write_part
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -29,6 +29,8 @@ from alphaprof.log.schema import (
 from alphaprof.log.violations import violations
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
+ANEW = "profile again into a new directory"
+AGAIN = "delete it: totals are worked out again from the position log"
 
 
 @contextlib.contextmanager
@@ -127,7 +129,7 @@ def _completed(table: pa.Table, columns: Sequence[Column], path: Path) -> pa.Tab
     """
     missing = [column for column in columns if column.name not in table.column_names]
     if needed := [column.name for column in missing if not column.nullable]:
-        raise RunUnreadable(f"{path} lacks the columns {', '.join(needed)}", "profile again into a new directory")
+        raise RunUnreadable(f"{path} lacks the columns {', '.join(needed)}", ANEW)
     for column in missing:
         table = table.append_column(column.field(), pa.nulls(len(table), column.type))
     return table
@@ -152,9 +154,11 @@ class Run:
             temporary.write_text(manifest.to_json() + "\n", encoding="utf-8")
 
     def remove_leftovers(self) -> None:
-        """Remove half-written files of a process that was killed. Only for a run that nobody is writing."""
+        """Remove half-written files and shards of a process that was killed. Only for a run that nobody is writing."""
         for leftover in self.path.rglob(".*.tmp"):
             leftover.unlink(missing_ok=True)
+        if self.manifest.status == "running":
+            remove_parts([self.path / "continuations", *self.path.glob("positions/draft=*")], len(self.shards))
 
     def part(self, table: str, index: int, draft: str | None = None) -> Path:
         """The path of one shard of a table (positions, continuations)."""
@@ -167,14 +171,18 @@ class Run:
 
     def write_totals(self, table: pa.Table, shards: tuple[int, int], draft: str) -> None:
         """Write a draft's totals of shards, from the first to the last, in the place of parts that overlap them."""
-        folder = self.path / "totals" / f"draft={draft}"
-        path = folder / part_name(*shards)
+        path = self._totals(draft) / part_name(*shards)
         _require_declared(path, table, self.totals_columns)
         with replacing(path) as temporary:
             write_part(temporary, table)
-        for part in parts_in(folder):
-            if part.path != path and part.first <= shards[1] and part.last >= shards[0]:
-                part.path.unlink()
+        self.remove_covered(shards, draft)
+
+    def remove_covered(self, shards: tuple[int, int], draft: str) -> None:
+        """Remove a draft's totals that overlap the file of these shards: a kill may have left some that it joins."""
+        remove_parts([self._totals(draft)], *shards, keep=part_name(*shards))
+
+    def _totals(self, draft: str) -> Path:
+        return self.path / "totals" / f"draft={draft}"
 
     def write_continuations(self, table: pa.Table, index: int) -> None:
         """Write the documents and token ids of one shard."""
@@ -248,26 +256,25 @@ class Run:
 
     def documents(self) -> pa.Table:
         """All documents of complete shards: the rows of documents.parquet, which a complete run has."""
-        names = [column.name for column in DOCUMENT_COLUMNS]
         schema = arrow_schema(DOCUMENT_COLUMNS)
         path = self.path / "documents.parquet"
         if self.imported or (self.manifest.status == "complete" and path.exists()):
-            return _completed(self._read(path), DOCUMENT_COLUMNS, path).select(names).cast(schema)
-        tables = [self.continuations(shard.index, names) for shard in self.shards]
+            return _completed(self._read(path), DOCUMENT_COLUMNS, path).select(schema.names).cast(schema)
+        tables = [self.continuations(shard.index, schema.names) for shard in self.shards]
         return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
 
     def totals_parts(self, draft: str) -> list[Part]:
         """The files that hold a draft's totals, of complete shards only, in their order; see `log.parts`."""
-        return readable(parts_in(self.path / "totals" / f"draft={draft}"), len(self.shards))
+        return readable(parts_in(self._totals(draft)), len(self.shards))
 
     def totals_names(self, part: Part) -> list[str]:
         """The columns of one of them, which another version of alphaprof may have written."""
-        with _naming(part.path):
+        with _naming(part.path, AGAIN if self.has_log else ANEW):
             return part.names
 
     def totals(self, part: Part, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
-        with _naming(part.path):
+        with _naming(part.path, AGAIN if self.has_log else ANEW):
             return part.read(rules, columns)
 
     def latency(self) -> pa.Table | None:
@@ -281,10 +288,10 @@ class Run:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _naming(path: Path, hint: str = ANEW) -> Iterator[None]:
     """Raise `RunUnreadable`, which names the file, where it cannot be read."""
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
         reason = str(error).splitlines()[0]
-        raise RunUnreadable(f"{path} cannot be read: {reason}", "profile again into a new directory") from None
+        raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None

@@ -7,6 +7,8 @@ from queue import Queue
 from threading import Thread
 from types import TracebackType
 
+from alphaprof.errors import OutOfMemory
+
 Work = Callable[[], None]
 WAITING = 1  # pieces that may wait while one is written: what is measured must fit into memory
 
@@ -15,7 +17,8 @@ class Writer:
     """Does pieces of work in the order in which they come, one at a time, in a thread of its own; a context manager.
 
     Where one fails, what comes behind it is not done, and the next call raises the error. Work that was handed over before
-    the block ended is done, even if the block ended with an error: it is measured already. Nobody else writes meanwhile.
+    the block ended is done, even if the block ended with an error or a first Ctrl-C comes while it is awaited: it is
+    measured already. Nobody else writes meanwhile. Where the block ended with another error, the writer's is a note to it.
     """
 
     def __init__(self) -> None:
@@ -29,10 +32,21 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._queue.put(None)
-        self._thread.join()
+        try:
+            self._end()
+        except KeyboardInterrupt:
+            if error is None:  # the first one: after an error of the block it may be the second, which waits for nothing
+                self._end()
+            raise
         if error is None:
             self.check()
+        elif self._error is not None and self._error is not error:
+            error.add_note(f"what was measured before could not be written: {self._error}")
+
+    def _end(self) -> None:
+        """Have the thread end behind what was handed over; a second time does no harm."""
+        self._queue.put(None)
+        self._thread.join()
 
     def put(self, work: Work) -> None:
         """Hand over a piece of work; waits while as much as may wait does. Raises what an earlier piece raised."""
@@ -59,6 +73,11 @@ class Writer:
         try:
             if work is not None and self._error is None:
                 work()
+        except MemoryError as error:  # pyarrow's, too
+            self._error = OutOfMemory(
+                f"no memory to write what was measured: {error}",
+                "free memory and --resume, or profile anew with a lower shard_documents",
+            )
         except BaseException as error:  # whatever it is ends the run, in the thread that runs it
             self._error = error
         finally:

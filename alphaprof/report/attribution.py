@@ -10,7 +10,6 @@ import numpy as np
 
 from alphaprof.analysis.attribution import (
     BEYOND,
-    BY_LOT,
     CAUSES,
     DRAFT,
     LOOKUP,
@@ -174,7 +173,7 @@ def scaled(split: Array, lost: Array, rule: BoundRule) -> Array:
     if happened > 0:
         result[:, SILENT:] *= expected / happened
     elif expected > 0:  # no token of these texts was rejected, and some could have been
-        result[:, CAUSES.index(DRAFT if rule.name in BY_LOT else UNCERTAIN)] += lost - split[:, :SILENT].sum(1)
+        result[:, CAUSES.index(DRAFT if rule.rule.drawn else UNCERTAIN)] += lost - split[:, :SILENT].sum(1)
     return result
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from alphaprof import __version__
 from alphaprof.analysis.replay import Flavour
+from alphaprof.analysis.totals import by_chance
 from alphaprof.analysis.totals_files import write_totals
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
@@ -96,7 +97,8 @@ def _judged(inquiry: Inquiry, shown: Sequence[str], part: LogPart) -> tuple[list
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for rules in (deciding, [rule for rule in shown if rule not in deciding]):
             for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
-                subject = Subject(item.domain, item.draft, item.rule, book)
+                expected = by_chance(item.rule, inquiry.run.manifest.drafts[item.draft])
+                subject = Subject(item.domain, item.draft, item.rule, expected, book)
                 waiting.append((item, threads.submit(build_result, subject, item.pool, question, gammas)))
                 if question.rule_for(item.pool.policy) == item.rule.id:  # the others are not needed again, and large
                     found.append(item)

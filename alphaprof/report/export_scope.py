@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.speedup import StepTimes
+from alphaprof.analysis.totals import by_chance
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.compare import Side
 from alphaprof.report.costs import CostBook
@@ -33,7 +34,8 @@ class Wanted:
 @dataclass(frozen=True)
 class Scope:
     """What is exported: pools of one draft by domain, all kinds of text as one, their weights (shares of output tokens;
-    `given`: by the profile, and not as observed), under `rules`, at one gamma. `texts`: kinds of text.
+    `given`: by the profile, and not as observed), under `rules`, at one gamma. `texts`: kinds of text. `exact`: rounds are
+    facts, and not expectations.
     """
 
     side: Side
@@ -45,6 +47,7 @@ class Scope:
     whole: bool
     rules: str
     texts: tuple[str, ...]
+    exact: bool
     gamma: int
 
     def scaled(self) -> dict[str, float]:
@@ -57,12 +60,6 @@ class Scope:
     def times(self, concurrency: int) -> StepTimes | None:
         """Step times of the draft; None where there are none."""
         return self.book.times(concurrency).get(self.side.draft) if self.book else None
-
-    @property
-    def exact(self) -> bool:
-        """Whether rounds are facts, and not expectations."""
-        gammas = self.side.run.gammas
-        return not any(pool[f"control_{gamma}"].any() for pool in self.pools.values() for gamma in gammas)
 
     @property
     def documents(self) -> int:
@@ -105,6 +102,7 @@ def scope_of(side: Side, to: str, wanted: Wanted) -> Scope:
         whole=wanted.domain is None,
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
+        exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
         gamma=0,
     )
     return dataclasses.replace(scope, gamma=_best(scope, gammas))

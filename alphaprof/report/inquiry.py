@@ -100,15 +100,20 @@ class DraftPools:
 
     def pools(self, name: str) -> Iterator[Found]:
         """Those of one rule, by its id, for each domain and kind of text."""
-        inquiry, (rule,) = self._inquiry, rules_of([name])
-        totals: Iterable[pa.Table] | None = self._computed
-        if totals is None:
-            gammas = inquiry.run.gammas if inquiry.has_rounds(rule) else ()
-            totals = self._held.tables(inquiry.request([rule]), columns_of(gammas, own=bool(self._shared)))
-        shared = tuple(self._shared)
-        for domain, pool in pools(totals, inquiry.documents, rule.id, inquiry.run.gammas, shared):
-            if not shared:
-                self._shared.append({column: pool[column] for column in SHARED})
+        inquiry, (rule,), shared = self._inquiry, rules_of([name]), tuple(self._shared)
+        gammas = inquiry.run.gammas
+
+        def filled(tables: Iterable[pa.Table]) -> list[tuple[str, Pool]]:
+            return list(pools(tables, inquiry.documents, rule.id, gammas, shared))
+
+        if self._computed is not None:
+            found = filled(self._computed)
+        else:
+            columns = columns_of(gammas if inquiry.has_rounds(rule) else (), own=bool(shared))
+            found = self._held.read(inquiry.request([rule]), columns, filled)
+        if not shared:
+            self._shared += [{column: pool[column] for column in SHARED} for _, pool in found]
+        for domain, pool in found:
             yield Found(self.draft, rule, domain, pool)
 
     @cached_property
@@ -116,7 +121,7 @@ class DraftPools:
         inquiry = self._inquiry
         if inquiry.stored(self._asked):
             return None
-        return list(self._held.tables(inquiry.request(rules_of(list(self._asked))), columns_of(inquiry.run.gammas)))
+        return self._held.read(inquiry.request(rules_of(list(self._asked))), columns_of(inquiry.run.gammas), list)
 
 
 def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:

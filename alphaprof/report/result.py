@@ -40,11 +40,12 @@ UNBELIEVABLE = 0.1  # share of tokens that contradict a text's policy beyond wha
 
 @dataclass(frozen=True)
 class Subject:
-    """What a result is about. `book`: all step times, None where there are none."""
+    """What a result is about. `by_chance`: its rounds are expectations. `book`: all step times; None: there are none."""
 
     domain: str
     draft: str
     rule: BoundRule
+    by_chance: bool
     book: CostBook | None
 
 
@@ -64,7 +65,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         draft=subject.draft,
         rule=rule.id,
         lossy=rule.rule.lossy,
-        estimator=_estimator(pool, gammas),
+        estimator=("expected" if subject.by_chance else "exact") if pool.defined else "one-step",
         continuation=pool.continuation,
         sampling=pool.sampling,
         on_policy=pool.policy in rule.rule.policies,
@@ -139,13 +140,6 @@ def contradiction(pool: Pool) -> str:
     elif pool["clear_mismatches"].sum() > UNBELIEVABLE * positions:
         return "the text is not the target's greedy text (see the notes): rounds would be those of other traffic"
     return ""
-
-
-def _estimator(pool: Pool, gammas: Sequence[int]) -> str:
-    """Rounds are expectations where something was left to chance: their control variate is not 0 throughout."""
-    if not pool.defined:
-        return "one-step"
-    return "expected" if any(pool[f"control_{gamma}"].any() for gamma in gammas) else "exact"
 
 
 def share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
