@@ -40,20 +40,22 @@ def vectorised(function: Function) -> Function:
     return _compile(function, fastmath=REORDERED)
 
 
-def compile_elsewhere(module: str, file: str) -> None:
+def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambda _: None) -> None:
     """Have another process call `compile_all` of a module, once for its `file` as it is: this one loads what is kept.
 
     What numba runs right after compiling has loops that call each other put together otherwise than what it keeps, and sums
     of float32 in another order: rows of a run must not hang on which process compiled. Where nothing can be kept every
-    process compiles, each in the same way.
+    process compiles, each in the same way. `say`: told before, since it takes a while.
     """
     folder = _folder()
     if folder is None:  # what that process compiled would be lost
+        say("compiling loops for this processor, some ten seconds; nothing can be kept, so that every run does")
         return
     state = (file, os.stat(file).st_mtime_ns, numba.__version__, sys.version, llvmlite.binding.get_host_cpu_name())
     done = folder / f"{module}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
     if done.exists():
         return
+    say("compiling loops for this processor, some ten seconds, once a machine")
     code = f"import importlib; importlib.import_module({module!r}).compile_all()"
     command = [sys.executable, "-P", "-c", code]  # nothing is imported from the working directory, which may hold anything
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -47,8 +47,10 @@ def test_nothing_of_the_working_directory_is_imported(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "numba.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w'); raise SystemExit(3)")
     monkeypatch.chdir(tmp_path / "data")
+    said: list[str] = []
     for _ in range(2):
-        compile_elsewhere("loops_of_a_test", str(module))
+        compile_elsewhere("loops_of_a_test", str(module), said.append)
+    assert said == ["compiling loops for this processor, some ten seconds, once a machine"]
     assert not (tmp_path / "executed").exists()
     assert (tmp_path / "compiled").read_text() == numba.__version__ + " "
     assert len(marks(cache)) == 1
@@ -84,7 +86,10 @@ def test_without_a_place_every_process_compiles(
         cache.write_text("a file")
     monkeypatch.setattr(subprocess, "run", refused)
     module.write_text("def compile_all(): ...")
-    compile_elsewhere("loops_of_a_test", str(module))
+    said: list[str] = []
+    compile_elsewhere("loops_of_a_test", str(module), said.append)
+    assert len(said) == 1
+    assert said[0].endswith("nothing can be kept, so that every run does")
     module.write_text("def double(number):\n    return number * 2\n")
     names: dict[str, Any] = {}
     exec(compile(module.read_text(), str(module), "exec"), names)  # noqa: S102  (our own lines)

@@ -7,7 +7,7 @@ Triton is installed; else torch, a few rows at a time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -65,13 +65,21 @@ def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals
     return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
 
+def prepare(device: torch.device, say: Callable[[str], None] = lambda _: None) -> None:
+    """Have loops for a device compiled before they are needed, and `say` so where they are not kept yet."""
+    if device.type == "cpu":
+        from alphaprof.compiled import compile_elsewhere
+        from alphaprof.profiling import row_loops
+
+        compile_elsewhere(row_loops.__name__, row_loops.__file__, say)
+
+
 @functools.cache
 def _loops() -> Any:
     """`row_loops.measure`; a machine compiles it once, which takes some ten seconds."""
-    from alphaprof.compiled import compile_elsewhere
     from alphaprof.profiling import row_loops
 
-    compile_elsewhere(row_loops.__name__, row_loops.__file__)
+    prepare(torch.device("cpu"))
     return row_loops.measure
 
 

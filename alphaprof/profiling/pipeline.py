@@ -23,7 +23,7 @@ from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotT
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run, require_new
 from alphaprof.options import MeasuredCosts
-from alphaprof.profiling import hub, latency
+from alphaprof.profiling import fused, hub, latency
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checks import (
     early_warnings,
@@ -193,6 +193,7 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
+    fused.prepare(target.device, progress.say)
     documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work

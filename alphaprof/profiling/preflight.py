@@ -16,6 +16,7 @@ from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import require_new
 from alphaprof.options import ModelDraft
+from alphaprof.profiling import fused
 from alphaprof.profiling.checks import early_warnings, require_costs
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import Draft, load_draft
@@ -77,6 +78,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
+    fused.prepare(target.device, progress.say)
     bos = bos_of(tokenizer)
     subject = _Subject(options, tokenizer, target, bos)
     drafts, views = _drafts(subject, refusals)
