@@ -119,8 +119,13 @@ class RoundCounts:
         A text that ends with a full round has no step behind it: at most one step of a document is counted too many.
         """
         costs = round_costs(times, self.drafted.shape[1])
-        found = self.rounds * costs[0] + self.drafted @ np.diff(costs)  # a round of m tokens is among those of each n <= m
-        return np.asarray(found + self.full * times.after_full() if times.draft_after_full else found)
+        found = self.rounds * costs[0]
+        for rounds, more in zip(self.drafted.T, np.diff(costs), strict=True):  # a matrix product would spin on all cores
+            if more:  # what one more token costs, in every round that drafts as many
+                found += rounds * more
+        if times.draft_after_full:
+            found += self.full * times.after_full()
+        return np.asarray(found)
 
 
 @dataclass(frozen=True)

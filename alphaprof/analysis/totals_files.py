@@ -155,9 +155,9 @@ class Held:
             for source in _sources(pool, self, Wanted(0, len(run.shards) - 1, schema.names), request):
                 coming.append(pool.submit(source))  # behind all that it waits for
                 if len(coming) > 1:
-                    yield coming.popleft().result().cast(schema)
+                    yield _as(schema, coming.popleft().result())
             for last in coming:
-                yield last.result().cast(schema)
+                yield _as(schema, last.result())
 
 
 def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
@@ -169,6 +169,10 @@ def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] |
     """
     tables = Held(run, draft).read(request, columns, list)
     return pa.concat_tables(tables) if tables else _schema(run, columns).empty_table()
+
+
+def _as(schema: pa.Schema, table: pa.Table) -> pa.Table:
+    return table if table.schema.equals(schema) else table.cast(schema)
 
 
 def _schema(run: Run, columns: Sequence[str] | None) -> pa.Schema:

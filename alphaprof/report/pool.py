@@ -109,15 +109,22 @@ def pools(
     groups = [_Filling(documents.numbers[group.rows]) for group in documents.groups]
     names = [*(() if shared else SHARED), *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
     for table in totals:
-        mine = pc.equal(table["rule"].cast(pa.string()), rule)
-        chosen = table if pc.all(mine).as_py() else table.filter(mine)
+        chosen = _of_rule(table, rule)
         if len(chosen):
-            _fill(groups, chosen, [name for name in names if name in chosen.column_names], gammas)
+            held = set(chosen.column_names)
+            _fill(groups, chosen, [name for name in names if name in held], gammas)
     for index, (group, filled) in enumerate(zip(documents.groups, groups, strict=True)):
         arrays = filled.columns() | {"prompt_tokens": documents.prompt_tokens[group.rows]}
         arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
         units = documents.units.take(group.rows)
         yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
+
+
+def _of_rule(table: pa.Table, rule: str) -> pa.Table:
+    """The rows of one rule: as a rule all of them, as dictionaries tell without a look at the rows."""
+    if all(chunk.dictionary.to_pylist() == [rule] for chunk in table["rule"].chunks):
+        return table
+    return table.filter(pc.equal(table["rule"].cast(pa.string()), rule))
 
 
 class _Filling:
@@ -138,8 +145,10 @@ class _Filling:
         that lie between them are not in it.
         """
         first, last = np.searchsorted(self._numbers, [known[0], known[-1] + 1])
-        self._to, self._places = slice(first, last), np.searchsorted(known, self._numbers[first:last])
-        if not np.array_equal(known.take(self._places, mode="clip"), self._numbers[first:last]):
+        whole = known[-1] - known[0] == len(known) - 1  # no number is missing: the place follows from it
+        mine = self._numbers[first:last]
+        self._to, self._places = slice(first, last), mine - known[0] if whole else np.searchsorted(known, mine)
+        if not np.array_equal(known.take(self._places, mode="clip"), mine):
             raise ValueError("totals lack documents")  # a bug: both are written by shard
         self._missing -= int(last - first)
         return bool(last > first)
