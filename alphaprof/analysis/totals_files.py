@@ -25,7 +25,7 @@ from alphaprof.log.store import Run
 
 DOCUMENTS = ("document", "continuation_tokens", "max_new_tokens", "temperature", "on_policy")
 Source = Callable[[], pa.Table]
-Found = TypeVar("Found")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Held:
         found = [part for part in self.parts if (part.first, part.last) == (first, last)]
         return bool(found) and not (final and run.totals_names(found[0]) != names)
 
-    def read(self, request: Request, columns: Sequence[str] | None, use: Callable[[Iterator[pa.Table]], Found]) -> Found:
+    def read(self, request: Request, columns: Sequence[str] | None, use: Callable[[Iterator[pa.Table]], Made]) -> Made:
         """What `use` makes of `tables`."""
         try:
             return use(self.tables(request, columns))
