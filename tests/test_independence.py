@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers.generation.utils import GenerationMixin
 
 from alphaprof.options import TargetOptions
 from alphaprof.profiling.batching import Fed
@@ -102,6 +104,36 @@ def test_the_head_of_a_loaded_model_is_fed_contiguous_rows(tiny: Path) -> None:
         generate(target, batch, 260)
     assert seen[0] == (3, True)
     assert all(contiguous for _, contiguous in seen)
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("settings", [None, Processing(0.9, 0, 0.95)], ids=["greedy", "sampled"])
+def test_a_static_cache_writes_the_same_texts(
+    tiny: Path, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, batch after batch, of prompts that are padded; and the cache is the one that was asked for."""
+    made: list[int] = []
+    prepare = GenerationMixin._prepare_static_cache
+
+    def counted(self: Any, *given: Any, **named: Any) -> Any:
+        made.append(1)
+        return prepare(self, *given, **named)
+
+    monkeypatch.setattr(GenerationMixin, "_prepare_static_cache", counted)
+    documents = [
+        Document(number, "a", None, 0, number, text.document.prompt, None, True, 12, "x", True, settings)
+        for number, text in enumerate(texts(250))
+    ]
+    written = []
+    for static in (False, True):
+        options = TargetOptions(model=str(tiny / "target"), static_cache=static)
+        target = load_model("target", options, "float32")
+        batches = list(generation_batches(documents, 150))
+        found = [item for batch in batches for item in generate(target, batch, 260)]
+        written.append({item.document.document: item.ids.tolist() for item in found})
+    assert written[0] == written[1]
+    assert len(made) == len(batches) > 1
 
 
 def logit_gap(columns: Arrays, model: str) -> np.ndarray:

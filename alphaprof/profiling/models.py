@@ -18,7 +18,7 @@ import torch
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.options import ModelOptions
+from alphaprof.options import ModelOptions, TargetOptions
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.hub import is_local, require_model
 
@@ -123,9 +123,12 @@ def load_model(
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
     eos = tuple(dict.fromkeys((*_ids(network.generation_config.eos_token_id), *extra_eos)))
     served = network.generation_config.to_diff_dict()
+    cache = "static" if isinstance(options, TargetOptions) and options.static_cache else None
     # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
     # settings would slip into greedy text.
-    network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
+    network.generation_config = GenerationConfig(
+        eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0, cache_implementation=cache
+    )
     _keep_head_fast(network)
     return Model(name, network.eval().requires_grad_(False), "model", options.model, served)
 
