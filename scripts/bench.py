@@ -4,13 +4,15 @@
     python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--limit 2] [--threads 1] [--skip PART]...
 
 `models`: scoring against bare forward passes. `others`: a run against one prompt at a time, and (`assisted`) against Hugging
-Face assisted generation, one run a gamma. `log`: totals and reports of synthetic logs. How each is measured stands at the
-head of bench_models.py and bench_log.py. The machine must be idle.
+Face assisted generation, one run a gamma, in tokens a second (of the first `--few` documents, where all would take long).
+`log`: totals and reports of synthetic logs. How each is measured stands at the head of bench_models.py and bench_log.py. The
+machine must be idle.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -45,9 +47,10 @@ def models_part(given: argparse.Namespace) -> dict[str, Any]:
         if "others" not in given.skip:
             progress.say("a run, and what one would do without it")
             found["run"] = bench_models.run_figures(bench, progress)
-            found["alone"] = bench_models.alone_figures(bench)
+            some = dataclasses.replace(bench, documents=bench.documents[: given.few])
+            found["alone"] = bench_models.alone_figures(some)
             if "assisted" not in given.skip:
-                found["assisted"] = bench_models.assisted_figures(bench, options.gammas)
+                found["assisted"] = bench_models.assisted_figures(some, options.gammas)
     return found | {"memory_gib": bench_models.peak_memory()}
 
 
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--limit", type=int, default=2, help="documents of every source of the profile")
     parser.add_argument("--repeats", type=int, default=7, help="of scoring and bare passes, in turn")
+    parser.add_argument("--few", type=int, help="documents of what is done without a run, which takes long; default: all")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--positions", type=int, nargs="+", default=[1_000_000, 10_000_000], help="of synthetic logs")
     parser.add_argument("--skip", action="append", default=[], choices=PARTS)
