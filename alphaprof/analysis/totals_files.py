@@ -14,12 +14,11 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.totals import Counts, Request, columns_of, counts, table_of
 from alphaprof.errors import OptionInvalid, RunUnreadable
-from alphaprof.log.parts import Part, ranges
+from alphaprof.log.parts import Part, of_rule, ranges
 from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
 
@@ -103,8 +102,7 @@ def write_totals(run: Run) -> None:
 def _write(held: Held, wanted: Wanted, sources: Sequence[Source]) -> None:
     tables = [source() for source in sources]
     if len(tables) > 1:
-        rules = held.run.rules
-        tables = [table.filter(pc.equal(table["rule"].cast(pa.string()), rule)) for rule in rules for table in tables]
+        tables = [of_rule(table, rule) for rule in held.run.rules for table in tables]
     held.run.write_totals(pa.concat_tables(tables), (wanted.first, wanted.last), held.draft)
 
 

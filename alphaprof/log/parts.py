@@ -126,6 +126,13 @@ def write_part(path: Path, table: pa.Table) -> None:
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
 
 
+def of_rule(table: pa.Table, rule: str) -> pa.Table:
+    """The rows of one rule: often all of them, as dictionaries tell without a look at the rows."""
+    if all(chunk.dictionary.to_pylist() == [rule] for chunk in table["rule"].chunks):
+        return table
+    return table.filter(pc.equal(table["rule"].cast(pa.string()), rule))
+
+
 def _may_hold(column: pq.ColumnChunkMetaData, rules: Collection[str]) -> bool:
     """Whether a row group has rows of some rules, as far as the statistics of the column of rules tell."""
     statistics = column.statistics

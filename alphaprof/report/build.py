@@ -83,7 +83,7 @@ def _judged(inquiry: Inquiry, shown: Sequence[str], part: LogPart) -> tuple[list
     question, book, gammas = inquiry.question, inquiry.book, inquiry.run.gammas
     of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
     readers = [DraftPools(inquiry, draft, shown) for draft in inquiry.run.manifest.drafts]
-    deciding = [rule for rule in shown if rule in inquiry.deciding]
+    deciding = inquiry.deciding  # what is shown begins with these
     waiting: deque[tuple[Found, Future[Result]]] = deque()
     judged: list[Judged] = []
     found: list[Found] = []
@@ -95,7 +95,7 @@ def _judged(inquiry: Inquiry, shown: Sequence[str], part: LogPart) -> tuple[list
             judged.append(Judged(result.result(), item.rule, text))
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for rules in (deciding, [rule for rule in shown if rule not in deciding]):
+        for rules in (deciding, shown[len(deciding) :]):
             for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
                 expected = by_chance(item.rule, inquiry.run.manifest.drafts[item.draft])
                 subject = Subject(item.domain, item.draft, item.rule, expected, book)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from alphaprof.analysis.speedup import RoundCounts
 from alphaprof.analysis.units import Units
+from alphaprof.log.parts import of_rule
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
 from alphaprof.report.documents import Documents
 
@@ -109,7 +109,7 @@ def pools(
     groups = [_Filling(documents.numbers[group.rows]) for group in documents.groups]
     names = [*(() if shared else SHARED), *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
     for table in totals:
-        chosen = _of_rule(table, rule)
+        chosen = of_rule(table, rule)
         if len(chosen):
             held = set(chosen.column_names)
             _fill(groups, chosen, [name for name in names if name in held], gammas)
@@ -118,13 +118,6 @@ def pools(
         arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
         units = documents.units.take(group.rows)
         yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
-
-
-def _of_rule(table: pa.Table, rule: str) -> pa.Table:
-    """The rows of one rule: as a rule all of them, as dictionaries tell without a look at the rows."""
-    if all(chunk.dictionary.to_pylist() == [rule] for chunk in table["rule"].chunks):
-        return table
-    return table.filter(pc.equal(table["rule"].cast(pa.string()), rule))
 
 
 class _Filling:
