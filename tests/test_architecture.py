@@ -101,36 +101,11 @@ def test_imports_point_one_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=place)
-def test_nothing_grows_beyond_what_can_be_read_at_once(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= 300
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            limit = 50 if isinstance(node, ast.FunctionDef) else 150
-            assert (node.end_lineno or 0) - node.lineno + 1 <= limit, node.name
-
-
-# Formulas of as many symbols, and the few that a dataclass would make no plainer. Commands have their options (cli*.py).
-MANY = {
-    "_decided",
-    "_check",
-    "decide_sequentially",
-    "rejections",
-    "roofline_rows",
-    "step_ms",
-    *("measure", "_side", "_meet"),  # compiled loops take arrays and numbers
-}
-
-
-def test_no_function_takes_more_than_five_parameters() -> None:
-    found = set()
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and not path.name.startswith("cli"):
-                names = [item.arg for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-                if len([name for name in names if name not in ("self", "cls")]) > 5:
-                    found.add(node.name)
-    assert found == MANY
+def test_every_function_can_be_read_at_once(path: Path) -> None:
+    """Modules and classes are as large as the thing is: caps on them made files that nobody would look for."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno + 1 <= 50, node.name
 
 
 @pytest.mark.parametrize(
