@@ -16,17 +16,18 @@ from alphaprof.analysis.estimate import (
     CONTROL_DOCUMENTS,
     Estimate,
     Ratio,
-    bounded_ratio,
+    bounded_interval,
     by_cluster,
     controlled,
     influences,
-    log_interval,
     quantile,
     quantile_interval,
     ratio,
     share_interval,
     small_sample,
+    without_single,
 )
+from alphaprof.analysis.speedup import Speedup
 from tests import reference
 from tests.synthetic import alpha_law, drawn_alphas, expected_rounds, simulated_rounds
 
@@ -54,7 +55,7 @@ def close(left: Ratio, right: Ratio) -> bool:
 def test_ratio_by_hand() -> None:
     """8 / 12; residuals 1/3, -5/3, 4/3; SE^2 = 3/2 * 42/9 / 12^2 = 7 / 144."""
     found = ratio(np.array([3.0, 1.0, 4.0]), np.array([4, 4, 4]))
-    assert found == Ratio(pytest.approx(2 / 3), pytest.approx(math.sqrt(7) / 12, rel=1e-15), 3, pytest.approx(2))
+    assert close(found, Ratio(2 / 3, math.sqrt(7) / 12, 3, 2))
 
 
 def test_ratio_of_unequal_documents_by_hand() -> None:
@@ -72,7 +73,7 @@ def test_documents_of_different_length_weigh_by_their_length() -> None:
     Of two documents, the variance of one is (0.9 - 0.5)^2 / 2, of which the ratio has (10^2 + 2^2) / 12^2.
     """
     found = ratio(np.array([9.0, 1.0]), np.array([10, 2]))
-    assert found == Ratio(pytest.approx(5 / 6), pytest.approx(math.sqrt(0.08 * 104 / 144)), 2, pytest.approx(1))
+    assert close(found, Ratio(5 / 6, math.sqrt(0.08 * 104 / 144), 2, 1))
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=20), st.integers(1, 100))
@@ -210,28 +211,94 @@ def test_a_document_given_twice_adds_no_information() -> None:
     assert ratio(twice[1], twice[2]).stderr < ratio(totals, counts).stderr
 
 
-def test_agreeing_documents_get_the_error_of_one_that_differs() -> None:
-    agreeing = bounded_ratio(np.array([2.0, 4.0]), np.array([1, 2]), 0.5, 6.5)
-    assert agreeing == Ratio(2.0, 3.0, 2, 1)
+@pytest.mark.parametrize(
+    ("documents", "share"), [(2, 1.0), (3, 2 / 3), (10, 0.2), (24, 0.1), (28, 0.1), (29, 2 / 29), (100, 0.02)]
+)
+def test_agreeing_documents_are_no_certainty(documents: int, share: float) -> None:
+    """Of D documents 2, and up to 28 a tenth, may be of another kind, which lies at the far end of what is possible."""
+    low, high = bounded_interval(Ratio(2.0, 0.0, documents, documents - 1), 0.5, 6.5, 0.05)
+    assert (low, high) == pytest.approx((2.0 - share * 1.5, 2.0 + share * 4.5))
 
 
-@given(rows)
-def test_spread_is_used_where_there_is_one(found: list[tuple[float, int]]) -> None:
-    totals, counts = columns(found)
-    plain = ratio(totals, counts)
-    bounded = bounded_ratio(totals, counts, 0.0, 60.0)
-    edge = Ratio(plain.value, 60 / len(found), len(found), len(found) - 1)
-    assert bounded == (plain if plain.stderr > 1e-6 * plain.value else edge)
-
-
-def test_rounding_is_not_spread() -> None:
-    """Documents that agree to float32 precision agree."""
-    totals = np.array([1.0, 1.0 + 2e-7, 1.0]) * 100
-    assert bounded_ratio(totals, np.full(3, 100), 0.0, 1.0).stderr == pytest.approx(1 / 3)
+@given(rows, st.floats(0.001, 0.4))
+def test_a_bounded_interval_is_t_where_documents_spread_enough(found: list[tuple[float, int]], tail: float) -> None:
+    """Never narrower than t, never beyond what is possible; t itself where unseen documents and skewness add nothing."""
+    plain = ratio(*columns(found))
+    low, high = bounded_interval(plain, 0.0, 60.0, tail)
+    half = float(stats.t.ppf(1 - tail, plain.freedom)) * plain.stderr
+    assert 0 <= low <= max(0.0, plain.value - half) + 1e-9
+    assert min(60.0, plain.value + half) - 1e-9 <= high <= 60
+    wide = dataclasses.replace(plain, documents=10**9, third=0.0)
+    expected = (max(0.0, plain.value - half), min(60.0, plain.value + half))
+    assert bounded_interval(wide, 0.0, 60.0, tail) == pytest.approx(expected, abs=1e-6)
 
 
 def test_one_document_stays_unknown_within_bounds() -> None:
-    assert bounded_ratio(np.array([2.0]), np.array([1]), 0.0, 3.0) == Ratio(2.0, math.inf, 1, 0)
+    assert bounded_interval(ratio(np.array([2.0]), np.array([1])), 0.0, 3.0, 0.05) == (0.0, 3.0)
+
+
+def test_skewness_by_hand() -> None:
+    """Ratios 0, 0, 0 and 4: errors -1/4 (three times) and 3/4, squares times 4/3, the third moment times 4 / (4 - 2)."""
+    found = ratio(np.array([0.0, 0.0, 0.0, 4.0]), np.ones(4))
+    squares, cubes = 4 / 3 * (3 / 16 + 9 / 16), (4 / 3) ** 1.5 * (27 - 3) / 64
+    assert found.skewness == pytest.approx(2 * cubes / squares)
+    _, high = bounded_interval(found, 0.0, 100.0, 0.05)
+    t = float(stats.t.ppf(0.95, 3))
+    by_skewness = 1 + t * math.sqrt(squares) + found.skewness / 6 * (1 + 2 * t**2)
+    assert high == pytest.approx(max(by_skewness, 0.5 * 1 + 0.5 * 100))
+    assert bounded_interval(found, 0.0, 4.0, 0.05)[1] == 4.0
+
+
+strata_of_documents = st.lists(
+    st.tuples(st.floats(0, 50), st.integers(1, 60), st.integers(0, 3)), min_size=8, max_size=30
+).filter(lambda found: min(np.unique([row[2] for row in found], return_counts=True)[1]) > 1)
+
+
+@given(strata_of_documents)
+def test_correction_for_strata_is_that_of_the_dense_matrix(found: list[tuple[float, int, int]]) -> None:
+    """Bell and McCaffrey's traces for residuals centred by stratum, from the matrices themselves."""
+    _, counts, strata = (np.array(column) for column in zip(*found, strict=True))
+    _, codes = np.unique(strata, return_inverse=True)
+    h, size = counts / counts.sum(), len(counts)
+    centre = np.zeros((size, size))
+    for stratum in range(codes.max() + 1):
+        rows = np.flatnonzero(codes == stratum)
+        centre[np.ix_(rows, rows)] = len(rows) / (len(rows) - 1) * (np.eye(len(rows)) - 1 / len(rows))
+    residuals = np.diag(h) @ (np.eye(size) - np.outer(np.ones(size), h))
+    matrix = residuals.T @ centre @ residuals
+    correction, freedom = small_sample(counts, codes)
+    if codes.any():
+        assert correction == pytest.approx((h @ h) / np.trace(matrix), rel=1e-9)
+    else:
+        assert correction == pytest.approx((h @ h) / np.trace(residuals.T @ residuals), rel=1e-9)
+    assert freedom == pytest.approx(np.trace(matrix) ** 2 / np.trace(matrix @ matrix), rel=1e-9)
+
+
+def test_variance_of_strata_by_hand() -> None:
+    """Cochran's formula for documents of one length: sum over strata of n / (n - 1) of the squared, centred residuals."""
+    totals, strata = np.array([1.0, 3.0, 10.0, 11.0, 15.0]), np.array([0, 0, 7, 7, 7])
+    found = ratio(totals, np.full(5, 2.0), strata)
+    expected = (2 / 1 * (1 + 1) + 3 / 2 * (4 + 1 + 9)) / 10**2
+    correction, _ = small_sample(np.full(5, 2.0), np.array([0, 0, 1, 1, 1]))
+    assert found.stderr == pytest.approx(math.sqrt(correction * expected))
+    assert correction == pytest.approx(1)
+    assert found.stderr < 0.5 * ratio(totals, np.full(5, 2.0)).stderr  # between the strata no error is left
+    first, second = 4 / 100, 21 / 100
+    assert found.freedom == pytest.approx((first + second) ** 2 / (first**2 / 1 + second**2 / 2))
+
+
+@pytest.mark.parametrize(
+    ("strata", "expected"),
+    [
+        ([5, 5, 9, 9], [0, 0, 1, 1]),
+        ([1, 2, 3, 3, 3], [0, 0, 1, 1, 1]),  # two of one unit, put together
+        ([1, 3, 3, 3, 4, 4], [1, 0, 0, 0, 1, 1]),  # one alone goes to the smallest
+        ([1, 2], [0, 0]),
+        ([3], [0]),
+    ],
+)
+def test_strata_of_one_unit_are_put_together(strata: list[int], expected: list[int]) -> None:
+    assert without_single(np.array(strata)).tolist() == expected
 
 
 @pytest.mark.parametrize("documents", [2, 5, 40])
@@ -289,24 +356,10 @@ def test_quantile_without_freedom_is_infinite() -> None:
     assert quantile(0.95, 0) == math.inf
 
 
-def test_log_interval_by_hand() -> None:
-    """t(1 degree of freedom, 75 %) is 1, so that the bounds are 2 e^-0.5 and 2 e^0.5."""
-    assert log_interval(2.0, 0.5, 1, 0.25) == pytest.approx((2 * math.exp(-0.5), 2 * math.exp(0.5)))
-
-
-@pytest.mark.parametrize(("error", "freedom"), [(math.inf, 3), (0.1, 0), (math.inf, 0), (0.0, 0)])
-def test_what_is_unknown_is_unbounded(error: float, freedom: float) -> None:
-    assert log_interval(2.0, error, freedom, 0.05) == (0.0, math.inf)
-
-
-@given(st.floats(0.01, 100), st.floats(0, 2), st.floats(1, 100), st.floats(0.001, 0.4))
-def test_log_intervals_of_a_quantity_and_of_its_inverse_agree(
-    value: float, error: float, freedom: float, tail: float
-) -> None:
-    low, high = log_interval(value, error, freedom, tail)
-    inverse = log_interval(1 / value, error, freedom, tail)
-    assert 0 < low <= value * (1 + 1e-12)
-    assert inverse == pytest.approx((1 / high, 1 / low))
+def bounds(found: Ratio, tail: float) -> tuple[float, float]:
+    """Of the inverse of a ratio, which is a speedup: log t with its correction for skewness."""
+    one = Speedup(1 / found.value, found.stderr / found.value, 0.0, found.freedom, found.documents)
+    return dataclasses.replace(one, skewness=found.skewness / found.value).bounds(tail)
 
 
 TOKENS, GAMMA, REPEATS = 200, 5, 400
@@ -339,7 +392,7 @@ def test_log_t_intervals_hold_the_truth_as_often_as_they_say(simulated: tuple[Ar
     truth, covered = true_tokens_per_round(), 0
     for rounds in simulated[1]:
         found = ratio(rounds, np.full(len(rounds), TOKENS))
-        low, high = log_interval(1 / found.value, found.stderr / found.value, found.freedom, 0.025)
+        low, high = bounds(found, 0.025)
         covered += low <= truth <= high
     assert 0.92 <= covered / REPEATS <= 0.98
 
@@ -400,7 +453,7 @@ def test_lower_bounds_reach_the_truth_no_more_often_than_they_say(uneven: tuple[
     truth, reached = true_speedup(), 0
     for times, tokens in zip(*uneven, strict=True):
         found = ratio(times, tokens)
-        low, _ = log_interval(1 / found.value, found.stderr / found.value, found.freedom, 0.05)
+        low, _ = bounds(found, 0.05)
         reached += low >= truth
     assert reached / UNEVEN <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / UNEVEN)
 
@@ -413,8 +466,8 @@ def test_without_the_correction_lower_bounds_reach_the_truth_too_often(uneven: t
 def test_the_usual_bounds_are_those_of_equal_lengths() -> None:
     """The formula that is compared with: where lengths do not differ, it is the same."""
     times, tokens = np.array([[3.0, 1.0, 4.0, 2.5]]), np.full((1, 4), 5.0)
-    found = ratio(times[0], tokens[0])
-    low, _ = log_interval(1 / found.value, found.stderr / found.value, found.freedom, 0.05)
+    found = dataclasses.replace(ratio(times[0], tokens[0]), third=0.0)
+    low, _ = bounds(found, 0.05)
     assert usual_bounds(times, tokens)[0] == pytest.approx(low)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import math
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from alphaprof.report.build import build_report
 from alphaprof.report.check import check_decision
 from alphaprof.report.checks import Asked, checked
 from alphaprof.report.compare import compare, side_of
+from alphaprof.report.model import Interval
 from alphaprof.report.predict import EngineRate, build_prediction
 from alphaprof.report.render import (
     render,
@@ -126,9 +129,11 @@ def test_models_whose_shapes_are_known_and_other_step_times_are_valid(runs: Call
 
 
 def test_nulls_and_infinities_are_there_to_be_seen(runs: Callable[[str], Run]) -> None:
-    """The runs above hold what the conventions are about: a null where nothing is known, and an infinite bound."""
-    single = assert_valid("report", render(build_report(runs("one document")), "json"))
-    assert single["results"][0]["gammas"][0]["speedup"]["high"] == "inf"
+    """What the conventions are about: a null where nothing is known, and an infinite bound."""
+    report = build_report(runs("one document"))
+    unbounded = dataclasses.replace(report.traffic, speedup_of_all=Interval(1.5, 0.0, math.inf))
+    content = assert_valid("report", render(dataclasses.replace(report, traffic=unbounded), "json"))
+    assert content["traffic"]["speedup_of_all"]["high"] == "inf"
     untimed = assert_valid("report", render(build_report(runs("no step times")), "json"))
     assert untimed["cost"] is None
     assert untimed["results"][0]["best_gamma"] is None

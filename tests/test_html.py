@@ -22,6 +22,7 @@ from alphaprof.report.build import build_report
 from alphaprof.report.html.page import RESOURCES, render_html
 from alphaprof.report.html.plots import label
 from alphaprof.report.model import Report
+from alphaprof.report.wording import of_all
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
@@ -108,7 +109,8 @@ def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
     for result in report.results:
         assert fmt.share_interval(result.alpha) in page.text
         best = [item for item in result.gammas if item.gamma == result.best_gamma and result.verdict]
-        assert all(fmt.interval(item.speedup, "x") in page.text for item in best)
+        assert all(fmt.interval(result.speedup, "x") in page.text for _ in best)
+        assert all(of_all(result.speedup, item.speedup) in page.text for item in best)
     assert all(f"{item.document} synthetic.jsonl {item.source_row}" in page.text for item in report.documents)
     for facts in (report.run.target_model, *report.run.draft_models.values()):
         assert facts.fingerprint[:12] in page.text

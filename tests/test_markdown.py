@@ -42,8 +42,10 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
         best = next(item for item in result.gammas if item.gamma == result.best_gamma)
         assert best.speedup is not None
         assert len(row) == len(rows[0])
-        assert row[7].startswith(f"{best.speedup.value:.2f}x [{best.speedup.low:.2f}, {best.speedup.high:.2f}]")
-        assert row[8].endswith(str(result.verdict))
+        assert result.speedup is not None
+        assert row[7].startswith(f"{result.speedup.value:.2f}x [{result.speedup.low:.2f}, {result.speedup.high:.2f}]")
+        assert row[8] == (f"{best.speedup.value:.2f}x" if best.speedup != result.speedup else "")
+        assert row[9].endswith(str(result.verdict))
     assert rows[2][0] == "a\0b &lt;i\\>"
     notes = [html.unescape(line.replace("\\", "")) for line in text.splitlines() if line.startswith("- ")]
     assert notes == [f"- {note.message}. {note.remedy[0].upper()}{note.remedy[1:]}." for note in report.warnings]

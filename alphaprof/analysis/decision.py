@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.analysis.estimate import quantile
-from alphaprof.analysis.speedup import Speedup
+from alphaprof.analysis.speedup import FEWEST, Speedup
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -37,14 +36,20 @@ class Decision:
 def decide(found: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
     """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
 
+    Where there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
     `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
     """
-    if found is None or not math.isfinite(found.relative_error):
-        reason = "an interval needs at least two independent documents of every domain, longer than one token"
-        if held_out:
-            reason += " on the held-out half: profile four or more, or fix decision.draft and decision.gamma"
-        return Decision("UNDECIDED", reason, found, 0.0, math.inf, None)
-    low, high = found.bounds(1 - confidence)
+    if found is None:
+        return Decision("UNDECIDED", _too_few(found, held_out), found, 0.0, math.inf, None)
+    low, high = found.deciding(1 - confidence)
+    if not found.tells:
+        needed = documents_needed(found, min_speedup, confidence)
+        if low >= min_speedup or high < min_speedup:
+            side: Literal["above", "below"] = "above" if low >= min_speedup else "below"
+            verdict: VerdictName = "GO" if side == "above" else "NO-GO"
+            reason = f"whatever is accepted, these step times keep the speedup {side} {min_speedup:g}"
+            return Decision(verdict, reason, found, low, high, None)
+        return Decision("UNDECIDED", _too_few(found, held_out), found, low, high, needed and needed * (1 + held_out))
     on = f"speedup {found.value:.2f}x on {found.documents} independent {'held-out ' if held_out else ''}documents"
     level = f"{100 * confidence:g} %"
     lower, upper = _beside(low, min_speedup), _beside(high, min_speedup)
@@ -57,6 +62,18 @@ def decide(found: Speedup | None, min_speedup: float, confidence: float, held_ou
     total = 2 * needed if held_out and needed is not None else needed
     reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(total, found)}"
     return Decision("UNDECIDED", reason, found, low, high, total)
+
+
+def _too_few(found: Speedup | None, held_out: bool) -> str:
+    """Why these documents decide nothing, and what to do."""
+    documents = found.documents if found is not None else 0
+    where, advice = "", ""
+    if held_out:
+        where, advice = " on the held-out half", f": profile {2 * FEWEST} or more, or fix decision.draft and decision.gamma"
+    if documents >= FEWEST:
+        return f"given weights need at least two independent documents of every domain{where}, longer than one token{advice}"
+    have = "1 independent document" if documents == 1 else f"{documents} independent documents"
+    return f"a verdict needs at least {FEWEST} independent documents{where}, longer than one token, and has {have}{advice}"
 
 
 def _beside(bound: float, threshold: float) -> str:
@@ -80,16 +97,14 @@ def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> i
 
     The step-time error stays, sampling variance falls as 1 / documents. None beyond a million.
     """
-    distance = abs(math.log(found.value / min_speedup))
 
     def settles(documents: int) -> bool:
-        share = found.documents / documents
-        error = math.sqrt(found.sampling_error**2 * share + found.timing_error**2)
-        return quantile(confidence, found.freedom / share) * error <= distance
+        low, high = found.at(documents).bounds(1 - confidence)
+        return low >= min_speedup or high < min_speedup
 
     if not settles(MANY):
         return None
-    low, high = found.documents, MANY
+    low, high = max(found.documents, FEWEST), MANY
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if settles(middle) else (middle + 1, high)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
 SPARSE = 16  # numbers up to so many times their count are counted in a table
+UNSEEN = 2  # documents of another kind that may have gone unseen
+LEAST_FOR_A_TENTH = 28  # documents up to which a tenth of them may have
 NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
 
 
@@ -31,47 +33,62 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ratio:
-    """sum(totals) / sum(counts) with its standard error over documents (infinite for fewer than two), and the degrees of
-    freedom that the standard error was estimated with.
+    """sum(totals) / sum(counts) with its standard error over documents (infinite for fewer than two) and the degrees of
+    freedom that the standard error was estimated with. `third`: third central moment of the estimate; above 0 where a few
+    documents lie far above the others.
     """
 
     value: float
     stderr: float
     documents: int
     freedom: float
+    third: float = 0.0
+
+    @property
+    def skewness(self) -> float:
+        """The third central moment over the variance, in units of the value; 0 where nothing is known of either."""
+        variance = self.stderr**2
+        return self.third / variance if 0 < variance < math.inf else 0.0
 
 
-def ratio(totals: Array, counts: Array) -> Ratio:
+def ratio(totals: Array, counts: Array, strata: Array | None = None) -> Ratio:
     """Ratio of sums and its linearised standard error; inputs [documents].
 
     SE^2 = k * sum((A_d - r n_d)^2) / (sum n_d)^2, the ratio estimator for cluster samples with Bell and McCaffrey's
     correction k and degrees of freedom (2002, "Bias reduction in standard errors for linear regression with multi-stage
     samples"): D / (D - 1) and D - 1 where all documents are of one length, more and fewer where some are much longer.
+    `strata` [documents]: numbers of the strata that documents were drawn from, a fixed number from each: what strata differ
+    by is then no sampling error (Cochran, "Sampling Techniques", 1977, section 6.11). None: one stratum.
     Documents without counts carry no information and are left out. Raises `ValueError` when nothing is left.
     """
     kept = counts > 0
     if not kept.all():
-        totals, counts = totals[kept], counts[kept]
+        totals, counts, strata = totals[kept], counts[kept], None if strata is None else strata[kept]
     documents = len(counts)
     if documents == 0:
         raise ValueError("no document has a count")
     value = float(totals.sum()) / float(counts.sum())
     if documents == 1:
         return Ratio(value, math.inf, 1, 0.0)
-    correction, freedom = small_sample(counts)
-    stderr = math.sqrt(float((_influences(totals, counts, correction) ** 2).sum()))
-    return Ratio(value, stderr, documents, freedom)
+    errors, freedom = _influences(totals, counts, strata)
+    alike = float(counts.sum()) ** 2 / float(
+        (counts.astype(np.float64) ** 2).sum()
+    )  # as many documents of one length have as much say
+    third = float((errors**3).sum()) * alike / max(alike - 2, 0.5)
+    return Ratio(value, math.sqrt(float((errors**2).sum())), documents, freedom, third)
 
 
-def small_sample(counts: Array) -> tuple[float, float]:
+def small_sample(counts: Array, strata: Array | None = None) -> tuple[float, float]:
     """Bell and McCaffrey's correction and degrees of freedom for a ratio over documents of sizes `counts`, all positive.
 
     With h = n / sum n and y the documents' own ratios, the squared residuals add up to y' M y with
     M = (I - 1 h')' diag(h^2) (I - 1 h'); were the documents alike, the correction sum h^2 / tr M would make that unbiased,
     with (tr M)^2 / tr M^2 degrees of freedom. M_ij = h_i h_j (s - h_i - h_j), on the diagonal with h_i^2 added and
     s = sum h^2, so both traces are sums over documents. What the longest one has in them stands apart: where it is nearly
-    everything, terms of size 1 would have to cancel.
+    everything, terms of size 1 would have to cancel. `strata`, as numbers from 0 without a gap: see `_small_samples`.
     """
+    if strata is not None and strata.any():
+        return _small_samples(counts, strata)
     place = int(np.argmax(counts))
     shares = counts / counts.sum()
     rest, longest = np.delete(shares, place), float(shares[place])
@@ -90,22 +107,67 @@ def small_sample(counts: Array) -> tuple[float, float]:
     return s / trace, trace**2 / (own**2 + 2 * across + among)
 
 
+def _small_samples(counts: Array, strata: Array) -> tuple[float, float]:
+    """The same for residuals that are centred in each stratum. With C = blocks n / (n - 1) (I - 11'/n) of the strata and
+    P = diag(h) C diag(h), M = (I - 1 h')' P (I - 1 h') = P - h p' - p h' + (1'p) h h' with p = P 1.
+    """
+    h = counts / counts.sum()
+    sizes = np.bincount(strata)
+    first, second, fourth = (np.bincount(strata, weights=h**power) for power in (1, 2, 4))
+    scale = sizes / (sizes - 1)
+    p = (scale[strata] * h) * (h - (first / sizes)[strata])
+    ph = (scale[strata] * h) * (h**2 - (second / sizes)[strata])  # P h
+    s, hp, total = float(h @ h), float(h @ p), float(p.sum())
+    trace = float((scale * (1 - 1 / sizes) * second).sum()) - 2 * hp + total * s
+    blocks = float((scale**2 * (fourth * (1 - 2 / sizes) + (second / sizes) ** 2)).sum())
+    mixed = -2 * float(p @ ph) + total * float(h @ ph)
+    outer = 2 * hp**2 + 2 * s * float(p @ p) - 4 * total * s * hp + (total * s) ** 2
+    return s / trace, trace**2 / (blocks + 2 * mixed + outer)
+
+
 def influences(totals: Array, counts: Array) -> Array:
     """What each document contributes to the error of `ratio`, [documents]: the squares add up to SE^2, the values to 0.
 
     0 for documents without counts. Needs two documents with counts.
     """
     kept = counts > 0
-    found = np.zeros(len(counts))
-    correction, _ = small_sample(counts[kept])
-    found[kept] = _influences(totals[kept], counts[kept], correction)
-    return found
+    errors = np.zeros(len(counts))
+    errors[kept], _ = _influences(totals[kept], counts[kept], None)
+    return errors
 
 
-def _influences(totals: Array, counts: Array, correction: float) -> Array:
-    """Those of documents that all have counts."""
+def _influences(totals: Array, counts: Array, strata: Array | None) -> tuple[Array, float]:
+    """The influences of two or more documents that all have counts, and the degrees of freedom of their squares' sum."""
     size = counts.sum()
-    return np.asarray((totals - totals.sum() / size * counts) * (math.sqrt(correction) / size))
+    errors = (totals - totals.sum() / size * counts) / size
+    if strata is not None:
+        strata = without_single(strata)
+    if strata is None or not strata.any():
+        correction, freedom = small_sample(counts)
+        return np.asarray(errors * math.sqrt(correction)), freedom
+    sizes = np.bincount(strata)
+    errors = errors - (np.bincount(strata, weights=errors) / sizes)[strata]
+    correction, freedom = small_sample(counts, strata)
+    errors = errors * np.sqrt(correction * sizes / (sizes - 1))[strata]
+    variances = np.bincount(strata, weights=errors**2)
+    if variances.any():  # Satterthwaite's, where strata differ in how much documents vary
+        freedom = min(freedom, float(variances.sum() ** 2 / (variances**2 / (sizes - 1)).sum()))
+    return errors, freedom
+
+
+def without_single(strata: Array) -> Array:
+    """The strata of units as numbers from 0 without a gap, those of one unit put together; if a single unit is left over,
+    it goes to the smallest of the others. [units]
+    """
+    _, codes = np.unique(strata, return_inverse=True)
+    sizes = np.bincount(codes)
+    single = np.flatnonzero(sizes == 1)
+    if len(single) == 1 and len(sizes) > 1:
+        sizes[single] = len(codes) + 1
+        codes[codes == single] = np.argmin(sizes)
+    elif len(single):
+        codes[np.isin(codes, single)] = single[0]
+    return np.unique(codes, return_inverse=True)[1]
 
 
 def controlled(totals: Array, counts: Array, control: Array) -> Array | None:
@@ -133,16 +195,39 @@ def _others(values: Array) -> Array:
     return np.asarray(values.sum() - values)
 
 
-def bounded_ratio(totals: Array, counts: Array, low: float, high: float) -> Ratio:
-    """`ratio` for documents whose own ratios lie between `low` and `high` by construction.
+def unseen(documents: int) -> float:
+    """The share of documents that a bound takes to be of another kind than all that were seen: 2 / documents, at most 1, and
+    a tenth up to 28 documents, with which a tenth goes unseen in more than 5 % of samples (0.9^28 = 0.052).
 
-    Documents that all agree leave no spread to estimate from, which must not become certainty: the standard error is then
-    that of one document in all of them lying at the far end of what is possible.
+    No bound may be nearer than what that share at the far end of what is possible would make of it. So agreement is no
+    certainty, and one document that differs is no gain (docs/decisions/020).
     """
-    found = ratio(totals, counts)
-    if found.documents > 1 and found.stderr <= NO_SPREAD * found.value:
-        return Ratio(found.value, (high - low) / found.documents, found.documents, found.documents - 1)
-    return found
+    return max(min(1.0, UNSEEN / documents), 0.1 if documents <= LEAST_FOR_A_TENTH else 0.0)
+
+
+def skewed(skewness: float, quantile: float) -> float:
+    """How much higher a bound at a quantile of t lies where an estimate is skewed: skewness / 6 (1 + 2 quantile^2).
+
+    Both in units of the estimate; `skewness`: `Ratio.skewness`. Johnson (1978), "Modified t tests and confidence intervals
+    for asymmetrical populations".
+    """
+    return skewness / 6 * (1 + 2 * quantile**2) if skewness else 0.0
+
+
+def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) -> tuple[float, float]:
+    """Lower and upper bound of a ratio whose documents lie between `least` and `most` by construction.
+
+    Each bound misses with probability `tail`: linear t, farther out where documents are skewed, never nearer than `unseen`
+    documents allow.
+    """
+    if estimate.documents < 2:
+        return least, most
+    t = quantile(1 - tail, estimate.freedom)
+    half, skew = t * estimate.stderr, skewed(estimate.skewness, t)
+    share = unseen(estimate.documents)
+    below = max(half + max(-skew, 0.0), share * (estimate.value - least))
+    above = max(half + max(skew, 0.0), share * (most - estimate.value))
+    return float(max(least, estimate.value - below)), float(min(most, estimate.value + above))
 
 
 def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
@@ -180,7 +265,9 @@ def _counts(clusters: Array) -> bool:
 
 
 def quantile(probability: float, freedom: float) -> float:
-    """Quantile of Student's t; infinite without a degree of freedom."""
+    """Quantile of Student's t, with infinite `freedom` of the normal distribution; infinite without a degree of freedom."""
+    if math.isinf(freedom):
+        return float(ndtri(probability))
     return float(stdtrit(freedom, probability)) if freedom > 0 else math.inf
 
 
@@ -245,11 +332,3 @@ def _at(ordered: Array, probability: float) -> float:
     """The least of ascending values that a share of at least `probability` does not exceed."""
     rank = math.ceil(probability * len(ordered) - NO_SPREAD)
     return float(ordered[min(max(rank, 1), len(ordered)) - 1])
-
-
-def log_interval(value: float, relative_error: float, freedom: float, tail: float) -> tuple[float, float]:
-    """Lower and upper bound of a positive quantity on the log scale, each missing the truth with probability `tail`."""
-    half = quantile(1 - tail, freedom) * relative_error
-    if not math.isfinite(half):
-        return 0.0, math.inf
-    return value * math.exp(-half), value * math.exp(half)

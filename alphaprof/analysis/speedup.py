@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from alphaprof.analysis.estimate import (
     Ratio,
-    bounded_ratio,
     by_cluster,
     controlled,
     distinct,
     influences,
-    log_interval,
     present,
+    quantile,
+    ratio,
+    skewed,
+    unseen,
 )
 from alphaprof.analysis.replay import Rounds
 
@@ -39,6 +41,8 @@ class StepTime:
 
 
 NOTHING = StepTime(0.0, 0.0)
+FEWEST = 5  # independent documents without which only step times can decide
+LARGEST = 600.0  # of a logarithm that is turned into a number
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,11 @@ class RoundCounts:
 class Speedup:
     """Speedup with the relative standard errors that document sampling and step times give it.
 
-    `freedom` are the degrees of freedom of the sampling error; `documents` the number of independent documents (clusters).
+    `freedom`, `timing_freedom`: their degrees of freedom; `documents`: the number of independent documents (clusters).
+    `least`, `most`: the speedups between which these step times keep every document, whatever is accepted. `skewness`: third
+    central moment of the relative time over its variance (`Ratio.skewness`), above 0 where a few documents are much slower
+    than the others. `unseen_slower`, `unseen_faster`: shares of the time that documents of a kind that was not sampled could
+    add, and take away (`estimate.unseen`).
     """
 
     value: float
@@ -140,6 +148,12 @@ class Speedup:
     timing_error: float
     freedom: float
     documents: int
+    least: float = 0.0
+    most: float = math.inf
+    skewness: float = 0.0
+    unseen_slower: float = 0.0
+    unseen_faster: float = 0.0
+    timing_freedom: float = math.inf
 
     @property
     def relative_error(self) -> float:
@@ -147,8 +161,60 @@ class Speedup:
         return math.hypot(self.sampling_error, self.timing_error)
 
     def bounds(self, tail: float) -> tuple[float, float]:
-        """Log-scale t bounds, each missing with probability `tail`."""
-        return log_interval(self.value, self.relative_error, self.freedom, tail)
+        """Lower and upper bound, each missing with probability `tail`, inside what step times allow.
+
+        Documents: t on the log scale of the time, farther out on the side where it is skewed, and never nearer than `unseen`
+        documents allow. Step times: t on the log scale. Both distances add up as squares (Zou and Donner, 2008).
+        """
+        timing = self._timing(tail)
+        t = quantile(1 - tail, self.freedom)
+        spread = t * self.sampling_error if self.sampling_error > 0 else 0.0
+        skew = skewed(self.skewness, t)
+        slower = math.log(max(_stretched(spread) + max(skew, 0.0), 1 + self.unseen_slower))
+        least_time = min(math.exp(-spread) - max(-skew, 0.0), 1 - self.unseen_faster)
+        faster = -math.log(least_time) if least_time > 0 else math.inf
+        low, high = self.possible(tail)
+        return (
+            max(low, self.value / _stretched(math.hypot(slower, timing))),
+            min(high, self.value * math.exp(min(math.hypot(faster, timing), LARGEST))),
+        )
+
+    def possible(self, tail: float) -> tuple[float, float]:
+        """The bounds that step times alone give, each missing with probability `tail`."""
+        timing = math.exp(min(self._timing(tail), LARGEST))
+        return self.least / timing, self.most * timing
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are enough documents to speak for others."""
+        return self.documents >= FEWEST and math.isfinite(self.sampling_error)
+
+    def deciding(self, tail: float) -> tuple[float, float]:
+        """The bounds of a verdict: those of step times alone where there are too few documents to speak for others."""
+        return self.bounds(tail) if self.tells else self.possible(tail)
+
+    def at(self, documents: int) -> Speedup:
+        """The same speedup from another number of documents like these: their variance falls as 1 / documents."""
+        share = self.documents / documents
+        return replace(
+            self,
+            sampling_error=self.sampling_error * math.sqrt(share),
+            freedom=self.freedom / share,
+            documents=documents,
+            skewness=self.skewness * share,
+            unseen_slower=self.unseen_slower * share,
+            unseen_faster=self.unseen_faster * share,
+        )
+
+    def _timing(self, tail: float) -> float:
+        return quantile(1 - tail, self.timing_freedom) * self.timing_error if self.timing_error > 0 else 0.0
+
+
+def _stretched(distance: float) -> float:
+    """The exponential function, from 1 on its tangent: the bound of a time then never falls when all documents get slower by
+    the same, however much their times vary.
+    """
+    return math.exp(distance) if distance < 1 else math.e * distance
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
@@ -184,11 +250,6 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
     return (spent if adjusted is None else adjusted), base
 
 
-def relative_time(counts: RoundCounts, times: StepTimes, sums: tuple[Array, Array]) -> Ratio:
-    """Decode time with the draft divided by decode time without, over documents or clusters; `sums`: `spent_and_base`."""
-    return bounded_ratio(*sums, *cost_bounds(times, counts.drafted.shape[1]))
-
-
 def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     """Shares of the decode time with the draft: verification of n = 1..gamma+1, draft steps, those after full rounds,
     searches, bookkeeping; [gamma + 5].
@@ -203,7 +264,7 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
 
 
 def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
-    """Speedup of traffic whose output tokens fall on domains with `weights`; None where a domain has no tokens.
+    """Speedup of traffic whose output tokens fall on domains with known `weights`; None where a domain has no tokens.
 
     1 / sum(w_d r_d) with r_d the relative time of a domain: shares of tokens weigh times, not speedups. Sampling errors
     of domains add up as independent ones, except for clusters that lie in several of them; Welch-Satterthwaite degrees of
@@ -214,19 +275,86 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     if not domains or any(counts.tokens.sum() == 0 for counts in domains):
         return None
     sums = [spent_and_base(counts, times) for counts in domains]
-    ratios = [relative_time(counts, times, found) for counts, found in zip(domains, sums, strict=True)]
-    parts = [weight * found.value for weight, found in zip(weights, ratios, strict=True)]
+    ratios = [ratio(*each) for each in sums]
+    parts = [weight * one.value for weight, one in zip(weights, ratios, strict=True)]
     time = sum(parts)
-    variances = [(weight * found.stderr) ** 2 for weight, found in zip(weights, ratios, strict=True)]
+    variances = [(weight * one.stderr) ** 2 for weight, one in zip(weights, ratios, strict=True)]
     shares = sum(part / time * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
     documents = distinct(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains]))
-    apart = documents == sum(found.documents for found in ratios)
+    apart = documents == sum(one.documents for one in ratios)
+    variance = sum(variances) + (0.0 if apart else _covariance(domains, weights, sums))
+    thirds = [weight**3 * one.third for weight, one in zip(weights, ratios, strict=True)]
+    third = sum(thirds) if apart else sum(map(math.cbrt, thirds)) ** 3
+    found = _speedup(
+        Ratio(time, math.sqrt(variance), documents, _freedom(variances, ratios, documents), third),
+        cost_bounds(times, domains[0].drafted.shape[1]),
+        _timing_error(np.asarray(shares), times),
+    )
+    each = [_speedup(one, (1 / found.most, 1 / found.least), 0.0) for one in ratios]
+    slower = [part / time * one.unseen_slower for part, one in zip(parts, each, strict=True)]
+    faster = [part / time * one.unseen_faster for part, one in zip(parts, each, strict=True)]
+    together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
+    return replace(found, unseen_slower=together(*slower), unseen_faster=together(*faster))
+
+
+def speedup_as_sampled(domains: Sequence[RoundCounts], times: StepTimes, strata: Array | None) -> Speedup | None:
+    """Speedup of the traffic that all these documents were drawn from: one ratio over them, whose error includes that of the
+    domains' shares. None where there are no tokens.
+
+    `strata` [units]: the stratum of each cluster, by its number; a fixed number of documents was drawn from each. None: all
+    were drawn from one.
+    """
+    domains = [counts for counts in domains if counts.tokens.sum() > 0]
+    if not domains:
+        return None
+    sums = [spent_and_base(counts, times) for counts in domains]
+    clusters = np.concatenate([present(counts.cluster) for counts in domains])
+    spent, base = by_cluster(clusters, *(np.concatenate(side) for side in zip(*sums, strict=True)))
+    time = ratio(spent, base, None if strata is None else strata[present(clusters)])
+    tokens = [counts.spent(times).sum() for counts in domains]
+    shares = sum(part / sum(tokens) * time_shares(counts, times) for part, counts in zip(tokens, domains, strict=True))
+    bounds = cost_bounds(times, domains[0].drafted.shape[1])
+    return _speedup(time, bounds, _timing_error(np.asarray(shares), times))
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How the domains of a traffic are put together: by given `weights` (shares of output tokens), or, where these are None,
+    as the documents of `domains` were drawn, from `strata` (see `speedup_as_sampled`).
+    """
+
+    domains: tuple[str, ...]
+    weights: tuple[float, ...] | None
+    strata: Array | None = None
+
+    @classmethod
+    def of(cls, weights: Mapping[str, float]) -> Mix:
+        """From given weights; domains of weight 0 do not matter."""
+        counted = {domain: weight for domain, weight in weights.items() if weight > 0}
+        return cls(tuple(counted), tuple(counted.values()))
+
+    def speedup(self, counts: Sequence[RoundCounts], times: StepTimes) -> Speedup | None:
+        """The speedup of the traffic from the rounds of each domain, in their order."""
+        if self.weights is None:
+            return speedup_as_sampled(counts, times, self.strata)
+        return speedup(counts, self.weights, times)
+
+
+def _speedup(time: Ratio, bounds: tuple[float, float], timing_error: float) -> Speedup:
+    """The speedup from the relative `time`. `bounds`: the least and the most that a token can cost."""
+    best, worst = bounds
+    share = unseen(time.documents)
     return Speedup(
-        value=1 / time,
-        sampling_error=math.sqrt(sum(variances) + (0.0 if apart else _covariance(domains, weights, sums))) / time,
-        timing_error=_timing_error(np.asarray(shares), times),
-        freedom=_freedom(variances, ratios, documents),
-        documents=documents,
+        value=1 / time.value,
+        sampling_error=time.stderr / time.value,
+        timing_error=timing_error,
+        freedom=time.freedom,
+        documents=time.documents,
+        least=1 / worst,
+        most=1 / best,
+        skewness=time.skewness / time.value,
+        unseen_slower=share * max(worst / time.value - 1, 0.0),
+        unseen_faster=share * max(1 - best / time.value, 0.0),
     )
 
 
@@ -242,15 +370,10 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
     spent, base = spent_and_base(counts, times)
     best, worst = cost_bounds(times, counts.drafted.shape[1])
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
-    found = bounded_ratio(spent + prompts + more, base + prompts, min(best, 1.0), slowest)
+    time = ratio(spent + prompts + more, base + prompts)
     decoding = spent.sum() / (spent + prompts + more).sum()
-    return Speedup(
-        value=1 / found.value,
-        sampling_error=found.stderr / found.value,
-        timing_error=_timing_error(decoding * time_shares(counts, times), times, base.sum() / (base + prompts).sum()),
-        freedom=found.freedom,
-        documents=found.documents,
-    )
+    error = _timing_error(decoding * time_shares(counts, times), times, base.sum() / (base + prompts).sum())
+    return _speedup(time, (min(best, 1.0), slowest), error)
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
@@ -294,7 +417,7 @@ def _freedom(variances: Sequence[float], ratios: Sequence[Ratio], documents: int
     """
     if not all(math.isfinite(variance) for variance in variances):
         return 0
-    moments = sum(variance**2 / found.freedom for variance, found in zip(variances, ratios, strict=True) if variance > 0)
-    once = (documents - 1) / sum(found.documents - 1 for found in ratios)
-    most = once * sum(found.freedom for found in ratios)
-    return min(sum(variances) ** 2 / moments, most) if moments > 0 else 0
+    moments = sum(variance**2 / one.freedom for variance, one in zip(variances, ratios, strict=True) if variance > 0)
+    once = (documents - 1) / sum(one.documents - 1 for one in ratios)
+    most = once * sum(one.freedom for one in ratios)
+    return min(sum(variances) ** 2 / moments, most) if moments > 0 else most

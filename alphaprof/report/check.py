@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.analysis.estimate import bounded_ratio, by_cluster, distinct, quantile
+from alphaprof.analysis.estimate import bounded_interval, by_cluster, distinct, ratio
 from alphaprof.analysis.gates import Gate, Judged, Outcome, judge, together
 from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
@@ -270,13 +270,12 @@ def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None
         raise ValueError(f"{measure} needs a gamma")
     if measure == SPEEDUP:
         faster = speedup([pool.counts(gamma)], [1.0], times) if times is not None else None
-        return faster.bounds(tail) if faster is not None else (0.0, np.inf)
+        return faster.deciding(tail) if faster is not None else (0.0, np.inf)
     accepted, rounds = by_cluster(pool.cluster, *accepted_of(pool, gamma))
     if not rounds.sum():
         return 1.0, gamma + 1.0
-    mean = bounded_ratio(accepted, rounds, 0.0, float(gamma))
-    half = quantile(1 - tail, mean.freedom) * mean.stderr
-    return max(1.0, 1 + mean.value - half), min(gamma + 1.0, 1 + mean.value + half)
+    low, high = bounded_interval(ratio(accepted, rounds), 0.0, float(gamma), tail)
+    return 1 + low, 1 + high
 
 
 def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = ()) -> str:

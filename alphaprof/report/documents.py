@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -64,6 +64,25 @@ class Documents:
     def prompt_tokens(self) -> Array:
         """The length of each prompt, [documents]."""
         return np.asarray(self.table["prompt_tokens"].to_numpy())
+
+    def strata(self, limits: Mapping[int, int]) -> Array:
+        """The stratum that each independent unit was drawn from, as a number, [units].
+
+        `limits`: by source, the number of documents at which it ends. A source that has them all is a stratum; all others
+        are one together. A unit with documents from several strata belongs to the stratum of that set.
+        """
+        source = self.table["source"].to_numpy()
+        full = [place for place, limit in limits.items() if (source == place).sum() >= limit]
+        stratum = np.where(np.isin(source, full), source.astype(np.int64), -1)
+        several = int(source.max(initial=0)) + 2
+        unit, drawn = np.divmod(np.unique(self.units.codes * several + stratum + 1), several)
+        strata = np.zeros(len(self.units.names.values), dtype=np.int64)
+        strata[unit] = drawn
+        shared = unit[1:][unit[1:] == unit[:-1]]
+        sets: dict[tuple[int, ...], int] = {}
+        for place in dict.fromkeys(shared.tolist()):
+            strata[place] = several + sets.setdefault(tuple(drawn[unit == place].tolist()), len(sets))
+        return strata
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

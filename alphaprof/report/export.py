@@ -132,7 +132,7 @@ def _paying(scope: Scope, concurrency: int, most: int) -> int:
     speeds = {}
     for gamma in scope.side.run.gammas:
         if gamma <= most:
-            found = speedup([pool.counts(gamma) for pool in scope.pools.values()], list(scope.weights.values()), times)
+            found = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], times)
             speeds[gamma] = found.value if found else 0.0
     best = max(speeds, key=lambda gamma: speeds[gamma])
     return best if speeds[best] >= 1 else 0
@@ -173,7 +173,7 @@ def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
         f"{many(scope.documents, 'document')} ({count(clusters)} independent), text: {', '.join(scope.texts)}"
     )
     counts = [pool.counts(scope.gamma) for pool in pools]
-    free = speedup(counts, list(scope.weights.values()), free_draft(scope.gamma))
+    free = scope.mix.speedup(counts, free_draft(scope.gamma))
     over = form.over or ALL
     emitted = interval(tokens_interval(free, scope.gamma, scope.question.confidence))
     yield (
@@ -214,7 +214,7 @@ def _warnings(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
     times = scope.times(scope.question.concurrency)
     if times is not None:
         chosen_pair = (scope.side.draft, scope.gamma)
-        faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.weights)
+        faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.mix)
         if faster is not None and faster.value < 1:
             shown = interval(speedup_interval(faster, scope.question.confidence), "x")
             yield f"by this run's step times the draft does not pay at gamma {scope.gamma}: speedup {shown}"

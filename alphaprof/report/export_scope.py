@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.speedup import StepTimes
+from alphaprof.analysis.speedup import Mix, StepTimes
 from alphaprof.analysis.totals import by_chance
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.compare import Side
@@ -19,6 +22,8 @@ from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
 from alphaprof.report.traffic import Evidence, obstacle
 from alphaprof.report.verdict import UNTIMED, Question, not_defined
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class Wanted:
 @dataclass(frozen=True)
 class Scope:
     """What is exported: pools of one draft by domain, all kinds of text as one, their weights (shares of output tokens;
-    `given`: by the profile, and not as observed), under `rules`, at one gamma. `texts`: kinds of text. `exact`: rounds are
-    facts, and not expectations.
+    `given`: by the profile, and not as observed, from `strata`), under `rules`, at
+    one gamma. `texts`: kinds of text. `exact`: rounds are facts, and not expectations.
     """
 
     side: Side
@@ -44,6 +49,7 @@ class Scope:
     pools: Mapping[str, Pool]
     weights: Mapping[str, float]
     given: bool
+    strata: Array
     whole: bool
     rules: str
     texts: tuple[str, ...]
@@ -60,6 +66,11 @@ class Scope:
     def times(self, concurrency: int) -> StepTimes | None:
         """Step times of the draft; None where there are none."""
         return self.book.times(concurrency).get(self.side.draft) if self.book else None
+
+    @property
+    def mix(self) -> Mix:
+        """How its domains are put together: one domain, by the profile's weights, or as they were drawn."""
+        return Mix(tuple(self.pools), None, self.strata) if self.whole and not self.given else Mix.of(self.weights)
 
     @property
     def documents(self) -> int:
@@ -99,6 +110,7 @@ def scope_of(side: Side, to: str, wanted: Wanted) -> Scope:
         pools=pools,
         weights={wanted.domain: 1.0} if wanted.domain is not None else _shares(question.weights or observed),
         given=wanted.domain is None and question.weights is not None,
+        strata=inquiry.strata,
         whole=wanted.domain is None,
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
@@ -170,7 +182,7 @@ def _best(scope: Scope, gammas: Sequence[int]) -> int:
     if question.gamma != "auto":
         return int(question.gamma)
     timing = scope.book.timing(question.concurrency) if scope.book else UNTIMED
-    best, decision = judge({draft: scope.pools}, timing, scope.weights, question, gammas)
+    best, decision = judge({draft: scope.pools}, timing, scope.mix, question, gammas)
     if best is None:
         raise OptionInvalid(
             f"no gamma is known to be the best for {scope.side.label}: {decision.reason}",

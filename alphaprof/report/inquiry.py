@@ -16,6 +16,7 @@ from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import BoundRule
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import Held
+from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.costs import CostBook, open_costs
 from alphaprof.report.documents import Documents
@@ -66,6 +67,11 @@ class Inquiry:
     def has_rounds(self, rule: BoundRule) -> bool:
         """Whether a rule has rounds on some text of the run: a lossy one has none."""
         return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
+
+    @property
+    def strata(self) -> Array:
+        """The stratum of each independent unit, [units]."""
+        return strata_of(self.documents, self.run.manifest)
 
     @property
     def deciding(self) -> list[str]:
@@ -144,7 +150,16 @@ def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
         else:
             decisive[item.draft].append((item.domain, item.pool))
     by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
-    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table))
+    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table), inquiry.strata)
+
+
+def strata_of(documents: Documents, manifest: Manifest) -> Array:
+    """The stratum of each independent unit of a run, [units]. A source that ended at its `limit` is one: its number of
+    documents is no matter of chance. Sources that were read to their end are one together, and so are all documents of an
+    imported run or of one in random order.
+    """
+    sources = manifest.config.get("data", []) if manifest.sequential is None else []
+    return documents.strata({place: source["limit"] for place, source in enumerate(sources) if source.get("limit")})
 
 
 def by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:

@@ -11,7 +11,7 @@ from alphaprof.report import format as fmt
 from alphaprof.report.check import Check, Item
 from alphaprof.report.format import short, visible
 from alphaprof.report.model import GammaResult, Report, Result
-from alphaprof.report.wording import at_best
+from alphaprof.report.wording import at_best, of_all, speedup_lines
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
@@ -36,15 +36,14 @@ def report_markdown(report: Report) -> str:
         emits = fmt.interval(traffic.tokens_per_round)
         setting = f"Draft {escaped(str(traffic.draft))}, rule {escaped(traffic.rule)}, gamma {traffic.gamma}"
         lines += [f"{setting}: a round emits {emits} tokens on any engine.", ""]
-    if traffic.speedup is not None:
-        level = fmt.level(report.confidence)
-        lines += [f"Over all documents: speedup {fmt.interval(traffic.speedup, 'x')} ({level} interval).", ""]
+    for line in speedup_lines(traffic, report.confidence):
+        lines += [f"{fmt.sentence(line)}.", ""]
     rows = list(_rows(report.results))
     if rows:
         level = fmt.level(report.confidence)
         lines += [
-            f"| domain | draft | rule | documents | alpha | gamma | tokens/round | speedup ({level}) | |",
-            "|---|---|---|--:|--:|--:|--:|--:|---|",
+            f"| domain | draft | rule | documents | alpha | gamma | tokens/round | speedup ({level}) | of all | |",
+            "|---|---|---|--:|--:|--:|--:|--:|--:|---|",
             *rows,
             "",
         ]
@@ -75,14 +74,16 @@ def _rows(results: Sequence[Result]) -> Iterator[str]:
             fmt.documents(result.documents, result.clusters),
             fmt.share_interval(result.alpha),
             *_numbers(best),
+            fmt.interval(result.speedup, "x"),
+            of_all(result.speedup, best.speedup if best else None),
             f"{SIGNS[result.verdict]} {result.verdict}",
         )
 
 
-def _numbers(best: GammaResult | None) -> tuple[str, str, str]:
+def _numbers(best: GammaResult | None) -> tuple[str, str]:
     if best is None:
-        return fmt.NOTHING, fmt.NOTHING, fmt.NOTHING
-    return str(best.gamma), fmt.interval(best.tokens_per_round), fmt.interval(best.speedup, "x")
+        return fmt.NOTHING, fmt.NOTHING
+    return str(best.gamma), fmt.interval(best.tokens_per_round)
 
 
 def check_markdown(check: Check) -> str:

@@ -46,7 +46,7 @@ class GammaResult:
     full_round_cost: float | None  # cost of a round that drafts gamma tokens: gamma c + v, and the search of prompt lookup
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
-    speedup: Interval | None  # of decoding: time without the draft / with it
+    speedup: Interval | None  # of decoding: time without the draft / with it; over all documents
     request_speedup: Interval | None  # of whole requests: with the prefill of target and draft
     iid_speedup: float | None  # what the textbook formula would have said: iid_tokens_per_round / the cost of its rounds
     iid_speedup_error: float | None  # by what share that is too high
@@ -94,6 +94,10 @@ class Result:
     phases: dict[str, Phase]  # empty where no markers are configured
     gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
+    speedup: (
+        Interval | None
+    )  # at best_gamma, over the documents that the verdict rests on: where auto chose, those that did not
+    tested_clusters: int  # independent units among these
     concurrencies: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
     pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
     verdict: VerdictName | None  # None: the verdict concerns another rule
@@ -231,7 +235,10 @@ class Traffic:
     gamma: int | None
     tokens_per_round: Interval | None  # over all documents; needs no step times
     break_even_length: float | None  # tokens per round at which the draft starts to pay
-    speedup: Interval | None  # two-sided, over all documents
+    speedup: (
+        Interval | None
+    )  # two-sided, over the documents that the verdict rests on: where auto chose, those that did not choose
+    speedup_of_all: Interval | None  # two-sided, over all documents: too high where some of them chose draft or gamma
     tested: Interval | None  # value and one-sided bounds that the verdict rests on
     documents: int  # independent documents that the verdict rests on
     documents_needed: int | None

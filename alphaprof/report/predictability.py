@@ -10,9 +10,8 @@ import numpy as np
 
 from alphaprof.analysis.estimate import (
     Estimate,
-    bounded_ratio,
     by_cluster,
-    quantile,
+    mean_interval,
     quantile_interval,
     ratio,
     share_interval,
@@ -79,8 +78,7 @@ def _run(text: Text, rule: str, log: TargetLog, found: CertainRuns, confidence: 
     certain = share_interval(ratio(*by_cluster(text.cluster, found.certain, log.lengths)), confidence)
     longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
     runs, counts = by_cluster(text.cluster, found.run, log.lengths)
-    mean = bounded_ratio(runs, counts, 0.0, longest)
-    half = quantile((1 + confidence) / 2, mean.freedom) * mean.stderr
+    mean = mean_interval(ratio(runs, counts), confidence)
     gamma, rounds = found.rounds.drafted.shape[1], found.rounds
     tokens = None
     # A lossy rule may accept another token than the text's, and what follows then was not measured.
@@ -91,7 +89,7 @@ def _run(text: Text, rule: str, log: TargetLog, found: CertainRuns, confidence: 
         rule=rule,
         epsilon=found.epsilon,
         certain=_interval(certain),
-        mean_run=Interval(mean.value, max(0.0, mean.value - half), min(longest, mean.value + half)),
+        mean_run=Interval(mean.value, mean.low, min(longest, mean.high)),
         gamma=gamma,
         tokens_per_round=tokens,
     )

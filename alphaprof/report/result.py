@@ -13,7 +13,7 @@ from alphaprof.analysis.bursts import autocorrelation
 from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.estimate import by_cluster, distinct, quantile, ratio, share_interval
 from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
-from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, round_costs, speedup
+from alphaprof.analysis.speedup import Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report.costs import CostBook
 from alphaprof.report.model import GammaResult, Interval, Phase, Result
 from alphaprof.report.model_costs import AtConcurrency
@@ -28,6 +28,7 @@ from alphaprof.report.speeds import (
     reading_of,
     request_speedup,
     speedup_interval,
+    tested_speedup,
     tokens_interval,
 )
 from alphaprof.report.verdict import UNTIMED, Question, no_decision, not_defined, without_times
@@ -83,6 +84,8 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         phases=_phases(pool, question.confidence),
         gammas=rounds.gammas,
         best_gamma=rounds.best,
+        speedup=tested_speedup(rounds.decision, question.confidence),
+        tested_clusters=rounds.decision.speedup.documents if rounds.decision.speedup else 0,
         concurrencies=rounds.concurrencies,
         pays_up_to=pays_up_to(rounds.concurrencies),
         verdict=rounds.decision.verdict if decides else None,
@@ -103,19 +106,19 @@ class Rounds:
 
 def _rounds(subject: Subject, pool: Pool, alpha: float | None, question: Question, gammas: Sequence[int]) -> Rounds:
     """The rounds of a pool that has any. `alpha`: where the textbook formula applies."""
-    rule, draft, weights = subject.rule, subject.draft, {subject.domain: 1.0}
+    rule, draft, mix = subject.rule, subject.draft, Mix.of({subject.domain: 1.0})
     book = subject.book if rule.rule.timed else None
     timing = book.timing(question.concurrency).only(draft) if book else UNTIMED
     clock = Clock(timing.times.get(draft), reading_of(pool, book, draft) if book else None, question.concurrency)
     found = tuple(_gamma(pool, gamma, clock, alpha, question.confidence) for gamma in gammas)
     if not rule.rule.timed:  # a tree drafts more tokens than its depth
         found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
-    best, decision = judge({draft: {subject.domain: pool}}, timing, weights, question, gammas)
+    best, decision = judge({draft: {subject.domain: pool}}, timing, mix, question, gammas)
     if not timing.times:
         decision = no_decision(without_times([rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    several = by_concurrency({subject.domain: pool}, book, draft, weights, Scope(gammas, question.confidence))
+    several = by_concurrency({subject.domain: pool}, book, draft, mix, Scope(gammas, question.confidence))
     return Rounds(found, several, best[1] if best else None, decision)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.sequential import Bounds, Sequential, decide_sequentially
-from alphaprof.analysis.speedup import Speedup, cost_bounds
+from alphaprof.analysis.speedup import Mix, Speedup, cost_bounds
 from alphaprof.report.verdict import (
     Order,
     Pair,
@@ -26,50 +26,42 @@ from alphaprof.report.verdict import (
 
 
 def judge(
-    candidates: Pools, timing: Timing, weights: Mapping[str, float], question: Question, gammas: Sequence[int]
+    candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]
 ) -> tuple[Pair | None, Decision]:
     """The chosen draft and gamma, and the verdict on them: by intervals of a fixed number of documents, or by bets where
     they came in random order.
     """
     if question.order is None:
-        return choose_and_decide(candidates, timing, weights, question, gammas)
+        return choose_and_decide(candidates, timing, mix, question, gammas)
     options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
     only = options[0] if len(options) == 1 else None
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
     if question.weights is not None:
         return only, no_decision("documents came as the data has them, and weights ask for another mixture of domains")
-    best = only or _chosen(candidates, timing, weights, question.order, options)
+    best = only or _chosen(candidates, timing, mix, question.order, options)
     if best is None:
         first = question.order.choosing
         reason = f"the first {first} documents choose draft and gamma, and do not say which yet"
         if first == 0:
             reason = "this run fixed draft and gamma before its first document, so none of them can choose"
         return None, explained(no_decision(reason), timing.basis)
-    decision = _decided(candidates, best, timing, weights, question, 0 if only else question.order.choosing)
+    decision = _decided(candidates, best, timing, mix, question, 0 if only else question.order.choosing)
     return best, explained(decision, timing.basis, cheapness(timing.times, best))
 
 
-def _chosen(
-    candidates: Pools, timing: Timing, weights: Mapping[str, float], order: Order, options: Sequence[Pair]
-) -> Pair | None:
+def _chosen(candidates: Pools, timing: Timing, mix: Mix, order: Order, options: Sequence[Pair]) -> Pair | None:
     """The option that makes the first documents fastest, all together; None before all of them are there."""
     if order.seen < order.choosing:
         return None
     pools = next(iter(candidates.values()))
-    first = {domain: pools[domain]["document"] < order.choosing for domain in weights}
-    tokens = {domain: float(pools[domain]["tokens"][chosen].sum()) for domain, chosen in first.items()}
-    if not (total := sum(tokens.values())):
-        return None
-    shares = {domain: count / total for domain, count in tokens.items()}
-    found = {option: pooled_speedup(candidates, option, timing.times, shares, first) for option in options}
-    known = {option: speedup.value for option, speedup in found.items() if speedup is not None}
+    first = {domain: pools[domain]["document"] < order.choosing for domain in mix.domains}
+    speeds = {option: pooled_speedup(candidates, option, timing.times, mix, first) for option in options}
+    known = {option: speedup.value for option, speedup in speeds.items() if speedup is not None}
     return max(known, key=lambda option: known[option], default=None)
 
 
-def _decided(
-    candidates: Pools, pair: Pair, timing: Timing, weights: Mapping[str, float], question: Question, after: int
-) -> Decision:
+def _decided(candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question, after: int) -> Decision:
     """The verdict on one draft and gamma by bets over the documents behind the first `after`, in the order they came in.
 
     Equal prompts are one observation: the first of them counts.
@@ -78,21 +70,24 @@ def _decided(
     if order is None:
         raise ValueError("documents in no known order")
     parts = []
-    for domain in weights:
+    for domain in mix.domains:
         pool = candidates[pair[0]][domain]
         counts = pool.counts(pair[1])
         parts.append(np.column_stack([pool["document"], counts.tokens, counts.spent(times)]))
-    table, unit = np.concatenate(parts), np.concatenate([candidates[pair[0]][domain].cluster for domain in weights])
+    table, unit = np.concatenate(parts), np.concatenate([candidates[pair[0]][domain].cluster for domain in mix.domains])
     in_order = np.argsort(table[:, 0], kind="stable")
     _, once = np.unique(unit[in_order], return_index=True)
     number, base, spent = table[in_order][np.sort(once)].T
     base, spent = base[number >= after], spent[number >= after]
-    reach = float(max(order.reach[domain] for domain in weights))
-    bounds = Bounds(*cost_bounds(times, pair[1]), reach)
-    whole = pooled_speedup(candidates, pair, timing.times, weights)
+    reach = float(max(order.reach[domain] for domain in mix.domains))
+    best, worst = cost_bounds(times, pair[1])
+    bounds = Bounds(best, worst, reach)
+    whole = pooled_speedup(candidates, pair, timing.times, mix)
     error = whole.timing_error if whole is not None else 0.0
     found = decide_sequentially(base, spent, 1.0, bounds, question.min_speedup, question.confidence, error)
-    value = Speedup(float(base.sum() / spent.sum()), math.nan, error, 0, len(base)) if spent.sum() > 0 else None
+    value = None
+    if spent.sum() > 0:
+        value = Speedup(float(base.sum() / spent.sum()), math.nan, error, 0, len(base), 1 / worst, 1 / best)
     return Decision(found.verdict, _reason(found, value, question, after), value, found.low, found.high, None)
 
 

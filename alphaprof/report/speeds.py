@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from alphaprof.analysis.costs import TARGET
+from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.roofline_costs import LOOKUP
-from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTimes, speedup, with_prefill
+from alphaprof.analysis.speedup import Mix, RoundCounts, Speedup, StepTimes, with_prefill
 from alphaprof.report.costs import CostBook
 from alphaprof.report.model import Interval
 from alphaprof.report.model_costs import AtConcurrency, DocumentSpeedups
@@ -38,10 +40,21 @@ def speedup_interval(found: Speedup | None, confidence: float) -> Interval | Non
     return None if found is None else Interval(found.value, *found.bounds((1 - confidence) / 2))
 
 
+def tested_speedup(decision: Decision, confidence: float) -> Interval | None:
+    """The speedup that a decision rests on, with its two-sided interval.
+
+    Documents in random order have the bounds that hold at any time.
+    """
+    speedup = decision.speedup
+    if speedup is not None and math.isnan(speedup.sampling_error):
+        return Interval(speedup.value, decision.low, decision.high)
+    return speedup_interval(speedup, confidence)
+
+
 def by_concurrency(
-    pools: Mapping[str, Pool], book: CostBook | None, draft: str, weights: Mapping[str, float], scope: Scope
+    pools: Mapping[str, Pool], book: CostBook | None, draft: str, mix: Mix, scope: Scope
 ) -> tuple[AtConcurrency, ...]:
-    """Speedups of one draft on weighted domains at every concurrency; nothing where there are times of one alone."""
+    """Speedups of one draft on a mix of domains at every concurrency; nothing where there are times of one alone."""
     if book is None or len(book.concurrencies) < 2:
         return ()
     single = next(iter(pools.values())) if len(pools) == 1 else None
@@ -51,10 +64,7 @@ def by_concurrency(
         times = book.times(concurrency).get(draft)
         if times is None:
             continue
-        speedups = [
-            speedup([pools[domain].counts(gamma) for domain in weights], list(weights.values()), times)
-            for gamma in scope.gammas
-        ]
+        speedups = [mix.speedup([pools[domain].counts(gamma) for domain in mix.domains], times) for gamma in scope.gammas]
         requests = [
             request_speedup(single.counts(gamma), times, reading, concurrency) if single is not None else None
             for gamma in scope.gammas

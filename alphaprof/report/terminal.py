@@ -17,7 +17,7 @@ from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
 from alphaprof.report.terminal_causes import causes_notes, causes_section
 from alphaprof.report.terminal_costs import concurrency_section, requests_section, times_section
 from alphaprof.report.terminal_theory import certificates_section, predictability_section
-from alphaprof.report.wording import at_best, best_at, named, pays, text_of
+from alphaprof.report.wording import at_best, best_at, named, of_all, pays, speedup_lines, text_of
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 RULE_WIDTH = 18  # columns that a rule's alpha takes
@@ -82,12 +82,11 @@ def _traffic(report: Report, traffic: Traffic, console: Console) -> None:
     lines.append(traffic.verdict, COLOURS[traffic.verdict])
     lines.append(f"  for the whole traffic, at least {traffic.min_speedup:g}x wanted\n")
     lines.append_text(plain(traffic.reason))
+    for line in speedup_lines(traffic, report.confidence):
+        lines.append(f"\n{line}")
     shares = ", ".join(f"{short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
     lines.append("\n").append_text(plain(f"weights ({origin}): {shares}"))
-    if traffic.speedup is not None:
-        level = fmt.level(report.confidence)
-        lines.append(f"\nover all documents: speedup {fmt.interval(traffic.speedup, 'x')} ({level} interval)")
     if traffic.concurrencies:
         each = ", ".join(f"{item.concurrency}: {best_at(item)}" for item in traffic.concurrencies)
         known = [item.concurrency for item in traffic.concurrencies]
@@ -103,16 +102,19 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
     formula = covered and console.width >= WIDE
     table = named_table()
     names = ("docs", *(() if covered else ("coverage",)), "alpha", "gamma", "tokens/round")
-    for name in (*names, *(("iid formula",) if formula else ()), "break-even", "speedup"):
+    halves = [of_all(result.speedup, best.speedup) if (best := at_best(result)) else "" for result in results]
+    beside = any(halves) and console.width >= WIDE
+    for name in (*names, *(("iid formula",) if formula else ()), "break-even", "speedup", *(("of all",) if beside else ())):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for result in results:
+    for result, half in zip(results, halves, strict=True):
         best = at_best(result)
         cells = [fmt.documents(result.documents, result.clusters)] + ([] if covered else [fmt.share(result.coverage)])
         cells += [fmt.share_interval(result.alpha), str(result.best_gamma or fmt.NOTHING)]
         cells += [fmt.interval(best.tokens_per_round if best else None)]
         cells += [_iid(best)] if formula else []
-        cells += [fmt.number(best.break_even_length if best else None), fmt.interval(best.speedup if best else None, "x")]
+        cells += [fmt.number(best.break_even_length if best else None), fmt.interval(result.speedup, "x")]
+        cells[-1:] = [cells[-1], half] if beside else [f"{cells[-1]} [all {half}]" if half else cells[-1]]
         verdict = Text(str(result.verdict), COLOURS[str(result.verdict)])
         table.add_row(_name(result, every), *map(Text, _fitted(cells, console)), verdict)
     show(table, f"{title}: by domain", console)
@@ -231,8 +233,8 @@ def _definitions(report: Report, console: Console) -> None:
         "costs gamma c + v, a search and clearing the caches; c = T_draft/T(1), v = T(gamma+1)/T(1).",
         "speedup: decode time without the draft / with it, prefill excluded; whole requests: prefill of target and draft "
         "included. Slower: share of documents that a draft slows down.",
-        "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. "
-        "An interval over all documents at what was chosen contains the half that chose it, and is a little too hopeful.",
+        "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. The speedup "
+        "of a domain is that of the tested half; of all: over all documents, too hopeful, because half of them chose gamma.",
     ]
     lines += causes_notes(report.attribution)
     if any(result.concurrencies for result in report.results):

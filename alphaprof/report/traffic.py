@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.speedup import free_draft
+from alphaprof.analysis.speedup import Mix, free_draft
 from alphaprof.report.costs import CostBook
 from alphaprof.report.format import short
 from alphaprof.report.model import Interval, Traffic
 from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
-from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tokens_interval
+from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tested_speedup, tokens_interval
 from alphaprof.report.verdict import (
     UNTIMED,
     Pair,
@@ -23,19 +26,22 @@ from alphaprof.report.verdict import (
     without_times,
 )
 
+Array = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True)
 class Evidence:
     """What the verdict on the traffic rests on, all under the rules that it concerns (`rules`: their ids).
 
     `candidates`: the pools that have rounds, by draft, then domain; `undefined`: why some text of a domain has none;
-    `observed`: the share of tokens of each domain in the run.
+    `observed`: the share of tokens of each domain in the run; `strata` [units]: see `Documents.strata`.
     """
 
     rules: Sequence[str]
     candidates: Pools
     undefined: Mapping[str, str]
     observed: Mapping[str, float]
+    strata: Array
 
 
 def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question, gammas: Sequence[int]) -> Traffic:
@@ -45,7 +51,7 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
     if question.draft != "auto":
         candidates = {question.draft: candidates[question.draft]}
     weights = question.weights or dict(evidence.observed)
-    counted = {domain: weight for domain, weight in weights.items() if weight > 0}
+    mix = Mix.of(weights) if question.weights is not None else Mix(tuple(weights), None, evidence.strata)
     if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
         book, timing = None, UNTIMED
     times = timing.times
@@ -53,12 +59,12 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
     if hindrance := obstacle(weights, evidence, next(iter(candidates.values()))):
         decision = no_decision(hindrance)
     else:
-        best, decision = judge(candidates, timing, counted, question, gammas)
+        best, decision = judge(candidates, timing, mix, question, gammas)
         decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))
     timed = best is not None and best[0] in times
-    whole = pooled_speedup(candidates, best, times, counted) if best and timed else None
-    free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, counted) if best else None
-    several = by_concurrency(candidates[best[0]], book, best[0], counted, Scope(gammas, question.confidence)) if best else ()
+    whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
+    free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, mix) if best else None
+    several = by_concurrency(candidates[best[0]], book, best[0], mix, Scope(gammas, question.confidence)) if best else ()
     return Traffic(
         verdict=decision.verdict,
         reason=decision.reason,
@@ -67,7 +73,8 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
         gamma=best[1] if best else None,
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
         break_even_length=free.value / whole.value if free and whole else None,
-        speedup=speedup_interval(whole, question.confidence),
+        speedup=tested_speedup(decision, question.confidence),
+        speedup_of_all=speedup_interval(whole, question.confidence),
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
         documents=decision.speedup.documents if decision.speedup else 0,
         documents_needed=decision.documents_needed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from alphaprof.analysis.decision import held_out
 from alphaprof.analysis.ranks import Mask, RankCounts, rank_counts
+from alphaprof.analysis.speedup import Mix
 from alphaprof.analysis.units import Units
 from alphaprof.log.store import Run
 from alphaprof.report.documents import Documents
-from alphaprof.report.inquiry import observed_weights
+from alphaprof.report.inquiry import observed_weights, strata_of
 from alphaprof.report.texts import Text, texts
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +26,7 @@ class Sample:
     """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
     trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
     neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
-    from the profile.
+    from the profile; `strata` [units]: see `strata_of`.
     """
 
     texts: tuple[Text, ...]
@@ -35,6 +36,13 @@ class Sample:
     tested: Mask
     weights: dict[str, float]
     weights_observed: bool
+    strata: Array
+
+    def mix(self, domains: Collection[str]) -> Mix:
+        """How some of its domains are put together: by the profile's weights, or as they were drawn."""
+        if self.weights_observed:
+            return Mix(tuple(domains), None, self.strata)
+        return Mix.of({domain: self.weights[domain] for domain in domains})
 
     def domain(self, name: str, chosen: Mask) -> Array:
         """Those of the chosen documents that lie in a domain."""
@@ -71,6 +79,7 @@ def sample_of(run: Run, draft: str, width: int, chooses: bool) -> Sample:
         tested,
         weights or observed,
         weights is None,
+        strata_of(grouped, run.manifest),
     )
 
 

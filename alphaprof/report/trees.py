@@ -15,7 +15,7 @@ from alphaprof.analysis.estimate import by_cluster, distinct, ratio, share_inter
 from alphaprof.analysis.paired import inverse_difference
 from alphaprof.analysis.ranks import Mask, replayed
 from alphaprof.analysis.replay import Rounds
-from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup, spent_and_base
+from alphaprof.analysis.speedup import Mix, RoundCounts, free_draft, spent_and_base
 from alphaprof.analysis.trees import Tree, expected_tokens, optimal_tree
 from alphaprof.report.compare import Side
 from alphaprof.report.model import Interval
@@ -31,6 +31,7 @@ CHOICE = 64  # largest rank of a chosen tree
 NODES = (4, 8, 16, 32, 64)
 OPTIMAL = "optimal"
 NOTE = "paths: ranks from 1, the draft's top token; lists of Medusa and EAGLE count from 0"
+ONE = Mix(("text",), (1.0,))  # one kind of text alone
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,10 @@ class Replay:
 
 @dataclass(frozen=True)
 class Group:
-    """Documents that tokens per round are told of: rows by domain, shares of output tokens, b_r [width] of all of them."""
+    """Documents with one number of tokens per round: rows by domain, how domains are put together, b_r [width] of all."""
 
     rows: Sequence[Array]
-    weights: Sequence[float]
+    mix: Mix
     shares: Array | None
 
 
@@ -93,10 +94,9 @@ def build_trees(side: Side, request: TreeRequest | None = None) -> TreesReport:
     largest = next((item for item in reversed(common) if item.shape.kind == OPTIMAL), None)
     alone = _alone(sample, request, depth) if largest else {}
     own = dict(zip(alone, _replays(side, alone.values()), strict=True))
-    weights = {domain: weight for domain, weight in sample.weights.items() if weight > 0}
-    traffic = Group(
-        [sample.domain(domain, sample.tested) for domain in weights], list(weights.values()), sample.pooled(sample.tested)
-    )
+    domains = [domain for domain, weight in sample.weights.items() if weight > 0]
+    rows = [sample.domain(domain, sample.tested) for domain in domains]
+    traffic = Group(rows, sample.mix(domains), sample.pooled(sample.tested))
     return TreesReport(
         alphaprof=__version__,
         run=str(side.run.path),
@@ -156,11 +156,13 @@ def _tokens(item: Replay, sample: Sample, group: Group, confidence: float) -> Tr
     shape = item.shape
     counts = [item.counts(sample, rows) for rows in group.rows]
     rounds = int(sum(found.rounds.sum() for found in counts))
-    free = speedup(counts, group.weights, free_draft(shape.depth))
+    free = group.mix.speedup(counts, free_draft(shape.depth))
     if free is None or group.shares is None:
         return TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth)
     promised = expected_tokens(Tree(shape.paths), group.shares)
-    scale = [weight / found.tokens.sum() for weight, found in zip(group.weights, counts, strict=True)]
+    scale = [1.0] * len(counts)
+    if group.mix.weights is not None:
+        scale = [weight / each.tokens.sum() for weight, each in zip(group.mix.weights, counts, strict=True)]
     ready = sum(factor * found.drafted[:, :1].sum() for factor, found in zip(scale, counts, strict=True))
     accepted = sum(factor * item.accepted(rows) for factor, rows in zip(scale, group.rows, strict=True))
     return TreeTokens(
@@ -181,7 +183,7 @@ def _text(text: Text, sample: Sample, common: Sequence[Replay], own: OwnTree | N
         found = share_interval(ratio(*by_cluster(cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
         return Interval(found.value, found.low, found.high)
 
-    group = Group([tested], [1.0], ranks.shares(tested) if len(tested) else None)
+    group = Group([tested], ONE, ranks.shares(tested) if len(tested) else None)
     return TextTrees(
         domain=text.domain,
         continuation=text.continuation,
@@ -213,7 +215,7 @@ def _own(item: Replay | None, common: Replay | None, sample: Sample, confidence:
     if item is None or common is None:
         return None
     rows, depth = item.rows, item.shape.depth
-    tokens = _tokens(item, sample, Group([rows], [1.0], sample.ranks.shares(rows)), confidence)
+    tokens = _tokens(item, sample, Group([rows], ONE, sample.ranks.shares(rows)), confidence)
     same = item.shape.paths == common.shape.paths
     if tokens.tokens_per_round is None or same:
         return OwnTree(item.shape, tokens, same, None)

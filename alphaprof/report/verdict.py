@@ -12,7 +12,7 @@ from alphaprof.analysis.decision import Decision, Mask, decide, held_out
 from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import default_rule
-from alphaprof.analysis.speedup import Speedup, StepTimes, speedup
+from alphaprof.analysis.speedup import Mix, Speedup, StepTimes
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import Manifest
 from alphaprof.report.pool import Pool
@@ -102,7 +102,7 @@ UNTIMED = Timing({}, "", {})
 def choose_and_decide(
     candidates: Pools,
     timing: Timing,
-    weights: Mapping[str, float],
+    mix: Mix,
     question: Question,
     gammas: Sequence[int],
 ) -> tuple[Pair | None, Decision]:
@@ -115,17 +115,17 @@ def choose_and_decide(
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
     if only is not None:
-        found = pooled_speedup(candidates, only, times, weights)
+        found = pooled_speedup(candidates, only, times, mix)
         decision = decide(found, question.min_speedup, question.confidence, held_out=False)
         return only, explained(decision, timing.basis, cheapness(times, only))
-    testing = held_out({domain: next(iter(candidates.values()))[domain].units.lots for domain in weights})
+    testing = held_out({domain: next(iter(candidates.values()))[domain].units.lots for domain in mix.domains})
     choosing = {domain: ~mask for domain, mask in testing.items()}
-    chosen = {option: pooled_speedup(candidates, option, times, weights, choosing) for option in options}
+    chosen = {option: pooled_speedup(candidates, option, times, mix, choosing) for option in options}
     known = {option: found.value for option, found in chosen.items() if found is not None}
     if not known:
         return None, explained(decide(None, question.min_speedup, question.confidence, held_out=True), timing.basis)
     best = max(known, key=lambda option: known[option])
-    found = pooled_speedup(candidates, best, times, weights, testing)
+    found = pooled_speedup(candidates, best, times, mix, testing)
     decision = decide(found, question.min_speedup, question.confidence, held_out=True)
     return best, explained(decision, timing.basis, cheapness(times, best))
 
@@ -171,12 +171,12 @@ def pooled_speedup(
     candidates: Pools,
     option: Pair,
     times: Mapping[str, StepTimes],
-    weights: Mapping[str, float],
+    mix: Mix,
     rows: Mapping[str, Mask] | None = None,
 ) -> Speedup | None:
     """Speedup of one draft and gamma on some documents of each domain (default: on all)."""
     draft, gamma = option
-    counts = [candidates[draft][domain].counts(gamma) for domain in weights]
+    counts = [candidates[draft][domain].counts(gamma) for domain in mix.domains]
     if rows is not None:
-        counts = [found.rows(rows[domain]) for domain, found in zip(weights, counts, strict=True)]
-    return speedup(counts, list(weights.values()), times[draft])
+        counts = [each.rows(rows[domain]) for domain, each in zip(mix.domains, counts, strict=True)]
+    return mix.speedup(counts, times[draft])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from alphaprof.report import format as fmt
-from alphaprof.report.model import GammaResult, Result
+from alphaprof.report.model import GammaResult, Interval, Result, Traffic
 from alphaprof.report.model_costs import AtConcurrency, Cost, Memory
 
 
@@ -66,6 +66,22 @@ def domain_of(item: OfDomain, items: Iterable[OfDomain]) -> str:
 def at_best(result: Result) -> GammaResult | None:
     """A result at its chosen gamma."""
     return next((item for item in result.gammas if item.gamma == result.best_gamma), None)
+
+
+def of_all(tested: Interval | None, of_all: Interval | None) -> str:
+    """The speedup over all documents beside that of those that chose nothing; empty where nothing was chosen."""
+    return fmt.number(of_all.value, unit="x") if of_all is not None and tested != of_all else ""
+
+
+def speedup_lines(traffic: Traffic, confidence: float) -> Iterator[str]:
+    """The speedup of the traffic: on the documents that the verdict rests on, then on all of them."""
+    if traffic.speedup is not None:
+        chosen = of_all(traffic.speedup, traffic.speedup_of_all)
+        on = f"on the {fmt.many(traffic.documents, 'document')} that chose nothing" if chosen else "over all documents"
+        yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(confidence)} interval) {on}"
+    if traffic.speedup_of_all is not None and of_all(traffic.speedup, traffic.speedup_of_all):
+        chose = "too hopeful, because some of them chose draft or gamma" if traffic.speedup is not None else ""
+        yield f"{fmt.interval(traffic.speedup_of_all, 'x')} over all documents" + (f": {chose}" if chose else "")
 
 
 def best_at(item: AtConcurrency) -> str:

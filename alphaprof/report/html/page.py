@@ -23,7 +23,7 @@ from alphaprof.report.html.plots import Figure, Style, by_text
 from alphaprof.report.html.rejections import certified, difficulty
 from alphaprof.report.json import plain_values
 from alphaprof.report.model import GammaResult, Report, Result
-from alphaprof.report.wording import at_best, best_at, named, pays, reached, times_lines
+from alphaprof.report.wording import at_best, best_at, named, of_all, pays, reached, speedup_lines, times_lines
 
 RESOURCES = ("page.html.j2", "page.css", "page.js", "glossary.json")
 ABOUT = {  # by name of the figure: its heading, how it is read, and the word of the glossary that it links to
@@ -91,7 +91,8 @@ def render_html(report: Report) -> str:
         "short": lambda text: fmt.visible(fmt.short(text)),
         "sentence": _sentence,
     }
-    environment.globals |= {"fmt": fmt, "best_at": best_at, "pays": pays, "reached": reached}
+    environment.globals |= {"fmt": fmt, "best_at": best_at, "of_all": of_all, "pays": pays, "reached": reached}
+    environment.globals |= {"speedup_lines": speedup_lines}
     style = Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
     parts = list(_parts(report, style))
     plotly = get_plotlyjs()
