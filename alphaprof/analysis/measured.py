@@ -205,10 +205,10 @@ class TimedPair:
 class ClockError:
     """Absolute error of predicted speedups by one clock: the median over rows with its 95 % interval, and the largest."""
 
-    median: float
+    median: float  # over rows
     low: float
     high: float
-    worst: float
+    worst: float  # the largest of all rows
     outcome: Outcome  # by this clock alone
 
 

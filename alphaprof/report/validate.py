@@ -99,9 +99,9 @@ class Cell:
 class AgainstGenerate:
     """Whole calls, prefill included, of transformers' `generate` beside the same texts by the loop that is predicted.
 
-    Speedups: time without / with the draft, by the wall clock. `added_ms`: what a round takes longer by `generate` than by
-    the loop (a draft model is called through a `generate` of its own in every round); `plain_added_ms`: the same of a token
-    without a draft.
+    `loop_speedup`, `generate_speedup`: time without / with the draft, by the wall clock. `added_ms`: what a round takes
+    longer by `generate` than by the loop (a draft model is called through a `generate` of its own in every round);
+    `plain_added_ms`: the same of a token without a draft.
     """
 
     draft: str

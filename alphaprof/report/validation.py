@@ -54,7 +54,7 @@ def validation_terminal(validation: Validation, console: Console) -> None:
 
 
 def _legend(validation: Validation) -> Iterator[str]:
-    yield "speedup: decode time without / with the draft, no prefill, in alphaprof's own loop (transformers' forward passes)."
+    yield "speedup: decode time without / with a draft, no prefill, in alphaprof's own loop (transformers' forward passes)."
     yield "error: predicted / measured - 1 [97.5 % interval over documents, repeats and step times]."
     if validation.cpu is not None:
         yield "CPU: time of this process on all cores, which a busy machine disturbs less than the wall clock."
