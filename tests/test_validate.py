@@ -152,6 +152,8 @@ def test_steps_are_timed_at_the_contexts_that_documents_have() -> None:
 Noise = Callable[[np.random.Generator, int, int], np.ndarray]
 REPEATS, DOCUMENTS = 3, 4
 CLOCKS: dict[str, Noise] = {  # how much longer than it should a decoding takes, [repeats, documents]
+    "quiet": lambda rng, repeats, documents: np.exp(rng.normal(0, 0.01, (repeats, documents))),
+    "restless": lambda rng, repeats, documents: np.exp(rng.normal(0, 0.04, (repeats, documents))),
     "every decoding": lambda rng, repeats, documents: np.exp(rng.normal(0, 0.3, (repeats, documents))),
     "some decodings": lambda rng, repeats, documents: (
         1 + (rng.random((repeats, documents)) < 0.3) * rng.exponential(1, (repeats, documents))
@@ -159,7 +161,6 @@ CLOCKS: dict[str, Noise] = {  # how much longer than it should a decoding takes,
     "whole repeats": lambda rng, repeats, documents: (
         np.exp(rng.normal(0, 0.2, (repeats, 1))) * np.exp(rng.normal(0, 0.05, (repeats, documents)))
     ),
-    "quiet": lambda rng, repeats, documents: np.exp(rng.normal(0, 0.01, (repeats, documents))),
 }
 
 
@@ -185,8 +186,8 @@ def test_a_prediction_without_error_is_hardly_ever_called_outside(clock: str) ->
     runs = [simulated(rng, CLOCKS[clock], 0.0) for _ in range(200)]
     assert sum(run.outcome == "outside" for run in runs) <= 10
     assert sum(run.outcome == "within" for run in runs) >= (180 if clock == "quiet" else 0)
-    # One number above the tolerance, the rule that intervals replace, is something else.
-    assert sum(run.median > 0.1 for run in runs) == 0 if clock == "quiet" else sum(run.median > 0.1 for run in runs) > 60
+    if clock not in ("quiet", "restless"):  # one number above the tolerance, the rule that intervals replace
+        assert sum(run.median > 0.1 for run in runs) > 60
 
 
 def test_an_error_at_the_tolerance_is_rarely_decided_and_one_of_30_percent_is_outside() -> None:
