@@ -208,7 +208,7 @@ def require_within(validation: Validation, undecided_fails: bool) -> None:
         raise StepsNotTimed("no speedup was predicted: no steps were timed", "the warning above says why")
     if validation.outcome == "outside":
         raise OutsideTolerance(
-            f"the prediction is outside the tolerance: {verdict_reason(validation)}",
+            f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}",
             "the round times show where the time goes; alphaprof latency times the steps again",
         )
     if validation.outcome == "too_noisy" and undecided_fails:
@@ -218,11 +218,12 @@ def require_within(validation: Validation, undecided_fails: bool) -> None:
 def verdict_reason(validation: Validation) -> str:
     """Why the outcome is what it is, in words."""
     clocks = ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time"))
-    medians = [
-        f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {100 * clock.high:.1f}%] {by}" for clock, by in clocks if clock
-    ]
-    tolerance = f"the tolerance is {100 * validation.tolerance:.4g}%"
-    return f"median error of the predicted speedup {' and '.join(medians)}; {tolerance}"
+    medians = []
+    for clock, by in clocks:
+        if clock is not None:
+            high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
+            medians.append(f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] {by}")
+    return f"median error {', '.join(medians)} (95 % intervals); tolerance {100 * validation.tolerance:.4g}%"
 
 
 def narrowing(validation: Validation) -> str:

@@ -173,10 +173,10 @@ def _summary(validation: Validation) -> Text:
     words = {
         "within": ("WITHIN", "bold green"),
         "outside": ("OUTSIDE", "bold red"),
-        "too_noisy": ("TOO NOISY", "bold yellow"),
+        "too_noisy": ("TOO NOISY TO TELL", "bold yellow"),
     }
     word, colour = words[validation.outcome]
     text = Text.assemble((word, colour), f": {verdict_reason(validation)}")
     if validation.outcome == "too_noisy":
-        text.append(f". To narrow the intervals: {narrowing(validation)}")
+        text.append(f"\nto narrow the intervals: {narrowing(validation)}")
     return text.append("\n")
