@@ -12,7 +12,16 @@ import typer
 from alphaprof import __version__
 from alphaprof.cli_exchange import export, import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
-from alphaprof.cli_support import CheckFormat, PageFormat, ReportFormat, one_line, print_notes, print_text, without_pandas
+from alphaprof.cli_support import (
+    CheckFormat,
+    PageFormat,
+    ReportFormat,
+    Undecided,
+    one_line,
+    print_notes,
+    print_text,
+    without_pandas,
+)
 from alphaprof.errors import AlphaprofError, OptionInvalid
 
 app = typer.Typer(
@@ -28,13 +37,6 @@ class ReplayFlavour(StrEnum):
 
     engine = "engine"
     hf = "hf"
-
-
-class Undecided(StrEnum):
-    """What becomes of a check that could not tell."""
-
-    passes = "pass"
-    fails = "fail"
 
 
 def _version(wanted: bool) -> None:

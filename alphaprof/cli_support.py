@@ -48,6 +48,13 @@ class TableFormat(StrEnum):
     csv = "csv"
 
 
+class Undecided(StrEnum):
+    """What becomes of a check that could not tell."""
+
+    passes = "pass"
+    fails = "fail"
+
+
 @contextlib.contextmanager
 def interruptible(out: Path | None) -> Iterator[None]:
     """Ctrl-C ends the command with a word about what is left (None: nothing to go on with), and the shells' exit code."""

@@ -133,7 +133,7 @@ class CheckFailed(AlphaprofError):
 
 
 class CheckUndecided(AlphaprofError):
-    """A check could not tell, and is asked to fail then; the check has been printed."""
+    """A check, or a comparison with the clock, could not tell, and is asked to fail then; it has been printed."""
 
     exit_code = 11
 

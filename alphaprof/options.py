@@ -159,7 +159,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class MeasuredCosts(Options):
-    """Step times measured here, with Hugging Face."""
+    """Step times measured here: forward passes of transformers, in alphaprof's own loop."""
 
     source: Literal["measured"] = "measured"
     concurrency: Annotated[Wholes, Field(min_length=1)] = Field(

@@ -137,8 +137,6 @@ def schema_of(module: Any, written: type) -> dict[str, Any]:
 
 def extras(written: type) -> dict[str, Any]:
     """What a format holds that is no plain field of its dataclass."""
-    if written is Validation:
-        return {"within": {"type": "boolean", "description": inspect.getdoc(Validation.within)}}
     if written is Latency:
         rows = closed({column.name: of_column(column) for column in LATENCY_COLUMNS})
         return {"steps": {"type": "array", "items": rows, "description": comments(Latency)["steps"]}}

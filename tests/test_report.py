@@ -462,7 +462,7 @@ def test_a_draft_without_any_proposal_has_no_alpha(tmp_path: Path) -> None:
 def test_clear_cases_are_clear(tmp_path: Path, alpha: float, verdict: str) -> None:
     found = reported(tmp_path, Recipe(domains={"code": Domain(documents=30, alpha=alpha, spread=0.03)}))
     assert found.traffic.verdict == verdict
-    assert found.traffic.reason.startswith("by step times measured here with Hugging Face")
+    assert found.traffic.reason.startswith("by step times measured here in alphaprof's own loop")
     assert only(found, "code").verdict == verdict
 
 

@@ -209,14 +209,20 @@ def _explained(reference: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps transformers' progress bars and advice off the terminal while it loads; what goes wrong is raised anyway."""
+    # The bar of the GGUF reader has no switch of its own.
+    with without_advice(), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def without_advice() -> Iterator[None]:
+    """Keeps what transformers advises its callers off the terminal."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        # The bar of the GGUF reader has no switch of its own.
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
         logging.set_verbosity(verbosity)
 

@@ -80,12 +80,26 @@ def profile_until(options: ProfileOptions, out: Path, progress: Progress, settle
 
 
 def profile_with_models(options: ProfileOptions, out: Path, progress: Progress) -> Plan:
-    """Profile into the new directory `out`, likewise; the complete run with its models, which are still loaded."""
+    """Profile into the new directory `out` without timing any step; the complete run with its loaded models.
+
+    Raises the errors of `errors.py`.
+    """
     with in_memory():
         _earlier(out, resume=False)
         plan = _open(options, out, None, Course(), progress)
         _fill(plan, progress)
     return plan
+
+
+def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
+    """Time the steps for a run that has no step times yet, by `costs` instead of those of its profile, and note these in it.
+
+    Raises `OutOfMemory`.
+    """
+    config = plan.run.manifest.config | {"costs": costs.model_dump(mode="json")}
+    with in_memory():
+        update(plan, config=config)
+        _measure_latency(plan, costs, progress)
 
 
 def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
@@ -132,15 +146,15 @@ def _profile(options: ProfileOptions, out: Path, progress: Progress, course: Cou
             "finish it without, or choose another --out",
         )
     plan = _open(options, out, earlier, course, progress)
+    if isinstance(options.costs, MeasuredCosts) and not _timed(plan.run):
+        _measure_latency(plan, options.costs, progress)
     _fill(plan, progress, course.settled)
     return plan.run
 
 
 def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> None:
-    """Time the steps and write the shards that the run lacks, as long as it is not settled."""
+    """Write the shards that the run lacks, as long as it is not settled."""
     options, order = plan.options, plan.run.manifest.sequential or {}
-    if isinstance(options.costs, MeasuredCosts) and not _timed(plan.run):
-        _measure_latency(plan, options.costs, progress)
     progress.start("profiling", order.get("available") or hub.expected_documents(options), "documents")
     done = len(plan.run.shards)
     seen = 0

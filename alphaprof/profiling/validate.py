@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from alphaprof.analysis.measured import Decodings, Measured, by_depth, decoded_rule
+from alphaprof.analysis.measured import Decodings, Generated, Measured, by_depth, contexts_of, decoded_rule
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import GREEDY, SAMPLED
 from alphaprof.analysis.totals_files import write_totals
@@ -21,17 +22,23 @@ from alphaprof.options import MeasuredCosts
 from alphaprof.profiling.corpus import Document, Ids
 from alphaprof.profiling.decoding import Drafting, chosen_gammas, decode, own_documents, require_own_text
 from alphaprof.profiling.drafts import Draft
-from alphaprof.profiling.pipeline import in_memory, profile_with_models
+from alphaprof.profiling.lookup import PromptLookup
+from alphaprof.profiling.models import without_advice
+from alphaprof.profiling.pipeline import in_memory, profile_with_models, time_steps_of
 from alphaprof.profiling.shards import Plan, Progress
 from alphaprof.profiling.speculation import Decoded
+from alphaprof.profiling.steppers import seconds
+
+GENERATED = 2  # documents that `generate` decodes too
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to decode: with a draft at one gamma, or plainly (None, 0)."""
+    """One way to decode: with a draft at one gamma, or plainly (None, 0); by our loop, or by transformers' `generate`."""
 
     draft: Draft | None
     gamma: int
+    generate: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,20 +50,36 @@ class Text:
     rule: str
 
 
+@dataclass(frozen=True)
+class Called:
+    """What a call of `generate` wrote [tokens], and the seconds that it took, prefill included."""
+
+    ids: Ids
+    seconds: float
+
+
 def validate(
-    options: ProfileOptions, out: Path, gammas: Sequence[int] | None, repeats: int, progress: Progress
+    options: ProfileOptions,
+    out: Path,
+    gammas: Sequence[int] | None,
+    repeats: int,
+    progress: Progress,
+    against_generate: bool = False,
 ) -> tuple[Run, Measured]:
     """Profile into the new directory `out`, then decode the same documents for real, at batch 1.
 
-    `gammas`: default: those of `USUAL_GAMMAS` that the profile has. Raises the errors of `errors.py`.
+    `gammas`: default: those of `USUAL_GAMMAS` that the profile has. `against_generate`: decode the first greedy documents by
+    transformers' `generate` too. Raises the errors of `errors.py`.
     """
     require_own_text(options)
     chosen = chosen_gammas(options.gammas, gammas)
     options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": as_decoded(options)})
     plan = profile_with_models(options, out, progress)
+    lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+    time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
     write_totals(plan.run)
     with in_memory():
-        return plan.run, _measure(plan, chosen, repeats, progress)
+        return plan.run, _measure(plan, chosen, repeats, progress, against_generate)
 
 
 def as_decoded(options: ProfileOptions) -> MeasuredCosts:
@@ -65,26 +88,86 @@ def as_decoded(options: ProfileOptions) -> MeasuredCosts:
     return given.model_copy(update={"concurrency": [1], "mode": "eager"})
 
 
-def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress) -> Measured:
+def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress, against_generate: bool) -> Measured:
     """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
     texts, short, foreign = _texts(plan)
     ways = [Way(None, 0), *(Way(draft, gamma) for draft in plan.drafts for gamma in gammas)]
-    progress.start("decoding", (1 + repeats * len(texts)) * len(ways), "texts")
+    loop = len(ways)
+    calls, places, left_out = _calls(plan, texts, gammas) if against_generate else ([], [], ())
+    ways += calls
+    whole = list(range(len(texts)))
+    progress.start("decoding", len(ways) + repeats * (len(whole) * loop + len(places) * len(calls)), "texts")
     for way in ways:  # warm-up
-        _decode(plan, way, texts[0])
+        _decode(plan, way, texts[places[0] if way.generate else 0])
         progress.advance(1)
-    found: dict[tuple[int, int, int], Decoded] = {}
-    for repeat, place in itertools.product(range(repeats), range(len(texts))):
+    decoded: dict[tuple[int, int, int], Decoded | Called] = {}
+    for repeat, place in itertools.product(range(repeats), whole):
         for step in range(len(ways)):
             index = (step + repeat + place) % len(ways)
-            found[index, repeat, place] = _decode(plan, ways[index], texts[place])
-            progress.advance(1, positions=len(found[index, repeat, place].ids))
-    decodings = []
-    for index, way in enumerate(ways):
-        table = [[found[index, repeat, place] for place in range(len(texts))] for repeat in range(repeats)]
-        decodings.append(_collected(way, table, texts))
+            if not ways[index].generate or place in places:
+                decoded[index, repeat, place] = _decode(plan, ways[index], texts[place])
+                progress.advance(1, positions=len(decoded[index, repeat, place].ids))
+
+    def table(index: int, of: Sequence[int]) -> list[list[Any]]:
+        return [[decoded[index, repeat, place] for place in of] for repeat in range(repeats)]
+
+    decodings = [_collected(way, table(index, whole), texts) for index, way in enumerate(ways[:loop])]
     numbers = np.array([text.document.document for text in texts])
-    return Measured(numbers, tuple(text.rule for text in texts), decodings[0], tuple(decodings[1:]), short, foreign)
+    generated = []
+    for index, way in enumerate(calls[1:], start=loop + 1):
+        own = next(place for place, other in enumerate(ways) if other.draft is way.draft and other.gamma == way.gamma)
+        generated.append(_generated(way, *(table(each, places) for each in (own, 0, index, loop))))
+    rules = tuple(text.rule for text in texts)
+    return Measured(numbers, rules, decodings[0], tuple(decodings[1:]), short, foreign, tuple(generated), left_out)
+
+
+def _calls(plan: Plan, texts: Sequence[Text], gammas: Sequence[int]) -> tuple[list[Way], list[int], tuple[str, ...]]:
+    """The ways to call `generate`, plainly first, the places of the texts that it writes, and what is left out, and why."""
+    places = [place for place, text in enumerate(texts) if text.document.greedy][:GENERATED]
+    if not places:
+        return [], [], ("generate draws sampled text by random numbers of its own, and there is no greedy text",)
+    left_out = dict(_not_assisting(plan))
+    drafts = [draft for draft in plan.drafts if draft.name not in left_out]
+    calls = [Way(draft, gamma, generate=True) for draft in drafts for gamma in gammas]
+    return [Way(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out.values())
+
+
+def _not_assisting(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Drafts that `generate` does not take, each with the reason."""
+    for draft in plan.drafts:
+        if plan.options.target.static_cache:
+            yield draft.name, f"{draft.name} is left out of generate, which does not draft with target.static_cache"
+        elif draft.vocabulary != plan.target.vocabulary:
+            sizes = f"{draft.vocabulary} and {plan.target.vocabulary} logits"
+            yield draft.name, f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies"
+
+
+def _generated(
+    way: Way,
+    loop: list[list[Decoded]],
+    plain_loop: list[list[Decoded]],
+    drafted: list[list[Called]],
+    plain: list[list[Called]],
+) -> Generated:
+    """The decodings [repeats][documents] of one way by our loop and by `generate`, with and without the draft."""
+
+    def whole(table: list[list[Decoded]]) -> np.ndarray[Any, Any]:
+        return np.array([[each.prefill_s + each.decode_s for each in row] for row in table])
+
+    def called(table: list[list[Called]]) -> np.ndarray[Any, Any]:
+        return np.array([[each.seconds for each in row] for row in table])
+
+    return Generated(
+        draft=way.draft.name if way.draft is not None else "",
+        gamma=way.gamma,
+        loop_s=whole(loop),
+        plain_loop_s=whole(plain_loop),
+        generate_s=called(drafted),
+        plain_generate_s=called(plain),
+        rounds=np.array([len(each.drafted) for each in loop[0]]),
+        tokens=np.array([len(each.ids) for each in plain_loop[0]]),
+        same_text=np.array([np.array_equal(ours.ids, call.ids) for ours, call in zip(loop[0], drafted[0], strict=True)]),
+    )
 
 
 def _texts(plan: Plan) -> tuple[list[Text], int, int]:
@@ -105,26 +188,50 @@ def _texts(plan: Plan) -> tuple[list[Text], int, int]:
     return texts, len(own) - len(texts), foreign
 
 
-def _decode(plan: Plan, way: Way, text: Text) -> Decoded:
+def _decode(plan: Plan, way: Way, text: Text) -> Decoded | Called:
+    if way.generate:
+        return _call(plan, way, text.document)
     drafting = None if way.draft is None else Drafting(way.draft, parse_rule(text.rule), way.gamma)
     return decode(plan, text.document, drafting)
+
+
+def _call(plan: Plan, way: Way, document: Document) -> Called:
+    """Greedy text by `generate`, with as many drafted tokens a round as our loop drafts."""
+    network, draft, how = plan.target.network, way.draft, {}
+    if isinstance(draft, PromptLookup):
+        how = {"prompt_lookup_num_tokens": way.gamma, "max_matching_ngram_size": draft.max_ngram}
+    elif draft is not None:
+        config = draft.network.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = way.gamma, "constant"
+        config.assistant_confidence_threshold = 0.0
+        how = {"assistant_model": draft.network}
+    prompt = torch.from_numpy(document.prompt.astype(np.int64))[None].to(plan.target.device)
+    written = []
+
+    def write() -> None:
+        mask, most = torch.ones_like(prompt), document.max_new_tokens
+        written.append(network.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=most, **how))
+
+    with without_advice():
+        taken = seconds(plan.target.device, write)
+    return Called(written[0][0, prompt.shape[1] :].cpu().numpy(), taken)
 
 
 def _collected(way: Way, table: list[list[Decoded]], texts: Sequence[Text]) -> Decodings:
     """The decodings [repeats][documents] of one way."""
 
-    def seconds(name: str) -> np.ndarray[Any, Any]:
+    def taken(name: str) -> np.ndarray[Any, Any]:
         return np.array([[getattr(found, name) for found in row] for row in table])
 
     first = table[0]
     return Decodings(
         draft=way.draft.name if way.draft is not None else None,
         gamma=way.gamma,
-        wall_s=seconds("decode_s"),
-        cpu_s=seconds("decode_cpu_s"),
-        prefill_s=seconds("prefill_s"),
-        draft_s=seconds("draft_s"),
-        verify_s=seconds("verify_s"),
+        wall_s=taken("decode_s"),
+        cpu_s=taken("decode_cpu_s"),
+        prefill_s=taken("prefill_s"),
+        draft_s=taken("draft_s"),
+        verify_s=taken("verify_s"),
         tokens=np.array([len(found.ids) - 1 for found in first]),
         rounds=np.array([len(found.drafted) for found in first]),
         drafted=np.array([by_depth(found.drafted, way.gamma) for found in first]),

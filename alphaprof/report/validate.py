@@ -5,6 +5,7 @@ Filled here, shown by `validation.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.analysis.measured import Decodings, Measured, Spread, measured_speedup
-from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, speedup, time_shares
+from alphaprof.analysis.measured import (
+    ClockError,
+    Decodings,
+    Generated,
+    Measured,
+    Outcome,
+    Part,
+    RelativeError,
+    TimedPair,
+    clock_error,
+    together,
+)
+from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTimes, free_draft, speedup, time_shares
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals
-from alphaprof.errors import OutsideTolerance
+from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.log.store import Run
 from alphaprof.report.costs import open_costs
 from alphaprof.report.documents import Documents
@@ -53,9 +65,10 @@ class Cell:
     """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
 
     `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
-    measured - 1. `decode_ms`: a plain decode step. `same_text`, `same_rounds`: documents whose text is the profiled one, and
-    whose rounds are those of the replay; None where both are a matter of chance. `prefill_ms`: mean over documents.
-    `predicted_tokens`: tokens per round with the interval that documents give it, at 95 %.
+    measured - 1, with the interval that documents, repeats and step times give it, at 97.5 %. `decode_ms`: a plain decode
+    step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
+    None where both are a matter of chance. `prefill_ms`: mean over documents. `predicted_tokens`: tokens per round with
+    the interval that documents give it, at 95 %.
     """
 
     draft: str
@@ -69,10 +82,10 @@ class Cell:
     predicted_tokens: Interval | None
     predicted_speedup: float | None  # from the rounds of the replay and the step times of the run
     timing_error: float | None
-    wall_speedup: Spread | None  # measured by the wall clock
-    cpu_speedup: Spread | None  # measured in CPU time of the process
-    error: float | None
-    cpu_error: float | None
+    wall_speedup: float | None  # measured by the wall clock
+    cpu_speedup: float | None  # measured in CPU time of the process; None on a GPU, of which that says nothing
+    error: RelativeError | None
+    cpu_error: RelativeError | None
     same_text: int | None
     same_rounds: int | None
     decode_ms: Both
@@ -83,13 +96,33 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class AgainstGenerate:
+    """Whole calls, prefill included, of transformers' `generate` beside the same texts by the loop that is predicted.
+
+    `loop_speedup`, `generate_speedup`: time without / with the draft, by the wall clock. `added_ms`: what a round takes
+    longer by `generate` than by the loop (a draft model is called through a `generate` of its own in every round);
+    `plain_added_ms`: the same of a token without a draft.
+    """
+
+    draft: str
+    gamma: int
+    documents: int
+    loop_speedup: float
+    generate_speedup: float
+    added_ms: float
+    plain_added_ms: float
+    same_text: int  # documents whose text is that of the loop
+
+
+@dataclass(frozen=True)
 class Validation:
     """The whole comparison. `plain_same_text`: of all `documents`, those whose plain decoding is the profiled text.
 
     `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in the cache while
-    steps were timed, between which times are interpolated; `mean_context`: of the documents. `median_error`,
-    `worst_error`: absolute errors of the speedup over cells; None, and never within the tolerance, where none was
-    predicted.
+    steps were timed, between which times are interpolated; `mean_context`: of the documents. `outcome`: whether the median
+    absolute error of the speedup is within the tolerance, outside of it, or too noisy to tell; on a CPU by the wall clock
+    and by CPU time together: outside where both say so, within where one does and the other does not say outside. None
+    where no speedup was predicted.
     """
 
     run: str | None
@@ -105,15 +138,12 @@ class Validation:
     contexts: tuple[int, ...]
     mean_context: float
     tolerance: float  # the largest median error that passes
-    median_error: float | None
-    worst_error: float | None
-    median_cpu_error: float | None  # the same as median_error in CPU time
+    outcome: Outcome | None
+    wall: ClockError | None  # by the wall clock; None: no speedup was predicted
+    cpu: ClockError | None  # by the CPU time of the process; None: on a GPU too
     cells: tuple[Cell, ...]  # one for each draft, domain, kind of text and gamma
-
-    @property
-    def within(self) -> bool:
-        """Whether the median error is within the tolerance."""
-        return self.median_error is not None and self.median_error <= self.tolerance
+    generate: tuple[AgainstGenerate, ...]  # one for each draft and gamma, where it was asked for
+    not_generated: tuple[str, ...]  # what was asked for and left out there, and why
 
 
 def within_interval(cell: Cell) -> bool | None:
@@ -141,13 +171,14 @@ def build_validation(run: Run, measured: Measured, tolerance: float, kept: bool)
     context = mean_context(documents) or 0.0
     book = open_costs(run, manifest.config["costs"], context)
     times = book.times(1) if book else {}
+    on_cpu = manifest.target.device == "cpu"
     cells = []
     for draft in manifest.drafts:
         for group in _groups(run, draft, documents, measured):
             found = [way for way in measured.drafted if way.draft == draft]
-            cells += [_cell(group, way, measured.plain, times.get(draft)) for way in found]
-    errors = [abs(cell.error) for cell in cells if cell.error is not None]
-    cpu_errors = [abs(cell.cpu_error) for cell in cells if cell.cpu_error is not None]
+            cells += [_cell(group, way, measured.plain, times.get(draft), on_cpu) for way in found]
+    wall = clock_error([cell.error for cell in cells if cell.error], tolerance)
+    cpu = clock_error([cell.cpu_error for cell in cells if cell.cpu_error], tolerance)
     return Validation(
         run=str(run.path) if kept else None,
         target=manifest.target.reference,
@@ -162,26 +193,48 @@ def build_validation(run: Run, measured: Measured, tolerance: float, kept: bool)
         contexts=book.table.contexts(1) if book else (),
         mean_context=context,
         tolerance=tolerance,
-        median_error=float(np.median(errors)) if errors else None,
-        worst_error=max(errors, default=None),
-        median_cpu_error=float(np.median(cpu_errors)) if cpu_errors else None,
+        outcome=together([clock.outcome for clock in (wall, cpu) if clock]) if wall else None,
+        wall=wall,
+        cpu=cpu,
         cells=tuple(cells),
+        generate=tuple(_against(found) for found in measured.generated),
+        not_generated=measured.not_generated,
     )
 
 
-def require_within(validation: Validation) -> None:
-    """Raise `OutsideTolerance` where the median error is not within the tolerance."""
-    if validation.within:
-        return
-    if validation.median_error is None:
+def require_within(validation: Validation, undecided_fails: bool) -> None:
+    """Raise `OutsideTolerance`, `StepsNotTimed` where nothing was predicted, or `CheckUndecided` where that is asked for."""
+    if validation.outcome is None:
+        raise StepsNotTimed("no speedup was predicted: no steps were timed", "the warning above says why")
+    if validation.outcome == "outside":
         raise OutsideTolerance(
-            "no speedup was predicted: nothing was held against the clock", "see why steps were not timed"
+            f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}",
+            "the round times show where the time goes; alphaprof latency times the steps again",
         )
-    off, most = (f"{100 * share:.1f}%" for share in (validation.median_error, validation.tolerance))
-    raise OutsideTolerance(
-        f"the predicted speedup is off by {off} in the median, more than {most}",
-        "repeat it on an idle machine, with more --repeats and costs.repeats; the round times show where the time goes",
-    )
+    if validation.outcome == "too_noisy" and undecided_fails:
+        raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", narrowing(validation))
+
+
+def verdict_reason(validation: Validation) -> str:
+    """Why the outcome is what it is, in words."""
+    clocks = ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time"))
+    medians = []
+    for clock, by in clocks:
+        if clock is not None:
+            high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
+            medians.append(f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] {by}")
+    return f"median error {', '.join(medians)} (95 % intervals); tolerance {100 * validation.tolerance:.4g}%"
+
+
+def narrowing(validation: Validation) -> str:
+    """What would make the intervals of an outcome that is too noisy narrower."""
+    if validation.repeats < 2:
+        return "one repeat says nothing of how repeats differ: --repeats 3"
+    if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
+        return "one document of a domain says nothing of how documents differ: --documents 4"
+    if {clock.outcome for clock in (validation.wall, validation.cpu) if clock} == {"within", "outside"}:
+        return "the two clocks disagree, as on a machine that does something else as well: use an idle one"
+    return "use an idle machine, more --documents and --repeats, or a higher costs.repeats"
 
 
 def _groups(run: Run, draft: str, documents: pa.Table, measured: Measured) -> Iterator[_Group]:
@@ -196,14 +249,13 @@ def _groups(run: Run, draft: str, documents: pa.Table, measured: Measured) -> It
                 yield _Group(domain, rule, group.rows, pool)
 
 
-def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | None) -> Cell:
+def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | None, on_cpu: bool) -> Cell:
     pool, rows, counts = group.pool, group.rows, group.pool.counts(way.gamma)
     free = speedup([counts], [1.0], free_draft(way.gamma))
     faster = speedup([counts], [1.0], times) if times is not None else None
     tokens, plain_tokens = way.tokens[rows], plain.tokens[rows]
-    wall = measured_speedup(plain.wall_s[:, rows], way.wall_s[:, rows], plain_tokens, tokens)
-    cpu = measured_speedup(plain.cpu_s[:, rows], way.cpu_s[:, rows], plain_tokens, tokens)
-    predicted = faster.value if faster else None
+    wall = TimedPair(plain.wall_s[:, rows], way.wall_s[:, rows], plain_tokens, tokens)
+    cpu = TimedPair(plain.cpu_s[:, rows], way.cpu_s[:, rows], plain_tokens, tokens) if on_cpu else None
     by_chance = bool(counts.control.any())
     rounds = way.rounds[rows].sum()
     steps = plain_tokens.sum()
@@ -217,12 +269,12 @@ def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | No
         documents=len(rows),
         tokens_per_round=Both(free.value if free else None, float(tokens.sum() / rounds) if rounds else None),
         predicted_tokens=tokens_interval(free, way.gamma, CONFIDENCE),
-        predicted_speedup=predicted,
+        predicted_speedup=faster.value if faster else None,
         timing_error=faster.timing_error if faster else None,
-        wall_speedup=wall,
-        cpu_speedup=cpu,
-        error=_error(predicted, wall),
-        cpu_error=_error(predicted, cpu),
+        wall_speedup=wall.speedup(),
+        cpu_speedup=cpu.speedup() if cpu else None,
+        error=_error(wall, faster, counts, times),
+        cpu_error=_error(cpu, faster, counts, times),
         same_text=None if by_chance else int(way.same_text[rows].sum()),
         same_rounds=None if by_chance else _same_rounds(way, rows, pool),
         decode_ms=Both(times.decode.ms if times else None, _typical(plain.wall_s, rows) / float(steps) if steps else None),
@@ -233,8 +285,31 @@ def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | No
     )
 
 
-def _error(predicted: float | None, measured: Spread | None) -> float | None:
-    return predicted / measured.value - 1 if predicted is not None and measured is not None else None
+def _error(
+    pair: TimedPair | None, predicted: Speedup | None, counts: RoundCounts, times: StepTimes | None
+) -> RelativeError | None:
+    if pair is None or predicted is None or times is None:
+        return None
+    timing = Part(predicted.timing_error**2, math.inf)
+    return pair.error(predicted.value, counts.spent(times) / np.maximum(counts.tokens, 1), timing)
+
+
+def _against(found: Generated) -> AgainstGenerate:
+    """Medians over repeats, summed over documents."""
+    loop, plain_loop, drafted, plain = (
+        float(np.median(seconds, axis=0).sum())
+        for seconds in (found.loop_s, found.plain_loop_s, found.generate_s, found.plain_generate_s)
+    )
+    return AgainstGenerate(
+        draft=found.draft,
+        gamma=found.gamma,
+        documents=len(found.rounds),
+        loop_speedup=plain_loop / loop,
+        generate_speedup=plain / drafted,
+        added_ms=1e3 * (drafted - loop) / float(found.rounds.sum()),
+        plain_added_ms=1e3 * (plain - plain_loop) / float(found.tokens.sum()),
+        same_text=int(found.same_text.sum()),
+    )
 
 
 def _same_rounds(way: Decodings, rows: Array, pool: Pool) -> int:

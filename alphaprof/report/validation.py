@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.analysis.measured import Spread
+from alphaprof.analysis.measured import RelativeError
 from alphaprof.report import format as fmt
 from alphaprof.report.json import plain_values
 from alphaprof.report.tables import domain_name, named_table, plain, show
-from alphaprof.report.validate import Both, Cell, RoundTime, Validation, within_interval
+from alphaprof.report.validate import (
+    AgainstGenerate,
+    Both,
+    Cell,
+    RoundTime,
+    Validation,
+    narrowing,
+    verdict_reason,
+    within_interval,
+)
 
 FORMAT = "alphaprof-validate"
 VERSION = 1
@@ -22,7 +32,7 @@ VERSION = 1
 
 def validation_json(validation: Validation) -> str:
     """The comparison as JSON. Unknown values are null."""
-    content = {"format": FORMAT, "version": VERSION, "within": validation.within}
+    content = {"format": FORMAT, "version": VERSION}
     return json.dumps(content | plain_values(dataclasses.asdict(validation)), indent=2, allow_nan=False)
 
 
@@ -32,17 +42,28 @@ def validation_terminal(validation: Validation, console: Console) -> None:
     for line in _facts(validation):
         console.print(line, highlight=False)
     console.print()
-    show(_speedups(validation.cells), "predicted | measured", console)
+    show(_speedups(validation), "predicted | measured", console)
     show(_rounds(validation.cells), "where the time goes, in ms: predicted | measured", console)
-    for line in _checks(validation):
+    if validation.generate:
+        show(_calls(validation.generate), "whole calls, prefill included: our loop and transformers' generate", console)
+    for line in (*validation.not_generated, *_checks(validation)):
         console.print(plain(line))
-    console.print(_summary(validation), highlight=False)
-    for line in (
-        "speedup: decode time without / with the draft, prefill excluded; measured [smallest, largest of a single repeat].",
-        "error: predicted / measured by the wall clock - 1. CPU: time of this process on all cores; says nothing of a GPU.",
-        "other: predicted, taking rejected tokens out of the caches; measured, all that this decoder does between steps.",
-    ):
+    for line in _legend(validation):
         console.print(line, style="dim", highlight=False, markup=False)
+    console.print(_summary(validation), highlight=False)
+
+
+def _legend(validation: Validation) -> Iterator[str]:
+    yield "speedup: decode time without / with a draft, no prefill, in alphaprof's own loop (transformers' forward passes)."
+    yield "error: predicted / measured - 1 [97.5 % interval over documents, repeats and step times]."
+    if validation.cpu is not None:
+        yield "CPU: time of this process on all cores, which a busy machine disturbs less than the wall clock."
+    yield "other: predicted, taking rejected tokens out of the caches; measured, all that this loop does between steps."
+    if validation.generate:
+        yield (
+            "added: what generate takes longer than our loop, in a round with the draft (a model is called through its own "
+            "generate there) and for a token without."
+        )
 
 
 def _facts(validation: Validation) -> Iterator[str]:
@@ -59,12 +80,15 @@ def _facts(validation: Validation) -> Iterator[str]:
         yield f"the prediction is that of the run {validation.run}"
 
 
-def _speedups(cells: tuple[Cell, ...]) -> Table:
+def _speedups(validation: Validation) -> Table:
+    cells = validation.cells
     table = named_table("draft")
     table.add_column("domain", overflow="fold", max_width=22)
-    for name in ("rule", "gamma", "tokens/round", "speedup", "wall", "CPU", "error"):
+    cpu = ("CPU", "error") if validation.cpu is not None else ()
+    for name in ("rule", "gamma", "tokens/round", "speedup", "wall", "error", *cpu):
         table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
     for cell in cells:
+        by_cpu = (fmt.number(cell.cpu_speedup, unit="x"), _error(cell.cpu_error)) if cpu else ()
         table.add_row(
             plain(cell.draft),
             domain_name(cell, cells),
@@ -72,10 +96,21 @@ def _speedups(cells: tuple[Cell, ...]) -> Table:
             str(cell.gamma),
             _both(cell.tokens_per_round),
             fmt.number(cell.predicted_speedup, unit="x"),
-            _spread(cell.wall_speedup),
-            _spread(cell.cpu_speedup),
-            fmt.NOTHING if cell.error is None else fmt.signed_percent(cell.error),
+            fmt.number(cell.wall_speedup, unit="x"),
+            _error(cell.error),
+            *by_cpu,
         )
+    return table
+
+
+def _calls(calls: tuple[AgainstGenerate, ...]) -> Table:
+    table = named_table("draft")
+    for name in ("gamma", "documents", "same text", "our loop", "generate", "added a round", "added a plain token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for call in calls:
+        added = (f"{call.added_ms:+.2f} ms", f"{call.plain_added_ms:+.2f} ms")
+        speedups = (fmt.number(call.loop_speedup, 3, "x"), fmt.number(call.generate_speedup, 3, "x"))
+        table.add_row(plain(call.draft), str(call.gamma), str(call.documents), str(call.same_text), *speedups, *added)
     return table
 
 
@@ -101,10 +136,11 @@ def _both(both: Both, digits: int = 2) -> str:
     return f"{fmt.number(both.predicted, digits)} | {fmt.number(both.measured, digits)}"
 
 
-def _spread(spread: Spread | None) -> str:
-    if spread is None:
+def _error(error: RelativeError | None) -> str:
+    if error is None:
         return fmt.NOTHING
-    return f"{fmt.number(spread.value, unit='x')} [{fmt.number(spread.low)}, {fmt.number(spread.high)}]"
+    high = fmt.signed_percent(error.high) if math.isfinite(error.high) else "inf"
+    return f"{fmt.signed_percent(error.value)} [{fmt.signed_percent(error.low)}, {high}]"
 
 
 def _checks(validation: Validation) -> Iterator[str]:
@@ -131,12 +167,16 @@ def _checks(validation: Validation) -> Iterator[str]:
 
 
 def _summary(validation: Validation) -> Text:
-    if validation.median_error is None or validation.worst_error is None:
-        return Text("no speedup was predicted: steps were not timed", "yellow")
-    median, worst, most = (
-        f"{100 * share:.1f}%" for share in (validation.median_error, validation.worst_error, validation.tolerance)
-    )
-    word, colour = ("within", "green") if validation.within else ("outside", "red")
-    by_cpu = "" if validation.median_cpu_error is None else f" (by CPU time {100 * validation.median_cpu_error:.1f}%)"
-    text = f"error of the speedup: median {median}{by_cpu}, worst {worst}: {word} the tolerance of {most}\n"
-    return Text(text, colour)
+    """What was decided, and why."""
+    if validation.outcome is None:
+        return Text("NOT PREDICTED: no steps were timed, so there is no speedup to compare with the clock\n", "bold red")
+    words = {
+        "within": ("WITHIN", "bold green"),
+        "outside": ("OUTSIDE", "bold red"),
+        "too_noisy": ("TOO NOISY TO TELL", "bold yellow"),
+    }
+    word, colour = words[validation.outcome]
+    text = Text.assemble((word, colour), f": {verdict_reason(validation)}")
+    if validation.outcome == "too_noisy":
+        text.append(f"\nto narrow the intervals: {narrowing(validation)}")
+    return text.append("\n")
