@@ -20,6 +20,7 @@ from alphaprof.analysis.estimate import (
     by_cluster,
     controlled,
     influences,
+    log_interval,
     quantile,
     quantile_interval,
     ratio,
@@ -354,6 +355,26 @@ def test_quantile_is_that_of_student(freedom: float, probability: float) -> None
 
 def test_quantile_without_freedom_is_infinite() -> None:
     assert quantile(0.95, 0) == math.inf
+
+
+def test_log_interval_by_hand() -> None:
+    """t(1 degree of freedom, 75 %) is 1, so that the bounds are 2 e^-0.5 and 2 e^0.5."""
+    assert log_interval(2.0, 0.5, 1, 0.25) == pytest.approx((2 * math.exp(-0.5), 2 * math.exp(0.5)))
+
+
+@pytest.mark.parametrize(("error", "freedom"), [(math.inf, 3), (0.1, 0), (math.inf, 0), (0.0, 0)])
+def test_what_is_unknown_is_unbounded(error: float, freedom: float) -> None:
+    assert log_interval(2.0, error, freedom, 0.05) == (0.0, math.inf)
+
+
+@given(st.floats(0.01, 100), st.floats(0, 2), st.floats(1, 100), st.floats(0.001, 0.4))
+def test_log_intervals_of_a_quantity_and_of_its_inverse_agree(
+    value: float, error: float, freedom: float, tail: float
+) -> None:
+    low, high = log_interval(value, error, freedom, tail)
+    inverse = log_interval(1 / value, error, freedom, tail)
+    assert 0 < low <= value * (1 + 1e-12)
+    assert inverse == pytest.approx((1 / high, 1 / low))
 
 
 def bounds(found: Ratio, tail: float) -> tuple[float, float]:

@@ -332,3 +332,11 @@ def _at(ordered: Array, probability: float) -> float:
     """The least of ascending values that a share of at least `probability` does not exceed."""
     rank = math.ceil(probability * len(ordered) - NO_SPREAD)
     return float(ordered[min(max(rank, 1), len(ordered)) - 1])
+
+
+def log_interval(value: float, relative_error: float, freedom: float, tail: float) -> tuple[float, float]:
+    """Lower and upper bound of a positive quantity on the log scale, each missing the truth with probability `tail`."""
+    half = quantile(1 - tail, freedom) * relative_error
+    if not math.isfinite(half):
+        return 0.0, math.inf
+    return value * math.exp(-half), value * math.exp(half)

@@ -290,7 +290,7 @@ def _error(
 ) -> RelativeError | None:
     if pair is None or predicted is None or times is None:
         return None
-    timing = Part(predicted.timing_error**2, math.inf)
+    timing = Part(predicted.timing_error**2, predicted.timing_freedom)
     return pair.error(predicted.value, counts.spent(times) / np.maximum(counts.tokens, 1), timing)
 
 
