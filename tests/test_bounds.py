@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,36 @@ def test_divergences_that_do_not_exist_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="unknown divergence 'hellinger'; known: kl, rkl, tv, js"):
             bound()
+
+
+def precise_margin(margin: float, width: int, best: Decimal) -> Decimal:
+    """The margin bound for KL(q||p) by its formula, in 60 digits."""
+    m, x = Decimal(margin), best
+    mean = (((x + m) * x**width).ln() / (width + 1)).exp()
+    return -(1 - m - (width + 1) * x + (width + 1) * mean).ln()
+
+
+def precise_coverage(margin: float, width: int) -> Decimal:
+    """The coverage bound for KL(q||p) by its formula, in 60 digits."""
+    m, w = Decimal(margin), width
+    ends = (1 + (1 + (w * w - 1) * m * m).sqrt()) / (w + 1)
+    logs = ((ends + m) / 2).ln() + ((ends - m) / 2).ln() + (w - 1) * ((ends * ends - m * m) / (2 * ends)).ln()
+    return -Decimal(w + 1).ln() - logs / (w + 1)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 8])
+@pytest.mark.parametrize("margin", [0.3, 0.9, *(1 - 10.0**-power for power in range(3, 16)), float(np.nextafter(1.0, 0.0))])
+def test_bounds_in_the_other_direction_are_precise_up_to_a_point_mass(margin: float, width: int) -> None:
+    """KL(q||p) is the logarithm of what rejected tokens have, and a point mass leaves them next to nothing."""
+    margins = np.array([margin])
+    with localcontext(prec=60):
+        least = (1 - Decimal(margin)) / (width + 1)
+        strict, dusty = (float(precise_margin(margin, width, best)) for best in (least, least / 5))
+        coverage = float(precise_coverage(margin, width))
+    assert margin_bound(parse_rule("strict"), margins, width, "rkl") == pytest.approx([strict], rel=1e-14)
+    assert coverage_bound(margins, width, "rkl") == pytest.approx([coverage], rel=1e-14)
+    wider = parse_rule(f"top_m:{5 * (width + 1) - width}")
+    assert margin_bound(wider, margins, width, "rkl") == pytest.approx([dusty], rel=1e-14)
 
 
 # Coverage of a tree

@@ -156,6 +156,26 @@ def test_the_two_implementations_agree_on_ties_and_zeros(p: Array, count: int, w
     assert found >= 0
 
 
+@every_divergence
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("size", [2, 5, 50, 2000])
+def test_the_two_implementations_agree_on_float32_softmaxes(size: int, temperature: float, divergence: Divergence) -> None:
+    """Their sums are off by about 1e-7, which leaves a block that holds all of p more than everything to give away."""
+    logits = (np.random.default_rng(size).normal(size=(100, size)) * 3 / temperature).astype(np.float32)
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    assert p.dtype == np.float32
+    assert (p.astype(np.float64).sum(1) > 1).any()
+    for count, width in ((1, 1), (2, 1), (1, 2), (3, 2)):
+        if count + width <= size:
+            accepted = Accepted(np.full(100, count), np.ones(100, dtype=bool), np.full(100, np.inf))
+            logged = Target(-np.sort(-p, 1)[:, : count + width], size)
+            found = thresholds(logged, accepted, width, divergence)
+            assert found.exact.all()
+            expected = [threshold(row, count, width, divergence) for row in p]
+            assert found.value == pytest.approx(expected, rel=1e-13, abs=1e-14)
+
+
 @given(p=ranked(least=2), divergence=st.sampled_from(DIVERGENCES), shuffle=st.randoms(use_true_random=False))
 def test_the_order_of_the_tokens_does_not_matter(p: Array, divergence: Divergence, shuffle: Any) -> None:
     mixed = list(p)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
 from alphaprof.formats import json_schema
+from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
@@ -176,3 +183,188 @@ def test_a_served_draft_that_proposes_nothing_fails_with_one_token_a_round(tmp_p
     assert item["value"] == pytest.approx(1 - (12 * 6 + 6) / (12 * 2 + 6))
     assert "proposes nothing there any more" in text
     assert held(often, never)[0] == 12
+
+
+# The same draft, and another one with the same rows
+
+STRICTLY = ("--undecided", "fail")
+FEW = {"code": dataclasses.replace(CODE, documents=2), "chat": dataclasses.replace(CHAT, documents=2)}
+SAME = "the same draft, identical on all"
+
+
+def rerun(run: Run, folder: Path, **facts: Any) -> Run:
+    """A copy, as an unbroken repetition writes it; `facts` of its draft are others."""
+    shutil.copytree(run.path, folder)
+    drafts = {name: dataclasses.replace(own, **facts) for name, own in run.manifest.drafts.items()}
+    copy = Run.open(folder)
+    copy.write_manifest(dataclasses.replace(run.manifest, drafts=drafts))
+    return Run.open(folder)
+
+
+def reversed_run(run: Run, folder: Path) -> Run:
+    """The same documents in the opposite order, with other numbers and in one shard more."""
+    numbers = run.documents()["document"].to_numpy()[::-1]
+    tables = {"positions": [run.positions("small", shard.index) for shard in run.shards]}
+    tables["continuations"] = [run.continuations(shard.index) for shard in run.shards]
+    copy = Run(folder, dataclasses.replace(run.manifest, shards=(), status="running"))
+    shards = []
+    for index, chosen in enumerate(np.array_split(numbers, len(run.shards) + 1)):
+        parts = {}
+        for name, table in tables.items():
+            frame = pa.concat_tables(table).to_pandas()
+            frame = pd.concat([frame[frame["document"] == number] for number in chosen])
+            frame["document"] = len(numbers) - 1 - frame["document"]
+            parts[name] = pa.Table.from_pandas(frame, schema=table[0].schema, preserve_index=False)
+        copy.write_positions(parts["positions"], index, "small")
+        copy.write_continuations(parts["continuations"], index)
+        shards.append(dataclasses.replace(run.shards[0], index=index, documents=len(chosen)))
+    copy.write_manifest(dataclasses.replace(run.manifest, shards=tuple(shards)))
+    copy.write_documents()
+    write_totals(copy)
+    return Run.open(folder)
+
+
+def test_the_same_draft_passes_at_two_documents_and_nothing_is_estimated(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "old", **FEW)
+    code, found, _ = held(rerun(run, tmp_path / "new"), run, *STRICTLY)
+    assert (code, found["outcome"], found["reason"]) == (0, "pass", f"{SAME} 4 documents")
+    assert [(item["value"], item["low"], item["high"], item["note"]) for item in found["items"]] == [
+        (0, None, None, f"{SAME} 2 documents")
+    ] * 2
+    jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
+
+
+@pytest.mark.parametrize("output", ["terminal", "md"])
+def test_reports_say_that_the_draft_is_the_same(output: str, tmp_path: Path) -> None:
+    run = run_of(tmp_path / "old", **FEW)
+    again = rerun(run, tmp_path / "new")
+    call = ["check", str(again.path), "--baseline", str(run.path), *STRICTLY, "--format", output]
+    text = " ".join(CliRunner().invoke(app, call).stdout.split())
+    assert f"{SAME} 4 documents" in text
+    assert text.count(f"{SAME} 2 documents") == 2
+
+
+def test_the_order_and_the_shards_of_a_rerun_do_not_matter(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "old", code=dataclasses.replace(CODE, documents=7))
+    turned = reversed_run(run, tmp_path / "new")
+    assert turned.documents()["prompt_hash"].to_pylist() == run.documents()["prompt_hash"].to_pylist()[::-1]
+    code, found, _ = held(turned, run, *STRICTLY)
+    assert (code, found["reason"]) == (0, f"{SAME} 7 documents")
+
+
+def test_another_draft_with_the_same_rows_is_judged_by_bounds(tmp_path: Path) -> None:
+    """One changed weight is another fingerprint. The bound is what a share of the documents could lose."""
+    for documents, code, most in ((10, 11, "26%"), (96, 0, "3%")):
+        run = run_of(tmp_path / f"old {documents}", code=dataclasses.replace(CODE, documents=documents))
+        other = rerun(run, tmp_path / f"new {documents}", fingerprint="0" * 64)
+        exit_code, found, _ = held(other, run, *STRICTLY)
+        (item,) = found["items"]
+        assert (exit_code, item["value"]) == (code, 0)
+        assert item["low"] == pytest.approx(-0.225 * (1 - 0.05 ** (1 / documents)))
+        assert item["note"] == (
+            f"identical on all {documents} documents, but another draft (fingerprint): "
+            f"at most {most} of documents can differ"
+        )
+
+
+DOUBTS: dict[str, tuple[dict[str, Any], str]] = {
+    "kind": ({"kind": "layer_skip"}, "another draft (kind)"),
+    "dtype": ({"dtype": "float16"}, "another draft (dtype)"),
+    "both": ({"dtype": "float16", "fingerprint": "1" * 64}, "another draft (fingerprint, dtype)"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_what_makes_it_another_draft_is_said(name: str, tmp_path: Path) -> None:
+    facts, doubt = DOUBTS[name]
+    run = run_of(tmp_path / "old", **FEW)
+    _, found, _ = held(rerun(run, tmp_path / "new", **facts), run)
+    assert all(f"identical on all 2 documents, but {doubt}: at most 78% of" in item["note"] for item in found["items"])
+
+
+def test_another_target_is_never_the_same_draft(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "old", **FEW)
+    other = rerun(run, tmp_path / "new")
+    target: ModelFacts = dataclasses.replace(run.manifest.target, fingerprint="2" * 64)
+    other.write_manifest(dataclasses.replace(other.manifest, target=target))
+    code, found, _ = held(other, run, "--allow-target-change", *STRICTLY)
+    assert code == 11
+    assert "but another target (fingerprint)" in found["items"][0]["note"]
+    assert held(other, run)[0] == 12
+
+
+def test_without_a_position_log_equal_totals_show_no_equal_rows(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "old", **FEW)
+    copy = rerun(run, tmp_path / "new")
+    shutil.rmtree(copy.path / "positions")
+    code, found, _ = held(copy, run, *STRICTLY)
+    assert code == 11
+    assert f"{copy.path} has no position log to show it" in found["items"][0]["note"]
+
+
+def one_miss(frame: pd.DataFrame) -> None:
+    """At the first accepted position of document 0 the draft proposes another token."""
+    rows = frame.index[(frame["document"] == 0) & (frame["accept_strict"] == 1)][:1]
+    frame.loc[rows, "draft_top"] = frame.loc[rows, "token"] + 1
+    frame.loc[rows, "accept_strict"] = 0
+
+
+def other_miss(frame: pd.DataFrame) -> None:
+    """The same totals: at a rejected position it proposes another token that is wrong as well."""
+    rows = frame.index[(frame["document"] == 0) & (frame["accept_strict"] == 0)][:1]
+    frame.loc[rows, "draft_top"] = (frame.loc[rows, "draft_top"] + 1) % 1000
+
+
+def other_text(frame: pd.DataFrame) -> None:
+    """The same totals on another text."""
+    frame.loc[frame["document"] == 0, ["token", "target_top", "draft_top"]] += 1
+
+
+@pytest.mark.parametrize("change", [one_miss, other_miss, other_text])
+def test_one_row_that_differs_is_judged_by_bounds(change: Callable[[pd.DataFrame], None], tmp_path: Path) -> None:
+    """Ten documents do not show a margin of 0.02, whether none of their positions differs or one."""
+    run = run_of(tmp_path / "old", code=dataclasses.replace(CODE, documents=10))
+    other = rewritten(rerun(run, tmp_path / "new"), "small", change)
+    alike = held(rerun(run, tmp_path / "other", fingerprint="0" * 64), run, *STRICTLY)[1]["items"][0]
+    code, found, _ = held(other, run, *STRICTLY)
+    (item,) = found["items"]
+    assert (code, item["outcome"], item["note"]) == (11, "undecided", None)
+    assert item["low"] <= alike["low"] < -0.02
+
+
+def test_a_domain_that_differs_does_not_take_the_others_along(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "old", **FEW)
+    other = rewritten(rerun(run, tmp_path / "new"), "small", one_miss)
+    code, found, _ = held(other, run, *STRICTLY)
+    assert code == 11
+    assert {item["domain"]: item["outcome"] for item in found["items"]} == {"code": "undecided", "chat": "pass"}
+    assert found["reason"] == "alpha_difference of code neither shown to reach nor to miss the threshold"
+    alone = held(other, run, "--margin", "1")[1]
+    assert (alone["outcome"], alone["reason"]) == ("pass", "all 2 thresholds are reached")
+
+
+@pytest.mark.parametrize(("noise", "same"), [(1e-7, True), (1e-3, False)])
+def test_probabilities_may_differ_in_their_last_bits(noise: float, same: bool, tmp_path: Path) -> None:
+    """Where acceptance is a probability, another machine computes it to about seven digits."""
+    domain = Domain(documents=3, temperature=1.0, continuation="sampled")
+    run = write_run(tmp_path / "old", Recipe(domains={"story": domain}, rules=("one_hot",), gammas=(1, 3)))
+
+    def shaken(frame: pd.DataFrame) -> None:
+        frame["target_prob_of_draft_top"] *= np.float32(1 - noise)  # what its totals are made of
+
+    code, found, _ = held(rewritten(rerun(run, tmp_path / "new"), "small", shaken), run, *STRICTLY)
+    assert (code, found["items"][0]["note"] is not None) == ((0, True) if same else (11, False))
+
+
+def test_imported_runs_with_equal_counts_are_judged_by_bounds(tmp_path: Path) -> None:
+    """A served draft is known by its name, and every request may have been served by another one."""
+    runs = [logged(tmp_path / name, (3, 1), 0) for name in ("old", "new")]
+    code, found, _ = held(runs[1], runs[0], "--margin", "0.1", *STRICTLY)
+    (item,) = found["items"]
+    assert code == 11
+    assert item["note"] == (
+        "identical on all 12 documents, but an engine's metrics do not tell two drafts apart: at most 22% of documents "
+        "can differ"
+    )
+    assert item["low"] == pytest.approx(-0.225 * 3 * (1 - 0.05 ** (1 / 12)))
+    assert held(runs[1], runs[0], "--margin", "0.15", *STRICTLY)[0] == 0

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alphaprof.analysis.estimate import ratio
-from alphaprof.analysis.paired import inverse_difference, share_difference
+from alphaprof.analysis.paired import FAR, differing, inverse_difference, share_difference
 from alphaprof.cli import app
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.store import Run
@@ -19,6 +23,7 @@ from alphaprof.report.compare import Comparison, Side, compare, side_of
 from alphaprof.report.render import render_comparison
 from tests.synthetic import Domain, Recipe, write_run
 
+Array = np.ndarray[Any, Any]
 DOMAINS = {"code": Domain(documents=20), "chat": Domain(documents=14, alpha=0.4)}
 RECIPE = Recipe(domains=DOMAINS, drafts={"small": 0.0, "large": 0.15}, rules=("strict", "lossless", "additive_0p1"))
 
@@ -81,9 +86,9 @@ def test_exchanged_sides_change_the_sign_and_nothing_else(run: Run, found: Compa
 def test_a_paired_interval_is_narrower_than_two_of_one_draft() -> None:
     """Documents differ much from each other, the drafts differ little on each of them."""
     rng = np.random.default_rng(0)
-    counts = np.full(40, 100.0)
-    easy = rng.uniform(0.2, 0.9, 40)
-    first, second = 100 * easy, 100 * np.clip(easy + 0.03 + rng.normal(0, 0.01, 40), 0, 1)
+    counts = np.full(200, 100.0)
+    easy = rng.uniform(0.2, 0.9, 200)
+    first, second = 100 * easy, 100 * np.clip(easy + 0.03 + rng.normal(0, 0.01, 200), 0, 1)
     paired = share_difference((first, counts), (second, counts), 0.95)
     alone = ratio(second, counts).stderr
     assert paired.high - paired.low < alone
@@ -105,10 +110,62 @@ def test_tokens_per_round_differences_by_hand() -> None:
     rounds, other, tokens = np.array([5.0, 10.0]), np.array([4.0, 8.0]), np.array([10.0, 20.0])
     estimate = inverse_difference((rounds, tokens), (other, tokens), 0.95, 3)
     assert estimate.value == pytest.approx(30 / 12 - 30 / 15)
-    assert (estimate.low, estimate.high) == pytest.approx((0.5 + (-1 - 0.5) * SHARE, 0.5 + (2 - 0.5) * SHARE))
+    assert (estimate.low, estimate.high) == pytest.approx((0.5 - FAR * 3 * SHARE, 0.5 + FAR * 3 * SHARE))
 
 
 SHARE = 1 - 0.025**0.5  # two units that agree perfectly
+
+
+def test_the_largest_share_that_can_differ_is_that_of_which_n_agreeing_units_are_just_likely_enough() -> None:
+    assert differing(96, 0.05) == pytest.approx(0.0307, abs=1e-4)
+    assert (1 - differing(7, 0.1)) ** 7 == pytest.approx(0.1)
+    assert differing(1, 0.05) == pytest.approx(0.95)
+
+
+ORDERS: dict[str, Callable[[Array, np.random.Generator], Array]] = {
+    "document by document": lambda left, _: np.repeat(np.arange(len(left)), left),
+    "one of each in turn": lambda left, _: np.array([d for k in range(left.max()) for d in range(len(left)) if k < left[d]]),
+    "at random": lambda left, rng: rng.permutation(np.repeat(np.arange(len(left)), left)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("documents", [10, 32, 96])
+def test_one_position_more_that_is_lost_never_makes_a_bound_easier(documents: int, order: str) -> None:
+    """From identical documents on, until a twelfth of all positions is lost; the first loss is no jump."""
+    rng = np.random.default_rng(documents)
+    counts = rng.integers(20, 60, documents)
+    before = np.floor(0.65 * counts).astype(int)
+    places = ORDERS[order](before, rng)[: int(counts.sum()) // 12]
+    after, lows = before.copy(), []
+    for place in [None, *places]:
+        if place is not None:
+            after[place] -= 1
+        lows.append(share_difference((before, counts), (after, counts), 0.9).low)
+    assert (np.diff(lows) <= 1e-12).all()
+    assert lows[0] == pytest.approx(-FAR * differing(documents, 0.05))
+    assert lows[1] == pytest.approx(lows[0], abs=2 / counts.sum())
+    assert lows[-1] < lows[0] - 1 / 13
+
+
+@given(seed=st.integers(0, 10_000), documents=st.integers(2, 40), share=st.floats(0, 1))
+def test_no_other_draft_with_the_same_or_a_lower_alpha_has_an_easier_bound_than_identical_documents(
+    seed: int, documents: int, share: float
+) -> None:
+    """Whatever was lost, and gained elsewhere."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 60, documents)
+    before = rng.binomial(counts, 0.6)
+    changed = rng.random(documents) < share
+    after = np.where(changed, rng.binomial(counts, 0.6), before)
+    if after.sum() > before.sum():
+        before, after = after, before
+    alike = share_difference((before, counts), (before, counts), 0.9)
+    other = share_difference((before, counts), (after, counts), 0.9)
+    assert other.low <= alike.low + 1e-12
+    rounds = [counts - accepted + 1 for accepted in (before, after)]
+    alike, other = (inverse_difference((rounds[0], counts), (second, counts), 0.9, 5) for second in rounds)
+    assert other.value > 0 or other.low <= alike.low + 1e-12
 
 
 def test_one_document_says_nothing(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from safetensors.torch import load_file, save_file
 
 from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.analysis.totals import Request
@@ -50,7 +51,9 @@ from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import load_model
 from alphaprof.profiling.phases import thinking
 from alphaprof.profiling.processing import Processing
+from alphaprof.report.baseline import check_baseline
 from alphaprof.report.build import build_report
+from alphaprof.report.compare import side_of
 from tests.reporting import as_json
 from tests.tiny import tokenizer
 
@@ -264,6 +267,26 @@ def test_the_manifest_names_what_was_run(finished: Run) -> None:
     assert manifest.drafts["wide"].vocabulary == 320
     assert len({facts.fingerprint for facts in manifest.drafts.values()}) == 4
     assert manifest.environment["packages"]["numba"] == version("numba")
+
+
+def test_a_repeated_run_passes_its_check_and_one_changed_bit_of_a_weight_makes_it_another_draft(
+    finished: Run, tmp_path: Path, tiny: Path
+) -> None:
+    shutil.copytree(tiny / "draft", tmp_path / "draft")
+    weights = load_file(tmp_path / "draft" / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"].view(torch.int32)[3, 5] ^= 1
+    save_file(weights, tmp_path / "draft" / "model.safetensors", {"format": "pt"})
+    again = finished.manifest.config["drafts"]
+    drafts = {name: again[name] for name in ("close", "skip")} | {"changed": {"kind": "model", "model": "./draft"}}
+    costs = {"source": "roofline", "accelerator": "h100-sxm"}
+    new = run_profile(profile_file(tmp_path, tiny, drafts=drafts, costs=costs), tmp_path / "run")
+    for name, old in (("close", "close"), ("skip", "skip"), ("changed", "close")):
+        found = check_baseline(side_of(f"{new.path}:{name}"), side_of(f"{finished.path}:{old}"), None, 0.02, False)
+        if name != "changed":
+            assert (found.outcome, found.reason) == ("pass", "the same draft, identical on all 15 documents")
+            continue
+        assert found.outcome == "undecided"
+        assert all("but another draft (fingerprint)" in str(item.note) for item in found.items)
 
 
 @pytest.mark.parametrize(("whole", "written"), [("finished", profile_file), ("mixed", mixed_file)])

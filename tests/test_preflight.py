@@ -616,7 +616,7 @@ def test_documents_are_taken_in_turns_from_their_sources_and_numbered_anew() -> 
     ],
 )
 def test_a_trial_stays_small(prompts: list[int], device: str, parameters: int, budget: int, count: int) -> None:
-    target = SimpleNamespace(device=SimpleNamespace(type=device), facts=lambda: SimpleNamespace(parameters=parameters))
+    target = SimpleNamespace(device=SimpleNamespace(type=device), parameters=parameters)
     every = [document(number, size) for number, size in enumerate(prompts)]
     assert trial.chosen(every, cast(Any, target), budget) == every[:count]
 

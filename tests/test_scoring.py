@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -15,6 +16,7 @@ from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
 from alphaprof.log.schema import LogRules
 from alphaprof.options import ModelDraft
+from alphaprof.profiling import models
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import layer_skip
@@ -262,12 +264,41 @@ def test_layers_that_do_not_exist_or_all_of_them_cannot_be_dropped(target: Model
         layer_skip("skip", target, dropped)
 
 
-def test_a_fingerprint_changes_with_any_weight_and_not_with_the_copy() -> None:
-    first, second = llama(), llama()
-    assert fingerprint(first) == fingerprint(second)
-    with torch.no_grad():
-        second.lm_head.weight[0, 0] += 1e-3
-    assert fingerprint(first) != fingerprint(second)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fingerprint_changes_with_any_weight_and_not_with_the_copy(dtype: torch.dtype) -> None:
+    """Of every tensor the first, the last and some other value, in the last bit; wherever a piece of it ends."""
+    first, second = llama(layers=1).to(dtype), llama(layers=1).to(dtype)
+    before = fingerprint(first)
+    assert fingerprint(second) == before
+    for name, weight in second.state_dict().items():
+        flat = weight.reshape(-1)
+        bits = flat.view(torch.int32 if dtype == torch.float32 else torch.int16)
+        for place in (0, len(bits) // 2 + 1, len(bits) - 1):
+            bits[place] ^= 1
+            assert fingerprint(second) != before, (name, place)
+            bits[place] ^= 1
+    assert fingerprint(second) == before
+
+
+def test_a_fingerprint_counts_names_layouts_and_saved_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tied head counts like one of its own with the same values, and is read once; pieces change nothing."""
+    tied, loose = llama(tie_word_embeddings=True), llama(tie_word_embeddings=True)
+    whole = fingerprint(tied)
+    loose.lm_head.weight = nn.Parameter(tied.lm_head.weight.detach().t().contiguous().t())  # another layout in memory
+    assert fingerprint(loose) == whole
+    read = []
+    monkeypatch.setattr(models, "CHUNK", 64)
+    monkeypatch.setattr(models, "_digest", lambda weight, digest=models._digest: read.append(weight) or digest(weight))
+    assert fingerprint(tied) == whole
+    assert len(read) == len(tied.state_dict()) - 1
+    tied.model.layers[0].register_buffer("packed", torch.zeros(3, dtype=torch.uint8))
+    assert fingerprint(tied) != whole
+
+
+def test_a_fingerprint_of_a_layer_skip_says_which_layers_are_left(target: Model) -> None:
+    digests = {layer_skip("skip", target, dropped).digest for dropped in ([], [1], [2], [1, 2])}
+    assert len(digests) == 4
+    assert layer_skip("again", target, [1]).digest in digests
 
 
 def test_options_of_a_draft_default_to_the_dtype_of_the_target() -> None:

@@ -24,21 +24,23 @@ LONGEST = 400.0  # its parameter at LARGE is 202
 
 
 def strict_thresholds(largest: Array, second: Array, divergence: Divergence = "kl") -> Array:
-    """D* of strict greedy decoding by index, exact, from the two largest probabilities; V > 1. In closed form but for js."""
+    """D* of strict greedy decoding by index, exact, from the two largest probabilities; V > 1."""
     largest, second = np.asarray(largest, dtype=np.float64), np.asarray(second, dtype=np.float64)
     both, gap = largest + second, largest - second
     if divergence == "kl":
         return np.asarray(both * least_js(gap / both))
-    if divergence == "rkl":
-        with np.errstate(divide="ignore"):  # infinite for a point mass
-            return np.asarray(-np.log1p(-(np.minimum(1.0, np.sqrt(largest) - np.sqrt(second)) ** 2)))
     return np.asarray(gap / 2) if divergence == "tv" else pooled(largest[None], second[None], divergence)
 
 
 def flat_bound(largest: Array, ceiling: Array, width: int = 1, divergence: Divergence = "kl") -> Array:
     """The least D* over all p whose top token has probability `largest` and whose rejected tokens have at most `ceiling`."""
     rejected = np.maximum(0.0, np.minimum(ceiling, (1 - largest) / width))
-    found = pooled(np.where(largest > 0, largest, 1.0)[None], np.tile(rejected, (width, 1)), divergence)
+    return _flat(largest, rejected, width, divergence)
+
+
+def _flat(largest: Array, rejected: Array, width: int, divergence: Divergence, rest: Array | None = None) -> Array:
+    """D* of one token before `width` rejected ones with one probability; 0 where even the first has none."""
+    found = pooled(np.where(largest > 0, largest, 1.0)[None], np.tile(rejected, (width, 1)), divergence, rest)
     return np.where(largest > 0, found, 0.0)
 
 
@@ -51,7 +53,8 @@ def margin_bound(rule: BoundRule, margin: Array, width: int, divergence: Diverge
     if rule.name not in BEST_REJECTED:
         raise ValueError(f"no margin bound for {rule.name}; there is one for: {', '.join(BEST_REJECTED)}")
     best = BEST_REJECTED[rule.name](margin, width, *rule.values)
-    return flat_bound(best + margin, best, width, divergence)
+    rest = np.maximum(0.0, (1 - margin) - (width + 1) * best)  # 1 - margin is exact from 1/2 on; 1 - (best + margin) is not
+    return _flat(best + margin, best, width, divergence, rest)
 
 
 def _multiplicative(margin: Array, width: int, factor: float) -> Array:
@@ -95,12 +98,14 @@ def coverage_bound(margin: Array, width: int, divergence: Divergence = "kl") -> 
     if divergence == "kl":
         root = between + np.sqrt(between**2 * margin**2 + 4 * rest)
         y = np.divide(rest, root, out=np.zeros_like(rest), where=root > 0)
-        ends = 1 - between * y
+        last = np.maximum(0.0, (1 - between * y - margin) / 2)
     else:
-        ends = (1 + np.sqrt(1 + (width**2 - 1) * margin**2)) / (width + 1)
-        y = (ends**2 - margin**2) / (2 * ends)
-    last = np.maximum(0.0, (ends - margin) / 2)
-    return pooled((last + margin)[None], np.vstack([last, np.tile(y, (between, 1))]), divergence)
+        root = np.sqrt(1 + (width**2 - 1) * margin**2)
+        gap = (1 - margin) * (1 + root - between * margin) / (root + width)  # p_(1) + p_(w + 1) - margin
+        last = gap / 2
+        y = gap * (gap + 2 * margin) / (2 * (gap + margin))
+    low = np.vstack([last, np.tile(y, (between, 1))])
+    return pooled((last + margin)[None], low, divergence, np.zeros_like(last))
 
 
 def least_js(tv: Array) -> Array:

@@ -176,19 +176,27 @@ def _parts(top: Array, count: Array, width: int, ceiling: Array) -> tuple[Array,
     return high, np.where(rank <= logged, np.take_along_axis(top.T, np.minimum(rank, logged) - 1, 0), bound)
 
 
-def pooled(high: Array, low: Array, divergence: Divergence) -> Array:
+def pooled(high: Array, low: Array, divergence: Divergence, rest: Array | None = None) -> Array:
     """The least divergence [n] at which no token of `high` is ahead of a token of `low`.
 
     `high` [h, n]: accepted tokens, largest first, padded with 0; `low` [w, n]: T, smallest first. What they leave of 1
-    belongs to tokens that are no more probable than any of T. Raises `ValueError` for an empty `low` or another divergence.
+    belongs to tokens that are no more probable than any of T; `rest` [n] is this remainder where it is known more
+    precisely than 1 less their sum: KL(q||p) depends on its logarithm near a point mass. Raises `ValueError` for an empty
+    `low` or another divergence.
     """
     _check(len(low), divergence)
     high, low = np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64)
     if divergence == "rkl":
         with np.errstate(divide="ignore"):  # log 0: tokens that p does not have; if T has no others, q cannot have them
             logs, used = _pool(np.log(high), np.log(low))
-            moved = _excess(np.exp(logs), _members(high[:used], low, np.exp(logs))).sum(0)
-            return np.where(low[-1] > 0, -np.log1p(-np.minimum(1.0, moved)), np.inf)
+            level = np.exp(logs)
+            moved = _excess(level, _members(high[:used], low, level)).sum(0)
+            left = np.minimum(high, level).sum(0) + np.maximum(low, level).sum(0)  # 1 - moved, without a difference
+            listed = high.sum(0) + low.sum(0)
+            whole = np.maximum(1.0, listed)  # float32 probabilities may add up to more
+            left = (left + (whole - listed if rest is None else rest)) / whole
+            value = np.where(left < 0.5, -np.log(left), -np.log1p(-np.minimum(0.5, moved / whole)))
+            return np.where(low[-1] > 0, value, np.inf)
     level, used = _pool(high, low)
     if divergence == "js":
         return _jensen_shannon(high, low, level)
@@ -262,6 +270,7 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
     if accepted == 0 or accepted + width > len(ranked):
         return math.inf if accepted else 0.0
     high, low = list(ranked[:accepted]), list(ranked[accepted : accepted + width])
+    listed = sum(high) + sum(low)
     if divergence == "js":
         from scipy.optimize import brentq  # here, because it takes longer to load than most reports do without
 
@@ -278,7 +287,8 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
         else:
             break
     if geometric:
-        left = 1 - sum(block) + len(block) * level
+        total = max(1.0, listed)  # float32 probabilities may add up to more
+        left = (total - listed + sum(high) + sum(low) + len(block) * level) / total
         return -math.log(left) if best > 0 and left > 0 else math.inf
     costs = {"kl": (x * math.log(x / level) for x in block if x > 0), "tv": (max(x - level, 0.0) for x in block)}
     return float(sum(costs[divergence]))
@@ -291,9 +301,13 @@ def _geometric_mean(block: list[float]) -> float:
 
 def _js_at(u: float, high: list[float], low: list[float]) -> tuple[float, float]:
     """For the q that is c u in the block of tokens beyond u, and c p elsewhere: what rises through 0 where it is the nearest
-    to p, and its Jensen-Shannon divergence from p.
+    to p, and its Jensen-Shannon divergence from p. A u so low that the block gives away all of a p whose sum exceeds 1 by
+    rounding has no c: it is below the root, and -1 says so.
     """
     block = np.array([x for x in high if x > u] + [x for x in low if x < u])
-    c = 1 / (1 - (block - u).sum())
+    left = 1 - (block - u).sum()
+    if left <= 0:
+        return -1.0, math.inf
+    c = 1 / left
     divergence = js_term(block, c * u).sum() + (1 - block.sum()) * js_term(np.array(1.0), c)
     return float(np.log(u * (1 + c) / (block + c * u)).sum()), float(divergence)

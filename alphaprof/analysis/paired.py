@@ -10,6 +10,7 @@ import numpy as np
 from alphaprof.analysis.estimate import NO_SPREAD, Estimate, Ratio, influences, quantile, ratio
 
 Array = np.ndarray[Any, Any]
+FAR = 0.225  # share of the possible range by which a unit that differs is taken to differ: decisions/019
 
 
 def share_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Estimate:
@@ -52,10 +53,11 @@ def _errors(side: tuple[Array, Array], found: Ratio) -> Array:
 
 
 def _difference(possible: Estimate, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Estimate:
-    """A difference with its t interval, within what is possible given the first side.
+    """A difference with its t interval, within what is possible given the first side, and never narrower than a floor.
 
-    Where all units agree perfectly there is no spread to estimate from: the interval is then what units that differ could
-    make of it, at the most of them that so many agreeing ones allow (Clopper-Pearson at D of D).
+    Units that agree leave no spread to estimate from, and those that hardly differ almost none. The floor is what other
+    units could make of the difference, at the most of them that the number of units allows, each off by FAR of the range. It
+    does not depend on the spread: with the same value, units that differ never make a bound easier to reach.
     """
     value, low, high = possible.value, possible.low, possible.high
     documents = min(side.documents for side in sides)
@@ -63,8 +65,14 @@ def _difference(possible: Estimate, errors: Array, sides: tuple[Ratio, Ratio], c
     if documents < 2:
         return Estimate(value, low, high, documents)
     stderr = math.sqrt(float((errors**2).sum()))
-    if stderr <= 1e-9 * (high - low):
-        differing = 1 - tail ** (1 / documents)
-        return Estimate(value, value + (low - value) * differing, value + (high - value) * differing, documents)
-    half = quantile(1 - tail, min(side.freedom for side in sides)) * stderr
-    return Estimate(value, max(low, value - half), min(high, value + half), documents)
+    half = quantile(1 - tail, min(side.freedom for side in sides)) * stderr if stderr else 0.0
+    most, far = differing(documents, tail), FAR * (high - low)
+    below, above = (max(half, most * min(far, room)) for room in (value - low, high - value))
+    return Estimate(value, max(low, value - below), min(high, value + above), documents)
+
+
+def differing(units: int, tail: float) -> float:
+    """The largest share of units that can differ where none of `units` does, wrong with probability `tail`
+    (Clopper-Pearson at n of n).
+    """
+    return float(1 - tail ** (1 / units))

@@ -51,7 +51,7 @@ class ModelFacts:
     reference: str  # as the profile names it: hub id, directory or file
     kind: str  # model, layer_skip or prompt_lookup; served: another engine ran it
     architecture: str  # its class
-    fingerprint: str  # SHA-256 over its configuration and a part of its weights
+    fingerprint: str  # SHA-256 over its configuration and its weights; equal ones: the same draft
     dtype: str  # of its weights
     device: str  # that it ran on
     parameters: int | None  # number of parameters

@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
 NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
 GGUF_TRANSFORMERS = (5, 23)
+CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,26 @@ class Model:
         """The ids that end a text."""
         return _ids(self.network.generation_config.eos_token_id)
 
+    @property
+    def parameters(self) -> int:
+        """How many there are."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    @cached_property
+    def digest(self) -> str:
+        """The fingerprint, computed once: every weight is read."""
+        return fingerprint(self.network)
+
     def facts(self) -> ModelFacts:
         """What the manifest keeps of this model."""
         return ModelFacts(
             reference=self.reference,
             kind=self.kind,
             architecture=type(self.network).__name__,
-            fingerprint=fingerprint(self.network),
+            fingerprint=self.digest,
             dtype=str(self.dtype).removeprefix("torch."),
             device=device_name(self.device),
-            parameters=sum(parameter.numel() for parameter in self.network.parameters()),
+            parameters=self.parameters,
             context=self.context,
             vocabulary=self.vocabulary,
             eos=self.eos,
@@ -256,19 +268,32 @@ def shape_of(network: PreTrainedModel) -> dict[str, float | bool] | None:
 
 
 def fingerprint(network: PreTrainedModel) -> str:
-    """SHA-256 over the configuration and over every parameter's name, shape, dtype and 64 of its values, evenly spread.
+    """SHA-256 over the configuration and over the name, shape, dtype and bytes of every weight: parameters, and buffers that
+    are saved with them, which hold the weights of quantised layers.
 
-    It does not depend on where the model lies, costs milliseconds, and changes with any fine-tuning or quantisation.
+    It does not depend on where the model lies, and changes with any bit. Weights with several names (tied heads) are read
+    once and count under each. Those on the meta device have no bytes: a model that is only described, or offloaded.
     """
     volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
     settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for name, parameter in sorted(network.named_parameters()):
-        digest.update(json.dumps([name, list(parameter.shape), str(parameter.dtype)]).encode())
-        if parameter.device.type != "meta":
-            flat = parameter.detach().flatten()
-            digest.update(flat[:: max(1, flat.numel() // 64)][:64].double().cpu().numpy().tobytes())
+    read: dict[tuple[Any, ...], bytes] = {}
+    for name, weight in sorted(network.state_dict().items()):
+        if not isinstance(weight, torch.Tensor):
+            continue
+        digest.update(json.dumps([name, list(weight.shape), str(weight.dtype)]).encode())
+        if weight.device.type != "meta":
+            place = (weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
+            digest.update(read[place] if place in read else read.setdefault(place, _digest(weight)))
     return digest.hexdigest()
+
+
+def _digest(weight: torch.Tensor) -> bytes:
+    """SHA-256 over the bytes of a tensor, a piece at a time: without a copy of all of it."""
+    digest = hashlib.sha256()
+    for piece in torch.split(weight.detach().reshape(-1), CHUNK // weight.element_size()):
+        digest.update(piece.cpu().view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -24,7 +24,7 @@ from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import Draft, layer_skip
 from alphaprof.profiling.head import Head
 from alphaprof.profiling.inspection import length, new_tokens
-from alphaprof.profiling.models import NOISE, Model
+from alphaprof.profiling.models import NOISE, Model, shape_of
 from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.scoring import Arrays, Layout, Scorer
 from alphaprof.profiling.shards import Loaded
@@ -85,7 +85,7 @@ def chosen(documents: Sequence[Document], target: Model, batch_tokens: int) -> l
     device = target.device.type
     most = min(batch_tokens, PADDED.get(device, PADDED["cuda"]))
     if device == "cpu":
-        most = min(most, PARAMETER_TOKENS // (target.facts().parameters or 1))
+        most = min(most, PARAMETER_TOKENS // (target.parameters or 1))
     longest, count = 0, 0
     for document in documents[:DOCUMENTS]:
         longest = max(longest, len(document.prompt) + NEW_TOKENS)
@@ -135,7 +135,7 @@ def memory(target: Model, drafts: Sequence[Draft], batch_tokens: int) -> Memory:
     """What the models take, and what is free beside them; a layer skip shares the target's weights."""
     models = [target, *(draft for draft in drafts if isinstance(draft, Model) and draft.kind == "model")]
     weights = sum(item.numel() * item.element_size() for model in models for item in model.network.parameters())
-    shape: Any = target.facts().shape
+    shape: Any = shape_of(target.network)
     cache = None if shape is None else round(ModelShape(**shape).kv_bytes_per_token * batch_tokens)
     return Memory(weights, cache, _free(target.device))
 

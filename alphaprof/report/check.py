@@ -45,7 +45,7 @@ class Subject:
 @dataclass(frozen=True)
 class Item:
     """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`analysis.gates`); None
-    where it fails without them, for the reason in `note`.
+    where it fails or passes without them, for the reason in `note`.
     """
 
     measure: Measure  # what is held against the threshold
@@ -56,7 +56,7 @@ class Item:
     high: float | None
     documents: int  # independent ones
     outcome: Outcome  # of this threshold alone
-    note: str | None = None  # why it fails without bounds; None: it was judged by them
+    note: str | None = None  # what decided without bounds, or what the bounds do not say
 
 
 @dataclass(frozen=True)
@@ -278,15 +278,18 @@ def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None
     return 1 + low, 1 + high
 
 
-def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = ()) -> str:
-    """The items that decided, in words, and what was not judged."""
+def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
+    """The items that decided, in words, and what was not judged. `passed`: why all pass, where no bound shows it."""
     decisive = [item for item in items if item.outcome == outcome]
-    parts = [f"{item.measure} of {short(item.domain)}: {item.note}" for item in decisive if item.note]
+    parts = []
     if outcome == "pass":
-        parts.append(f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached")
-    elif judged := [item for item in decisive if not item.note]:
-        named = ", ".join(f"{item.measure} of {short(item.domain)}" for item in judged)
-        parts.append(f"{named} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
+        reached = f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached"
+        parts.append(passed or reached)
+    else:
+        parts += [f"{item.measure} of {short(item.domain)}: {item.note}" for item in decisive if item.low is None]
+        if judged := [item for item in decisive if item.low is not None]:
+            named = ", ".join(f"{item.measure} of {short(item.domain)}" for item in judged)
+            parts.append(f"{named} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
     return "; ".join(parts)

@@ -60,14 +60,14 @@ def _table(check: Check, console: Console) -> None:
     for item in check.items:
         word, style = WORDS[item.outcome]
         cells = (item.measure, fmt.count(item.documents), _number(item, item.threshold), _number(item, item.value))
-        bounds = fmt.NOTHING if item.note else f"[{_number(item, item.low)}, {_number(item, item.high)}]"
+        bounds = fmt.NOTHING if item.low is None else f"[{_number(item, item.low)}, {_number(item, item.high)}]"
         table.add_row(plain(short(item.domain)), *cells, bounds, Text(word, style))
     show(table, "thresholds", console)
     console.print()
 
 
 def _beside(check: Check, console: Console) -> None:
-    """What the table does not hold: why an item fails without bounds, and what was not judged."""
+    """What the table does not hold: notes on items, and what was not judged."""
     noted = [f"{short(item.domain)}: {item.note}" for item in check.items if item.note]
     noted += [f"not judged: {short(item.domain)} ({item.reason})" for item in check.unjudged]
     for line in noted:

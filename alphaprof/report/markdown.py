@@ -108,7 +108,7 @@ def check_markdown(check: Check) -> str:
 
 
 def _cells(item: Item) -> tuple[str, ...]:
-    bounds = f"{_plain(item.low)} to {_plain(item.high)}" if item.note is None else fmt.NOTHING
+    bounds = f"{_plain(item.low)} to {_plain(item.high)}" if item.low is not None else fmt.NOTHING
     sign = f"{SIGNS[item.outcome]} {item.outcome}"
     return (
         escaped(item.domain),
@@ -144,8 +144,9 @@ def check_junit(check: Check) -> str:
     )
     for item in items:
         case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.{item.measure}", name=visible(short(item.domain)))
-        found = item.note or f"bounds {_plain(item.low)} to {_plain(item.high)}"
-        _outcome(case, item.outcome, f"{_plain(item.value)}, {found}, at least {item.threshold:g}")
+        found = [f"bounds {_plain(item.low)} to {_plain(item.high)}"] if item.low is not None else []
+        found += [item.note] if item.note else []
+        _outcome(case, item.outcome, f"{_plain(item.value)}, {', '.join(found)}, at least {item.threshold:g}")
     for left in check.unjudged:
         case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.baseline", name=visible(short(left.domain)))
         _outcome(case, "undecided", f"not judged: {left.reason}")
