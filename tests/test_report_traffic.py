@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from tests.reporting import only, reported
-from tests.synthetic import Domain, Recipe
+from alphaprof.analysis.estimate import ratio
+from alphaprof.report.build import build_report
+from tests.reporting import log_of, only, recounted, reported, rows_of
+from tests.synthetic import Domain, Recipe, write_run
 
 FAST = Domain(documents=16, alpha=0.9)
 STORY = Domain(documents=16, alpha=0.9, continuation="sampled", temperature=0.8)
@@ -61,3 +66,55 @@ def test_counts_of_expected_rounds_agree_with_tokens_per_round(tmp_path: Path) -
         assert item.acceptance_length >= item.tokens_per_round.value - 1e-9  # texts end within a round
         assert item.acceptance_length - 1 == pytest.approx(sum(item.marginal))
         assert all(0 <= value <= 1 for value in (*item.marginal, *item.conditional))
+
+
+TWO = Recipe(
+    domains={"fast": Domain(documents=24, alpha=0.95, spread=0.02), "slow": Domain(documents=24, alpha=0.05, spread=0.02)},
+    decision={"draft": "small", "gamma": 4},
+)
+
+
+def test_the_error_of_observed_shares_is_in_the_interval(tmp_path: Path) -> None:
+    """A mixture of two domains that differ: by given weights they have no say in it, by a limit of each source only in what
+    documents differ by inside of a source.
+    """
+    mixture = reported(tmp_path / "mixture", TWO)
+    limited = reported(tmp_path / "limited", dataclasses.replace(TWO, limited=True))
+    weights = {name: mixture.traffic.weights[name] for name in TWO.domains}
+    given = reported(tmp_path / "given", dataclasses.replace(TWO, decision={**TWO.decision, "weights": weights}))
+    widths = []
+    for report in (mixture, limited, given):
+        speedup = report.traffic.speedup
+        assert speedup is not None
+        assert speedup.value == pytest.approx(mixture.traffic.speedup.value if mixture.traffic.speedup else None, rel=0.02)
+        widths.append(math.log(speedup.high / speedup.low))
+    assert widths[0] > 2 * widths[1]
+    assert widths[1] < 2.5 * widths[2]
+
+
+def test_the_interval_of_observed_traffic_is_that_of_one_ratio(tmp_path: Path) -> None:
+    """Rounds of all documents counted anew from the log: their time over their tokens, with the spread of each document."""
+    run = write_run(tmp_path / "run", dataclasses.replace(TWO, timing_error=0.0))
+    positions = log_of(run)
+    documents = [
+        recounted(rows, 4) for domain in TWO.domains for _, rows in rows_of(positions, domain, "small").groupby("document")
+    ]
+    tokens = np.array([one["tokens"] for one in documents])
+    cost = {0: 1.0, **{m: (10 + 0.5 * m + m) / 10 for m in range(1, 5)}}
+    time = np.array([one["rounds"] * cost[4] for one in documents])
+    found = ratio(time, tokens)
+    speedup = build_report(run).traffic.speedup
+    assert speedup is not None
+    assert speedup.value == pytest.approx(1 / found.value, rel=0.02)  # rounds at the end of a text draft fewer tokens
+    t = float(stats.t.ppf(0.975, found.freedom))
+    assert math.log(speedup.high / speedup.low) == pytest.approx(2 * t * found.stderr / found.value, rel=0.1)
+
+
+def test_a_domain_of_one_document_is_part_of_observed_traffic(tmp_path: Path) -> None:
+    """And with weights, of which it would be a known share, one document leaves it unknown."""
+    rare = dataclasses.replace(TWO, domains={"fast": Domain(documents=30, alpha=0.95), "rare": Domain(documents=1)})
+    assert reported(tmp_path / "observed", rare).traffic.verdict == "GO"
+    weighted = dataclasses.replace(rare, decision={**TWO.decision, "weights": {"fast": 0.9, "rare": 0.1}})
+    traffic = reported(tmp_path / "given", weighted).traffic
+    assert traffic.verdict == "UNDECIDED"
+    assert "given weights need at least two independent documents of every domain" in traffic.reason

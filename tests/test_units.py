@@ -140,3 +140,50 @@ def test_groups_are_those_of_a_loop_over_documents(rows: list[tuple[str, str, bo
         for group in Documents.of(table).groups
     ]
     assert found == list(expected.items())
+
+
+def table(prompts: Sequence[str], sources: Sequence[int]) -> Documents:
+    """Documents of prompts, from sources."""
+    return Documents.of(
+        pa.table(
+            {
+                "prompt_hash": pa.array([hashlib.sha256(prompt.encode()).hexdigest() for prompt in prompts]),
+                "cluster": pa.array([None] * len(prompts), pa.string()),
+                "source": pa.array(sources, pa.int32()),
+            }
+        )
+    )
+
+
+def test_strata_are_sources_that_ended_at_their_limit() -> None:
+    """Of 3 and 2 documents; the third source has fewer than its limit, the fourth none: these are one stratum together."""
+    documents = table("abcdefghi", [0, 1, 2, 3, 0, 1, 0, 2, 3])
+    strata = documents.strata({0: 3, 1: 2, 2: 5})
+    of = strata[documents.units.codes].tolist()
+    assert of[0] == of[4] == of[6]
+    assert of[1] == of[5]
+    assert of[2] == of[3] == of[7] == of[8]
+    assert len(set(of)) == 3
+    assert len(set(documents.strata({}).tolist())) == 1
+
+
+def test_a_unit_from_several_sources_is_of_the_stratum_of_that_set() -> None:
+    """Equal prompts in two sources: a and b lie in both, c in the first alone, d in the second and the rest."""
+    documents = table("aabbccdde", [0, 1, 1, 0, 0, 0, 1, 2, 2])
+    strata = documents.strata({0: 4, 1: 3})
+    a, b, c, d, e = (strata[documents.units.codes[row]] for row in (0, 2, 4, 6, 8))
+    assert a == b
+    assert len({a, c, d, e}) == 4
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 3)), min_size=1, max_size=30))
+def test_strata_are_those_of_a_loop_over_units(rows: list[tuple[str, int]]) -> None:
+    """Two units are of one stratum where their sets of sources are equal, sources without a limit counting as one."""
+    prompts, sources = [row[0] for row in rows], [row[1] for row in rows]
+    limits = {source: sources.count(source) for source in (0, 1) if source in sources}
+    documents = table(prompts, sources)
+    strata = documents.strata(limits)[documents.units.codes].tolist()
+    sets = {name: frozenset(s if s in limits else -1 for p, s in rows if p == name) for name in prompts}
+    for first, one in zip(prompts, strata, strict=True):
+        for second, other in zip(prompts, strata, strict=True):
+            assert (one == other) == (sets[first] == sets[second])
