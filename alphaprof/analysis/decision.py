@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from alphaprof.analysis.estimate import quantile
 from alphaprof.analysis.speedup import Speedup
+from alphaprof.analysis.timing import LEAST_ROUNDS
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MANY = 1_000_000
+SURER = "idle machine, larger costs.budget and costs.repeats"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ def decide(found: Speedup | None, min_speedup: float, confidence: float, held_ou
 
     `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
     """
+    if found is not None and math.isinf(found.timing_error):
+        reason = f"step times of fewer than {LEAST_ROUNDS} rounds have no bounds: raise costs.repeats"
+        return Decision("UNDECIDED", reason, found, 0.0, math.inf, None)
     if found is None or not math.isfinite(found.relative_error):
         reason = "an interval needs at least two independent documents of every domain, longer than one token"
         if held_out:
@@ -69,9 +74,9 @@ def _remedy(total: int | None, found: Speedup) -> str:
     if total is not None:
         return f"about {total} independent documents in all would settle it, if this speedup holds"
     if found.timing_error > 0 and found.sampling_error > found.timing_error:
-        return "it takes both more documents and surer step times (idle machine, more costs.repeats)"
+        return f"it takes both more documents and surer step times ({SURER})"
     if found.timing_error > 0:
-        return "more documents alone would not settle it: step times must be surer (idle machine, more costs.repeats)"
+        return f"more documents alone would not settle it: step times must be surer ({SURER})"
     return "it is too close to the threshold for any number of documents to settle it"
 
 
@@ -84,8 +89,9 @@ def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> i
 
     def settles(documents: int) -> bool:
         share = found.documents / documents
-        error = math.sqrt(found.sampling_error**2 * share + found.timing_error**2)
-        return quantile(confidence, found.freedom / share) * error <= distance
+        error, freedom = found.sampling_error * math.sqrt(share), found.freedom / share
+        grown = replace(found, sampling_error=error, freedom=freedom)
+        return quantile(confidence, grown.total_freedom) * grown.relative_error <= distance
 
     if not settles(MANY):
         return None

@@ -26,16 +26,20 @@ from alphaprof.analysis.estimate import (
     present,
 )
 from alphaprof.analysis.replay import Rounds
+from alphaprof.analysis.timing import median_error
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one kind of step in ms, with the relative standard error of its median."""
+    """The time of one kind of step in ms. `rounds`: its times in interleaved rounds, where it was measured so; round i of all
+    steps is one unit. Without them `relative_error`, a standard error of its own, counts.
+    """
 
     ms: float
     relative_error: float
+    rounds: tuple[float, ...] = ()
 
 
 NOTHING = StepTime(0.0, 0.0)
@@ -132,7 +136,8 @@ class RoundCounts:
 class Speedup:
     """Speedup with the relative standard errors that document sampling and step times give it.
 
-    `freedom` are the degrees of freedom of the sampling error; `documents` the number of independent documents (clusters).
+    `freedom`, `timing_freedom` are the degrees of freedom of the two; `documents` the number of independent documents
+    (clusters).
     """
 
     value: float
@@ -140,15 +145,27 @@ class Speedup:
     timing_error: float
     freedom: float
     documents: int
+    timing_freedom: float = math.inf
 
     @property
     def relative_error(self) -> float:
         """Both errors together."""
         return math.hypot(self.sampling_error, self.timing_error)
 
+    @property
+    def total_freedom(self) -> float:
+        """Welch and Satterthwaite's degrees of freedom of both errors together; 0 where one of them is infinite."""
+        if not math.isfinite(self.relative_error):
+            return 0.0
+        if self.timing_error == 0 or self.freedom <= 0:
+            return self.freedom
+        share = (self.sampling_error / self.relative_error) ** 2
+        moments = share**2 / self.freedom + (1 - share) ** 2 / self.timing_freedom
+        return 1 / moments if moments > 0 else math.inf
+
     def bounds(self, tail: float) -> tuple[float, float]:
         """Log-scale t bounds, each missing with probability `tail`."""
-        return log_interval(self.value, self.relative_error, self.freedom, tail)
+        return log_interval(self.value, self.relative_error, self.total_freedom, tail)
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
@@ -220,13 +237,15 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     variances = [(weight * found.stderr) ** 2 for weight, found in zip(weights, ratios, strict=True)]
     shares = sum(part / time * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
     documents = distinct(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains]))
+    timing_error, timing_freedom = _timing_error(np.asarray(shares), times)
     apart = documents == sum(found.documents for found in ratios)
     return Speedup(
         value=1 / time,
         sampling_error=math.sqrt(sum(variances) + (0.0 if apart else _covariance(domains, weights, sums))) / time,
-        timing_error=_timing_error(np.asarray(shares), times),
+        timing_error=timing_error,
         freedom=_freedom(variances, ratios, documents),
         documents=documents,
+        timing_freedom=timing_freedom,
     )
 
 
@@ -244,12 +263,15 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
     found = bounded_ratio(spent + prompts + more, base + prompts, min(best, 1.0), slowest)
     decoding = spent.sum() / (spent + prompts + more).sum()
+    base_share = base.sum() / (base + prompts).sum()
+    timing_error, timing_freedom = _timing_error(decoding * time_shares(counts, times), times, base_share)
     return Speedup(
         value=1 / found.value,
         sampling_error=found.stderr / found.value,
-        timing_error=_timing_error(decoding * time_shares(counts, times), times, base.sum() / (base + prompts).sum()),
+        timing_error=timing_error,
         freedom=found.freedom,
         documents=found.documents,
+        timing_freedom=timing_freedom,
     )
 
 
@@ -269,22 +291,32 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: 
     return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
-def _timing_error(shares: Array, times: StepTimes, base: float = 1.0) -> float:
-    """Relative error that step times give a speedup: the derivative of its logarithm by each of them.
+def _timing_error(shares: Array, times: StepTimes, base: float = 1.0) -> tuple[float, float]:
+    """Relative error that step times give a speedup, and its degrees of freedom. `shares`: of the time with the draft, as in
+    `time_shares`; `base`: the share that decode steps have of the time without.
 
-    The decode step stands in the numerator too, so its derivative is its share there (`base`) minus that of the time with
-    the draft.
+    Times of interleaved rounds give a speedup for each round, whose median has an interval. Times with an error of their own
+    are independent: the derivative of the speedup's logarithm by each, times its error, add up as squares. The decode step
+    stands in the numerator too, so its derivative is its share there minus that of the time with the draft.
     """
-    *verify, draft, after_full, lookup, bookkeeping = shares
+    parts = [times.target[n] for n in range(1, len(shares) - 3)]
+    parts += [times.draft, times.draft_after_full or times.draft, times.lookup, times.bookkeeping]
     if times.draft_after_full is None:  # one time, and one error
-        draft, after_full = draft + after_full, 0.0
-    errors = [(base - verify[0]) * times.decode.relative_error]
-    errors += [share * times.target[n].relative_error for n, share in enumerate(verify[1:], start=2)]
-    parts = (times.draft, times.draft_after_full or times.draft, times.lookup, times.bookkeeping)
-    errors += [
-        share * part.relative_error for share, part in zip((draft, after_full, lookup, bookkeeping), parts, strict=True)
-    ]
-    return math.sqrt(sum(error**2 for error in errors))
+        shares = np.concatenate([shares[:-4], [shares[-4] + shares[-3], 0.0], shares[-2:]])
+    used = [(share, part) for share, part in zip(shares.tolist(), parts, strict=True) if share > 0]
+    rounds = min(len(part.rounds) for part in (times.decode, *(part for _, part in used)))
+    if rounds:
+        decode = _relative(times.decode, rounds)
+        spent = sum(share * _relative(part, rounds) for share, part in used)
+        return median_error(np.log1p(base * decode) - np.log1p(spent))
+    errors = [(base - float(shares[0])) * times.decode.relative_error]
+    errors += [share * part.relative_error for share, part in zip(shares[1:], parts[1:], strict=True)]
+    return math.sqrt(sum(error**2 for error in errors)), math.inf
+
+
+def _relative(time: StepTime, rounds: int) -> Array:
+    """What a step took more in each of the first rounds than it is said to take, as a share, [rounds]."""
+    return np.array(time.rounds[:rounds]) / time.ms - 1
 
 
 def _freedom(variances: Sequence[float], ratios: Sequence[Ratio], documents: int) -> float:

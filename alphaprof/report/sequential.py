@@ -90,9 +90,10 @@ def _decided(
     reach = float(max(order.reach[domain] for domain in weights))
     bounds = Bounds(*cost_bounds(times, pair[1]), reach)
     whole = pooled_speedup(candidates, pair, timing.times, weights)
-    error = whole.timing_error if whole is not None else 0.0
-    found = decide_sequentially(base, spent, 1.0, bounds, question.min_speedup, question.confidence, error)
-    value = Speedup(float(base.sum() / spent.sum()), math.nan, error, 0, len(base)) if spent.sum() > 0 else None
+    error, freedom = (whole.timing_error, whole.timing_freedom) if whole is not None else (0.0, math.inf)
+    asked = (question.min_speedup, question.confidence)
+    found = decide_sequentially(base, spent, 1.0, bounds, *asked, timing_error=error, timing_freedom=freedom)
+    value = Speedup(float(base.sum() / spent.sum()), math.nan, error, 0, len(base), freedom) if spent.sum() > 0 else None
     return Decision(found.verdict, _reason(found, value, question, after), value, found.low, found.high, None)
 
 

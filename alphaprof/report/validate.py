@@ -180,7 +180,7 @@ def require_within(validation: Validation) -> None:
     off, most = (f"{100 * share:.1f}%" for share in (validation.median_error, validation.tolerance))
     raise OutsideTolerance(
         f"the predicted speedup is off by {off} in the median, more than {most}",
-        "repeat it on an idle machine, with more --repeats and costs.repeats; the round times show where the time goes",
+        "repeat it on an idle machine, with more --repeats and costs.budget; the round times show where the time goes",
     )
 
 
