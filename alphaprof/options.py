@@ -175,8 +175,8 @@ class MeasuredCosts(Options):
         60,
         ge=0,
         allow_inf_nan=False,
-        description="seconds for all step times: less once the cost of a round is known to 2 %, more only for 6 rounds at each "
-        "batch size and context",
+        description="seconds for all step times: less once the cost of a round is known to 2 %, more only for 6 rounds at "
+        "each batch size and context",
     )
     mode: Literal["auto", "eager"] = Field(
         "auto", description="auto: a static cache and CUDA graphs where the device has them; eager: as validate decodes"

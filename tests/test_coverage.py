@@ -163,16 +163,68 @@ def test_few_repetitions_are_granted_their_noise_and_many_are_not() -> None:
     assert SCRIPT["grant"](500) == pytest.approx(noise(500))
 
 
-SMALL = ["--intervals", "60", "--gates", "4", "--choices", "4", "--members", "10"]
+def true_ms() -> Array:
+    return np.asarray(SCRIPT["TRUE_MS"])
+
+
+@pytest.mark.parametrize("kind", SCRIPT["NOISES"])
+def test_noise_of_step_times_leaves_their_ratios_as_they_are(kind: str) -> None:
+    """In the median over many rounds; and it is noise of the kind that it says."""
+    rounds, steps = 20_000, len(true_ms())
+    logs = np.log(SCRIPT["timed"](kind, np.random.default_rng(9), rounds, 0.02) / true_ms())
+    ratios = logs[:, 1:] - logs[:, :1]
+    # Of 20,000 rounds, 0.02 sqrt(2) each; 2.31 times the variance where neighbours are alike.
+    assert abs(np.median(ratios, axis=0)).max() < 5 * 1.2533 * 0.02 * math.sqrt(2 * 2.31 / rounds)
+
+    def lag(values: Array) -> float:
+        return float(np.corrcoef(values[1:], values[:-1])[0, 1])
+
+    assert (lag(ratios[:, 0]) > 0.45) == (kind == "steps go on")
+    assert (lag(logs.mean(1)) > 0.4) == (kind in ("machine goes on", "drift", "steps go on"))
+    assert abs((logs > 0.5).mean() - 0.05 * (kind == "outliers")) < 0.002 or kind == "drift"
+    assert steps == len(SCRIPT["STEPS"])
+
+
+def test_a_drifting_machine_rises_by_half_over_its_rounds() -> None:
+    """Backwards through every second round, as steps are run there."""
+    slow = SCRIPT["drifting"](10, 10)
+    assert slow[0, 0] == 1
+    assert (np.diff(slow, axis=1)[::2] > 0).all()
+    assert (np.diff(slow, axis=1)[1::2] < 0).all()
+    assert slow.max() == pytest.approx(1.5, abs=0.5 / 10 / len(true_ms()) + 1e-12)
+
+
+def test_intervals_of_step_times_hold_the_truth(populations: dict[str, Any]) -> None:
+    """In every noise, after every number of rounds, and under the rule that stops for certainty; on one text only."""
+    lines = SCRIPT["timings"](SETTINGS[0], populations[SETTINGS[0]], 25, np.random.default_rng(10))
+    assert len(lines) == len(SCRIPT["NOISES"]) * (len(SCRIPT["ROUNDS"]) + len(SCRIPT["SPREADS"]))
+    assert all(line.met for line in lines)
+    for line in lines:
+        assert sum(line.rates) == pytest.approx(1)
+    assert np.mean([line.rates[0] for line in lines]) >= 0.95 - noise(25 * len(lines))
+    assert SCRIPT["timings"](SETTINGS[1], populations[SETTINGS[1]], 25, np.random.default_rng(10)) == []
+
+
+def test_a_stop_is_the_first_round_that_is_sure() -> None:
+    ms = SCRIPT["timed"]("log-normal", np.random.default_rng(11), 100, 0.02)
+    mixes = SCRIPT["round_mixes"](SCRIPT["STEPS"], SCRIPT["GAMMA"])
+    rounds = len(SCRIPT["stopped"](ms, mixes))
+    errors = [SCRIPT["largest_error"](ms[:count], mixes) for count in range(6, rounds + 1)]
+    assert 6 < rounds < 100
+    assert errors[-1] < 0.02
+    assert all(error >= 0.02 for error in errors[:-1])
+
+
+SMALL = ["--intervals", "60", "--gates", "4", "--choices", "4", "--step-times", "10", "--members", "10"]
 
 
 def test_what_it_prints_names_everything_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert SCRIPT["main"](SMALL) == 0
     text = capsys.readouterr().out
-    assert re.findall(r"[\d,]+ samples a line", text) == [f"{count} samples a line" for count in (60, 4, 4)]
+    assert re.findall(r"[\d,]+ samples a line", text) == [f"{count} samples a line" for count in (60, 4, 4, 10)]
     for name in SETTINGS:
         assert len(re.findall(rf"^{name} ", text, re.MULTILINE)) == 6 + 2 + 4
-    assert text.count("   met\n") == len(SETTINGS) * (3 + 1 + 2)
+    assert text.count("   met\n") == len(SETTINGS) * (3 + 1 + 2) + 30
     assert text.endswith("\n0 not met\n")
 
 
@@ -185,6 +237,11 @@ def too_narrow(function: Any) -> Any:
         return Estimate(found.value, low, high, 0)
 
     return narrowed
+
+
+def certain(function: Any) -> Any:
+    """Bounds that meet in the middle."""
+    return lambda *arguments: (math.sqrt(math.prod(function(*arguments))),) * 2
 
 
 def easily_convinced(function: Any) -> Any:
@@ -200,6 +257,7 @@ def easily_convinced(function: Any) -> Any:
         ("speedup_interval", too_narrow, "intervals", 1),
         ("decide_sequentially", easily_convinced, "gates", 1),
         ("decide", easily_convinced, "choices", 2),
+        ("timing_bounds", certain, "step_times", 30),
     ],
 )
 def test_what_is_wrong_is_found(
@@ -209,5 +267,6 @@ def test_what_is_wrong_is_found(
     monkeypatch.setitem(GLOBALS, "SETTINGS", {"different": SCRIPT["SETTINGS"]["different"]})
     monkeypatch.setitem(GLOBALS, "PARTS", {part: SCRIPT["PARTS"][part]})
     monkeypatch.setitem(GLOBALS, name, wrong(GLOBALS[name]))
-    assert SCRIPT["main"]([*SMALL, f"--{part}", "60"]) == 1
+    more = [f"--{part}", "60"] if part != "step_times" else []
+    assert SCRIPT["main"]([*SMALL, *more]) == 1
     assert capsys.readouterr().out.endswith(f"\n{expected} not met\n")

@@ -32,7 +32,12 @@ def found(value: float, error: float = 0.1, documents: int = 10, timing: float =
 def factor(one: Speedup) -> float:
     """What bounds lie away from the value, from Student's t as scipy has it."""
     error = math.hypot(one.sampling_error, one.timing_error)
-    return math.exp(float(stats.t.ppf(CONFIDENCE, one.freedom)) * error)
+    return math.exp(float(stats.t.ppf(CONFIDENCE, freedom(one.sampling_error, one.timing_error, one.freedom))) * error)
+
+
+def freedom(sampling: float, timing: float, of_sampling: float, of_timing: float = math.inf) -> float:
+    """Welch and Satterthwaite's degrees of freedom of two errors."""
+    return (sampling**2 + timing**2) ** 2 / (sampling**4 / of_sampling + timing**4 / of_timing)
 
 
 @pytest.mark.parametrize(
@@ -101,21 +106,37 @@ def test_a_bound_is_never_rounded_across_the_threshold(above: bool, says: str) -
 def settles(one: Speedup, threshold: float, documents: int) -> bool:
     """Whether that many documents like these would settle it, written out anew."""
     share = documents / one.documents
-    error = math.sqrt(one.sampling_error**2 / share + one.timing_error**2)
-    half = float(stats.t.ppf(CONFIDENCE, one.freedom * share)) * error
+    sampling = one.sampling_error / math.sqrt(share)
+    both = freedom(sampling, one.timing_error, one.freedom * share, one.timing_freedom)
+    half = float(stats.t.ppf(CONFIDENCE, both)) * math.hypot(sampling, one.timing_error)
     return one.value * math.exp(-half) >= threshold or one.value * math.exp(half) < threshold
 
 
 @pytest.mark.parametrize("value", [1.6, 1.55, 1.45, 1.3])
 @pytest.mark.parametrize("documents", [2, 5, 30])
-@pytest.mark.parametrize("timing", [0.0, 0.005])
-def test_documents_needed_is_the_smallest_number_that_settles(value: float, documents: int, timing: float) -> None:
+@pytest.mark.parametrize("timing", [(0.0, math.inf), (0.005, math.inf), (0.005, 5)])
+def test_documents_needed_is_the_smallest_number_that_settles(
+    value: float, documents: int, timing: tuple[float, float]
+) -> None:
     """Against every smaller number, one by one."""
-    one = found(value, 0.2, documents, timing)
+    one = dataclasses.replace(found(value, 0.2, documents, timing[0]), timing_freedom=timing[1])
     needed = documents_needed(one, 1.5, CONFIDENCE)
     assert needed is not None
     assert settles(one, 1.5, needed)
     assert not any(settles(one, 1.5, fewer) for fewer in range(documents, needed))
+
+
+def test_more_documents_never_unsettle_what_fewer_would() -> None:
+    """With 3 rounds of step times the bounds at 400 documents are narrower than those at a million."""
+    one = dataclasses.replace(found(1.5, 0.2, 30, 0.05), timing_freedom=2)
+    assert documents_needed(one, 1.5 * math.exp(-0.14), CONFIDENCE) is not None
+    assert not settles(one, 1.5 * math.exp(-0.14), 1_000_000)
+
+
+def test_step_times_without_bounds_leave_it_undecided_and_say_so() -> None:
+    decision = decide(found(3.0, timing=math.inf), 1.1, CONFIDENCE, held_out=True)
+    assert (decision.verdict, decision.low, decision.high) == ("UNDECIDED", 0, math.inf)
+    assert decision.reason == "step times of fewer than 3 rounds have no bounds: raise costs.repeats"
 
 
 @pytest.mark.parametrize(("value", "timing", "says"), [(1.51, 0.01, "step times"), (1.5, 0.0, "any number of documents")])

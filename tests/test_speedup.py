@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy import stats
 
 from alphaprof.analysis.estimate import CONTROL_DOCUMENTS, ratio
 from alphaprof.analysis.replay import Trace, expected_replay
@@ -25,7 +26,9 @@ from alphaprof.analysis.speedup import (
     speedup,
     spent_and_base,
     time_shares,
+    with_prefill,
 )
+from alphaprof.analysis.timing import median_error
 from tests import reference
 from tests.synthetic import alpha_law, drawn_alphas, expected_rounds
 
@@ -321,7 +324,78 @@ def test_both_errors_together() -> None:
 
 def test_bounds_by_hand() -> None:
     """t(1 degree of freedom, 75 %) is 1."""
-    assert Speedup(1.5, 0.03, 0.04, 1, 2).bounds(0.25) == pytest.approx((1.5 * math.exp(-0.05), 1.5 * math.exp(0.05)))
+    sampled = Speedup(1.5, 0.05, 0.0, 1, 2)
+    assert sampled.bounds(0.25) == pytest.approx((1.5 * math.exp(-0.05), 1.5 * math.exp(0.05)))
+    timed = Speedup(1.5, 0.0, 0.05, 99, 100, timing_freedom=1)
+    assert timed.bounds(0.25) == pytest.approx(sampled.bounds(0.25))
+
+
+@pytest.mark.parametrize(("timing_freedom", "expected"), [(5, 625 / (81 / 7 + 256 / 5)), (math.inf, 625 * 7 / 81)])
+def test_degrees_of_freedom_of_both_errors_by_hand(timing_freedom: float, expected: float) -> None:
+    """Errors of 3 and 4 %, the first with 7: (9 + 16)^2 / (9^2 / 7 + 16^2 / 5)."""
+    both = Speedup(1.5, 0.03, 0.04, 7, 8, timing_freedom)
+    assert both.total_freedom == pytest.approx(expected)
+    half = float(stats.t.ppf(0.975, expected)) * 0.05
+    assert both.bounds(0.025) == pytest.approx((1.5 * math.exp(-half), 1.5 * math.exp(half)))
+
+
+def test_an_error_without_bounds_leaves_none() -> None:
+    for unknown in (Speedup(1.5, math.inf, 0.04, 0, 1), Speedup(1.5, 0.03, math.inf, 7, 8, 0)):
+        assert unknown.total_freedom == 0
+        assert unknown.bounds(0.05) == (0, math.inf)
+
+
+NOISE = np.random.default_rng(3).lognormal(0, 0.1, (5, 9))
+
+
+def in_rounds(noise: Array, times: StepTimes = TIMES) -> StepTimes:
+    """Times of T(1), T(2), T(3), draft and search in rounds, with their points as they are."""
+    parts = [*times.target.values(), times.draft, times.lookup]
+    found = [dataclasses.replace(part, rounds=tuple(part.ms * row)) for part, row in zip(parts, noise, strict=True)]
+    return StepTimes(dict(enumerate(found[:3], start=1)), found[3], found[4])
+
+
+@pytest.mark.parametrize(("domains", "weights"), [([HAND], [1.0]), ([HAND, OTHER], [0.3, 0.7])])
+def test_timing_error_is_that_of_the_speedups_of_single_rounds(domains: list[RoundCounts], weights: list[float]) -> None:
+    """Each round's own times give a speedup; what counts is how far these lie from the one that is said."""
+    times = in_rounds(NOISE, SEARCHING)
+    found = known(speedup(domains, weights, times))
+    logs = []
+    for one in range(9):
+        target, draft, lookup = dict(enumerate(NOISE[:3, one], start=1)), NOISE[3, one], NOISE[4, one]
+        single = known(speedup(domains, weights, perturbed(times, target, draft, lookup)))
+        logs.append(math.log(single.value / found.value))
+    assert (found.timing_error, found.timing_freedom) == pytest.approx(median_error(np.array(logs)))
+
+
+def test_what_slows_all_steps_of_a_round_makes_no_error() -> None:
+    """However much it is, and whatever steps say of themselves."""
+    times = in_rounds(np.tile(NOISE[0], (5, 1)), SEARCHING)
+    assert known(speedup([HAND], [1.0], times)).timing_error == pytest.approx(0, abs=1e-12)
+
+
+def test_as_many_rounds_count_as_all_steps_have() -> None:
+    times = in_rounds(NOISE, SEARCHING)
+    short = dataclasses.replace(times, draft=dataclasses.replace(times.draft, rounds=times.draft.rounds[:7]))
+    assert known(speedup([HAND], [1.0], short)) == known(speedup([HAND], [1.0], in_rounds(NOISE[:, :7], SEARCHING)))
+    bare = dataclasses.replace(times, draft=TIMES.draft)
+    without = known(speedup([HAND], [1.0], SEARCHING))
+    assert known(speedup([HAND], [1.0], bare)).timing_error == pytest.approx(without.timing_error)
+    assert without.timing_freedom == math.inf
+
+
+def test_prompts_share_in_the_error_of_rounds() -> None:
+    """Reading 90 and 30 steps' worth is exact: a decode step twice as long makes the base of 10 tokens 20 of 110."""
+    noise = np.ones((5, 9))
+    noise[0] = np.linspace(0.9, 1.1, 9)
+    times = in_rounds(noise, SEARCHING)
+    count = len(HAND.tokens)
+    found = known(with_prefill(HAND, times, np.full(count, 9.0), np.full(count, 3.0)))
+    base, plain = float(HAND.tokens.sum()), count * 9.0
+    spent = HAND.spent(times).sum() + count * 12.0
+    decode = time_shares(HAND, times)[0] * HAND.spent(times).sum()
+    logs = np.log((plain + base * noise[0]) / (plain + base)) - np.log1p(decode * (noise[0] - 1) / spent)
+    assert (found.timing_error, found.timing_freedom) == pytest.approx(median_error(logs))
 
 
 @given(documents)

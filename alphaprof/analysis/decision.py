@@ -93,13 +93,17 @@ def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> i
         grown = replace(found, sampling_error=error, freedom=freedom)
         return quantile(confidence, grown.total_freedom) * grown.relative_error <= distance
 
-    if not settles(MANY):
-        return None
-    low, high = found.documents, MANY
+    # Doubled first: with step times of very few rounds, many documents leave fewer degrees of freedom than some do.
+    high = found.documents
+    while not settles(high):
+        high *= 2
+        if high > 2 * MANY:
+            return None
+    low = max(found.documents, high // 2)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if settles(middle) else (middle + 1, high)
-    return low
+    return low if low <= MANY else None
 
 
 def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:

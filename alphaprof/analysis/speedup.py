@@ -33,8 +33,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one kind of step in ms. `rounds`: its times in interleaved rounds, where it was measured so; round i of all
-    steps is one unit. Without them `relative_error`, a standard error of its own, counts.
+    """The time of one kind of step in ms. `rounds`: its times in interleaved rounds, where it was measured so; round i of
+    all steps is one unit. Without them `relative_error`, a standard error of its own, counts.
     """
 
     ms: float

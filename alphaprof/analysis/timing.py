@@ -41,7 +41,7 @@ def reach(logs: Array) -> float:
 
 
 def median_error(logs: Array) -> tuple[float, float]:
-    """A standard error and its degrees of freedom: its 95 % t interval around 0 goes as far as `reach` of `logs` [rounds]."""
+    """A standard error and its degrees of freedom: its 95 % t interval around 0 has the `reach` of `logs` [rounds]."""
     if len(logs) < LEAST_ROUNDS:
         return math.inf, 0.0
     freedom = len(logs) - 1.0
@@ -96,8 +96,8 @@ def step_times(rounds: Array) -> Array:
 
 
 def round_mixes(steps: Sequence[tuple[str, str, int]], gamma: int) -> Array:
-    """How often rounds of m = 1..gamma drafts by each draft run each step, [mixes, steps]; half of them follow a round that was
-    accepted in full. `steps`: model, kind and tokens of each. Without drafts, the verifications alone.
+    """How often rounds of m = 1..gamma drafts by each draft run each step, [mixes, steps]; half of them follow a round that
+    was accepted in full. `steps`: model, kind and tokens of each. Without drafts, the verifications alone.
     """
     place = {step: index for index, step in enumerate(steps)}
     drafts = list(dict.fromkeys(model for model, _, _ in steps if model != "target")) or ["none"]

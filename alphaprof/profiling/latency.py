@@ -145,8 +145,8 @@ class _Clock:
         most: int,
         sure: Callable[[Array], bool] = lambda _: False,
     ) -> Array:
-        """Times in ms [rounds, jobs] of whole rounds after some to warm up: at least `least`, then until they are `sure`, this
-        part's share of the budget is spent or there are `most`.
+        """Times in ms [rounds, jobs] of whole rounds after some to warm up: at least `least`, then until they are `sure`,
+        this part's share of the budget is spent or there are `most`.
         """
         begun = time.monotonic()
         share = max(0.0, self._begun + self.costs.budget - begun) / self._left
@@ -171,7 +171,7 @@ class _Clock:
             self._warned = True
             self.say(
                 f"step times will take about {total:.0f} s, more than costs.budget ({self.costs.budget:g} s): a round of "
-                f"all steps takes {round_s:.1f} s, and each batch size and context takes {WARM_UP} to warm up and {least} timed"
+                f"all steps takes {round_s:.1f} s, and each batch size and context has {WARM_UP} to warm up and {least} more"
             )
 
     def end_part(self) -> None:
