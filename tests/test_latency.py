@@ -163,25 +163,25 @@ def test_rounds_end_when_they_are_sure_or_the_budget_is_spent_but_not_before_six
 
 
 def test_batch_sizes_and_contexts_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of 60 ms: four cells and the prefills have 12 s each, and what prefills leave nobody needs."""
+    """Rounds of about 70 ms: four cells have nearly 15 s each, since prefills need little of their 12."""
     costs = MeasuredCosts(context=[8, 12], concurrency=[1, 2], repeats=1000)
     rows, said, clock = timed_by_clockwork(monkeypatch, costs, 0.01, 0.5)
     counts = [row["repeats"] for row in rows if row["step"] == "decode"]
-    assert counts == pytest.approx([200] * 4, rel=0.2)
+    assert counts == pytest.approx([217] * 4, rel=0.1)
     assert len(said) == 4
-    assert clock.now == pytest.approx(0.8 * costs.budget, rel=0.02)
+    assert clock.now == pytest.approx(costs.budget, rel=0.02)
 
 
 def test_what_takes_longer_than_the_budget_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of 6 s: what it took to try the steps, and 9 rounds of both cells."""
+    """Rounds of 6 s: 5 times 4 prefills (20 s are theirs), what it took to try the steps, and 9 rounds of both cells."""
     rows, said, clock = timed_by_clockwork(monkeypatch, MeasuredCosts(context=[8, 12], budget=60), 1.0)
     assert said[0] == (
-        "step times will take about 114 s, more than costs.budget (60 s): a round of all steps takes 6.0 s, and each batch "
+        "step times will take about 134 s, more than costs.budget (60 s): a round of all steps takes 6.0 s, and each batch "
         "size and context has 3 to warm up and 6 more"
     )
     assert len(said) == 3
-    assert {row["repeats"] for row in rows} == {6, 3}
-    assert clock.now == pytest.approx(114 + 6 + 4 * 4)  # with trying those of the second cell, and 4 times 4 prefills
+    assert {row["repeats"] for row in rows} == {6, 4}
+    assert clock.now == pytest.approx(134 + 6)  # with trying those of the second cell
 
 
 def test_the_rehearsal_knows_what_will_take_longer_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

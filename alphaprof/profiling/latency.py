@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +78,7 @@ def measure(
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     left_out = []
     clock = _Clock(costs, tick, say)
+    prefills = _timed_prefills(list(_prefills(subjects, costs.context)), clock)
     for batch, context in itertools.product(costs.concurrency, costs.context):
         place = f"{'1 sequence' if batch == 1 else f'{batch} sequences'} of {context} tokens"
         try:
@@ -94,11 +94,7 @@ def measure(
         rows |= {tuple(row[name] for name in ("model", "step", "tokens", "batch", "context")): row for row in found}
     if not rows:
         raise NotTimed("; ".join(left_out))
-    prefills = list(_prefills(subjects, costs.context))
-    times = clock.rounds(_turns([[job] for job in prefills]), PREFILL_WARM_UP, LEAST_PREFILLS, MOST_PREFILLS)
-    clock.end_part()
-    found = [_row(job, float(np.median(ms)), ms) for job, ms in zip(prefills, times.T, strict=True)]
-    table = pa.Table.from_pylist([*rows.values(), *found], schema=arrow_schema(LATENCY_COLUMNS))
+    table = pa.Table.from_pylist([*rows.values(), *prefills], schema=arrow_schema(LATENCY_COLUMNS))
     return Timed(table, tuple(left_out))
 
 
@@ -126,8 +122,8 @@ def _least(costs: MeasuredCosts) -> int:
 
 
 class _Clock:
-    """Divides `costs.budget` among the batch sizes and contexts and the prefills that come last: what one part does not need
-    goes to those after it.
+    """Divides `costs.budget` among the prefills and then the batch sizes and contexts: what one part does not need goes to
+    the next.
     """
 
     def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None]) -> None:
@@ -165,8 +161,8 @@ class _Clock:
 
     def _warn(self, round_s: float) -> None:
         """Say once, from what a round takes here, that the rounds which every batch size and context gets take too long."""
-        cells, least = self._left - 1, _least(self.costs)
-        total = time.monotonic() - self._begun + (cells * (WARM_UP + least) - 2) * round_s
+        least = _least(self.costs)
+        total = time.monotonic() - self._begun + (self._left * (WARM_UP + least) - 2) * round_s
         if total > self.costs.budget and not self._warned:
             self._warned = True
             self.say(
@@ -175,7 +171,7 @@ class _Clock:
             )
 
     def end_part(self) -> None:
-        """Go on to the next batch size and context, or to the prefills."""
+        """Go on to the next batch size and context."""
         self._left -= 1
         self._advance(0.0)
 
@@ -199,6 +195,13 @@ def _turns(blocks: Sequence[Sequence[Job]]) -> Iterator[Array]:
         yield ms
 
 
+def _timed_prefills(jobs: Sequence[Job], clock: _Clock) -> list[dict[str, Any]]:
+    """Rows of prefills, which are no part of a round: each by its own median."""
+    times = clock.rounds(_turns([[job] for job in jobs]), PREFILL_WARM_UP, LEAST_PREFILLS, MOST_PREFILLS)
+    clock.end_part()
+    return [_row(job, float(np.median(ms)), ms) for job, ms in zip(jobs, times.T, strict=True)]
+
+
 def _timed(blocks: Sequence[Sequence[Job]], gamma: int, clock: _Clock, place: str) -> list[dict[str, Any]]:
     """Rows of one batch size and context, `place` in words."""
     jobs = list(itertools.chain.from_iterable(blocks))
@@ -209,11 +212,12 @@ def _timed(blocks: Sequence[Sequence[Job]], gamma: int, clock: _Clock, place: st
         return largest_error(found, mixes) < SURE
 
     times = clock.rounds(_turns(blocks), WARM_UP, _least(costs), costs.repeats, sure)
-    error = 100 * math.expm1(largest_error(times, mixes))
+    error = 100 * largest_error(times, mixes)
+    known = f"known to {error:.{0 if error >= 10 else 1}f} %" if error < 100 else "not known"
     why = "" if sure(times) else " (costs.repeats reached)" if len(times) >= costs.repeats else " (costs.budget spent)"
     clock.say(
         f"{place}: {len(times)} rounds of all steps in {time.monotonic() - begun:.0f} s, by which the cost of drafting and "
-        f"verifying is known to {error:.{0 if error >= 10 else 1}f} %{why}"
+        f"verifying is {known}{why}"
     )
     return [_row(job, ms, each) for job, ms, each in zip(jobs, step_times(times), times.T, strict=True)]
 

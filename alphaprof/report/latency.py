@@ -70,8 +70,8 @@ def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
     if prefills:
         _cell(prefills, "prefill of one prompt into an empty cache", console)
     for line in (
-        "cost: in plain decode steps of the target at the same batch and context, the median over rounds in which all steps "
-        "take turns. ±: as far as its 95 % interval goes. p10, p90: over rounds.",
+        "cost: in plain decode steps of the target at the same batch and context; the median over all rounds counts.",
+        "±: how far the 95 % interval of the cost goes. p10, p90: of the times over all rounds.",
         "draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens out of a cache.",
     ):
         console.print(line, style="dim", highlight=False)
@@ -98,7 +98,8 @@ def _error(row: Mapping[str, Any], decode: Mapping[str, Any] | None) -> str:
         return fmt.NOTHING
     rounds = min(len(row["rounds_ms"]), len(decode["rounds_ms"]))
     costs = np.array(row["rounds_ms"][:rounds]) / np.array(decode["rounds_ms"][:rounds])
-    return fmt.number(100 * reach(costs / (row["median_ms"] / decode["median_ms"]) - 1), 1, "%")
+    error = reach(costs / (row["median_ms"] / decode["median_ms"]) - 1)
+    return fmt.number(100 * error, 1, "%") if error < 1 else ">100%"
 
 
 def _measured(manifest: Manifest, rows: Rows) -> Latency:
