@@ -98,17 +98,21 @@ def test_alpha_interval_is_that_of_documents(report: Report, positions: pd.DataF
 
 
 def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.DataFrame) -> None:
-    """On the log scale, with the timing error beside that of documents; gamma 1, so that a round costs 1 or 1.05 + 0.1."""
+    """On the log scale, with the timing error beside that of documents, which alone counts degrees of freedom; gamma 1, so
+    that a round costs 1 or 1.05 + 0.1.
+    """
     documents = [recounted(rows, 1) for _, rows in rows_of(positions, "chat", "small").groupby("document")]
     tokens = np.array([one["tokens"] for one in documents])
     drafting, time = (
         np.array([one["with"] for one in documents]),
         np.array([one["rounds"] + 0.15 * one["with"] for one in documents]),
     )
-    relative, error, t = spread(time, tokens)
+    relative, error, _ = spread(time, tokens)
     plain, verify, draft = ((time - 1.15 * drafting).sum(), 1.05 * drafting.sum(), 0.1 * drafting.sum()) / time.sum()
     timing = 0.01 * math.sqrt((1 - plain) ** 2 + verify**2 + draft**2)
-    both = t * math.hypot(error / relative, timing)
+    _, freedom = reference.small_sample(tokens)
+    freedom *= (1 + (timing * relative / error) ** 2) ** 2
+    both = float(stats.t.ppf(0.975, freedom)) * math.hypot(error / relative, timing)
     found = only(report, "chat").gammas[0].speedup
     assert found is not None
     assert (found.low, found.high) == (
