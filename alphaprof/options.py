@@ -168,7 +168,16 @@ class MeasuredCosts(Options):
     context: Annotated[Wholes, Field(min_length=1)] = Field(
         [256], description="tokens in the KV cache while a step is timed, one number or several to interpolate between"
     )
-    repeats: Whole = Field(20, ge=3, description="timed repeats of every step; the median counts")
+    repeats: Whole = Field(
+        100, ge=3, description="the most timed rounds, each of which runs every step once; fewer than 6 give wide intervals"
+    )
+    budget: float = Field(
+        60,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds for all step times: less once the cost of a round is known to 2 %, more only for 6 rounds at "
+        "each batch size and context",
+    )
     mode: Literal["auto", "eager"] = Field(
         "auto", description="auto: a static cache and CUDA graphs where the device has them; eager: as validate decodes"
     )

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Hold intervals and verdicts against documents whose truth is known.
+"""Hold intervals and verdicts against documents whose truth is known, and errors of step times against known times.
 
-    python scripts/interval_coverage.py [--intervals 4000] [--gates 2000] [--choices 2000] [--members 400] [--seed 0]
+    python scripts/interval_coverage.py [--intervals 4000] [--gates 2000] [--choices 2000] [--step-times 2000]
+                                        [--members 400] [--seed 0]
 
 Each kind of text is a pool of synthetic documents of 50 lengths (`members` of each), replayed by `analysis.replay`. The pool
 *is* the population: a sample is drawn from it with replacement, and its alpha, tokens per round and speedup are the truth,
@@ -20,6 +21,9 @@ reports: the same once through run directories and `alphaprof report`: coverage 
 bad documents: most documents are accepted throughout, a share of them hardly at all, the threshold is the truth: at most 5 %
 false GO from 16 documents of one length on, where the share is 10 or 25 %.
 widths: intervals of documents that differ as usual, over those of t alone on the log scale.
+step times: 95 % intervals that uncertain step times alone give a speedup, for timing noise of several kinds and sizes: after
+5, 10 and 20 rounds, and under the rule that stops when they are sure. They must hold the truth 93 times in 100; 90 times
+where the noise of a step goes on from one round to the next.
 
 Exit code 1 where one of these is not so. With fewer than 2,000 repetitions three standard errors are granted throughout.
 """
@@ -41,6 +45,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm, truncnorm
 
+from alphaprof.analysis.costs import StepRow, StepTable
 from alphaprof.analysis.decision import decide, held_out
 from alphaprof.analysis.replay import Rounds, Trace, replay, run_lengths
 from alphaprof.analysis.sequential import Bounds, decide_sequentially
@@ -55,7 +60,9 @@ from alphaprof.analysis.speedup import (
     speedup,
     spent_and_base,
 )
+from alphaprof.analysis.timing import ORDERED_ROUNDS, SURE, largest_error, round_mixes, step_times
 from alphaprof.analysis.units import lots_of
+from alphaprof.options import MeasuredCosts
 from alphaprof.report.result import share, speedup_interval, tokens_interval
 
 Array = np.ndarray[Any, Any]
@@ -68,6 +75,15 @@ DRAFTS, CHOICE_SIZES = 20, (40, 100)
 ENOUGH = 2000  # repetitions from which on noise is no excuse
 TIMES = StepTimes({n: StepTime(10 + 0.3 * (n - 1), 0.0) for n in range(1, GAMMA + 2)}, StepTime(0.5, 0.0))
 BURSTINESS = 0.6
+HELD_BY_TIMES, HELD_IN_A_ROW = 0.93, 0.90  # what intervals of step times must hold at least
+ROUNDS = (5, 10, 20)  # of step times, where nothing stops them earlier
+SPREADS = (0.005, 0.01, 0.02)  # standard deviation of the logarithm of a step's time
+OUTLIERS, DISTURBED = 0.05, 3.0  # share of steps that take three times as long
+DRIFT, PERSISTENCE = 0.5, 0.5  # rise over all rounds, or over 20 of them; lag-1 autocorrelation
+SHAKEN = 0.1  # spread of what falls on the whole machine
+STEPS = [("target", "decode" if n == 1 else "verify", n) for n in range(1, GAMMA + 2)]
+STEPS += [("target", "bookkeeping", 1), ("small", "draft", 1), ("small", "draft", 2), ("small", "bookkeeping", 1)]
+TRUE_MS = np.array([*(10 + 0.3 * n for n in range(GAMMA + 1)), 0.1, 2.0, 2.2, 0.05])
 
 
 @dataclass(frozen=True)
@@ -436,6 +452,81 @@ def widths(name: str, members: int, repetitions: int, rng: Random) -> Iterator[L
         yield Line(f"{name:16}{kind:13}", tuple(shown), None)
 
 
+def persistent(rng: Random, shape: tuple[int, ...]) -> Array:
+    """Normal noise along the first axis that keeps half of itself from one round to the next."""
+    noise = rng.standard_normal(shape)
+    for place in range(1, len(noise)):
+        noise[place] = PERSISTENCE * noise[place - 1] + math.sqrt(1 - PERSISTENCE**2) * noise[place]
+    return noise
+
+
+def drifting(rounds: int, over: int) -> Array:
+    """How much slower the machine gets, [rounds, steps]: from step to step, every second round in the opposite order."""
+    place = np.tile(np.arange(len(STEPS)), (rounds, 1))
+    place[1::2] = place[1::2, ::-1]
+    return 1 + DRIFT * (np.arange(rounds)[:, None] + place / len(STEPS)) / over
+
+
+def timed(kind: str, rng: Random, rounds: int, spread: float) -> Array:
+    """Times in ms, [rounds, steps]: those of `TRUE_MS` with noise that leaves the medians of their ratios as they are."""
+    shape = (rounds, len(STEPS))
+    own = persistent(rng, shape) if kind == "steps go on" else rng.standard_normal(shape)
+    ms = TRUE_MS * np.exp(spread * own)
+    if kind == "outliers":
+        ms *= np.where(rng.random(shape) < OUTLIERS, DISTURBED, 1.0)
+    if kind == "drift":
+        ms *= drifting(rounds, min(rounds, ROUNDS[-1]))
+    if kind == "machine goes on":
+        ms *= np.exp(SHAKEN * persistent(rng, (rounds, 1)))
+    return np.asarray(ms)
+
+
+NOISES = ("log-normal", "outliers", "drift", "machine goes on", "steps go on")
+
+
+def stopped(ms: Array, mixes: Array) -> Array:
+    """The rounds after which `profiling.latency` would stop for certainty, looking after each."""
+    for rounds in range(ORDERED_ROUNDS, len(ms)):
+        if largest_error(ms[:rounds], mixes) < SURE:
+            return ms[:rounds]
+    return ms
+
+
+def step_table(ms: Array) -> StepTable:
+    """The times as a run has them."""
+    rows = zip(STEPS, step_times(ms), ms.T, strict=True)
+    return StepTable([StepRow(*step, 1, 256, time, rounds=tuple(each)) for step, time, each in rows])
+
+
+def timing_bounds(counts: RoundCounts, ms: Array) -> tuple[float, float]:
+    """The 95 % interval of a speedup on documents that are certain."""
+    times = step_table(ms).times("small", GAMMA, 1, 256)
+    found = known(speedup([counts], [1.0], times) if times is not None else None)
+    certain = {"sampling_error": 0.0, "skewness": 0.0, "unseen_slower": 0.0, "unseen_faster": 0.0}
+    return dataclasses.replace(found, **certain).bounds((1 - CONFIDENCE) / 2)
+
+
+def timings(kind: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
+    """How often the interval that step times give a speedup holds the truth, and after how many rounds: on one text."""
+    texts = traffic("alike", members, rng)
+    counts = dataclasses.replace(texts.counts.rows(texts.draw(rng, 50)), cluster=np.arange(50))
+    exact = StepTable([StepRow(*step, 1, 256, ms) for step, ms in zip(STEPS, TRUE_MS, strict=True)])
+    truth = known(speedup([counts], [1.0], exact.times("small", GAMMA, 1, 256))).value  # type: ignore[arg-type]
+    mixes, most = round_mixes(STEPS, GAMMA), MeasuredCosts().repeats
+    for rounds, spread in [*((rounds, SPREADS[-1]) for rounds in ROUNDS), *((None, spread) for spread in SPREADS)]:
+        above = below = taken = 0
+        for _ in range(repetitions):
+            ms = timed(kind, rng, rounds or most, spread)
+            ms = ms if rounds else stopped(ms, mixes)
+            low, high = timing_bounds(counts, ms)
+            above, below, taken = above + (low > truth), below + (high < truth), taken + len(ms)
+        held = 1 - (above + below) / repetitions
+        met = held >= (HELD_IN_A_ROW if kind == NOISES[-1] else HELD_BY_TIMES) - grant(repetitions)
+        ends = "all of them" if rounds else "when sure"
+        text = f"{kind:18}{100 * spread:6.1f} %   {ends:14}{taken / repetitions:8.1f}"
+        yield Line(text, (held, above / repetitions, below / repetitions), met)
+
+
 Part = Callable[[str, int, int, Random], Iterable[Line]]
 
 
@@ -479,6 +570,12 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         f"{'texts':16}{'lengths':13}" + "".join(f"{size:11} {side}" for size in (32, 64, 128) for side in "21"),
         SETTINGS,
         widths,
+    ),
+    "step_times": (
+        "95 % intervals of a speedup from uncertain step times",
+        f"{'noise':18}{'spread':>8}   {'stops':14}{'rounds':>8}{'held':>13}{'too high':>13}{'too low':>13}",
+        NOISES,
+        timings,
     ),
 }
 SAMPLES = {"intervals": 4000, "reports": 200, "widths": 300}  # of parts that take another number than 2,000

@@ -211,9 +211,13 @@ def reference(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def of_column(column: Column) -> dict[str, Any]:
     """A column of a table as a field."""
-    whole, real = pa.types.is_integer(column.type), pa.types.is_floating(column.type)
+    several = pa.types.is_list(column.type)
+    value = column.type.value_type if several else column.type
+    whole, real = pa.types.is_integer(value), pa.types.is_floating(value)
     kind = "integer" if whole else "number" if real else "string"
     limits = {"minimum": column.low} if column.low is not None else {}
+    if several:
+        limits, kind = {"items": {"type": kind} | limits}, "array"
     return {"type": [kind, "null"] if column.nullable else kind, "description": column.doc} | limits
 
 

@@ -39,6 +39,10 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path) -> 
         for context in (16, 32):
             assert f"batch {batch}, context {context} (eager)" in text.stdout
     assert "prefill of one prompt into an empty cache" in text.stdout
+    costs = [line.split() for line in text.stdout.splitlines() if " draft " in line and "draft," not in line]
+    assert len(costs) == 4 * 2
+    assert all(line[-2].endswith("%") and line[-1] == "3" for line in costs)
+    assert text.stderr.count("3 rounds of all steps") == 4
     assert "\\n" not in text.stdout
     found = json.loads(called("latency", profile, *SMALL, "--format", "json").stdout)
     assert (found["format"], found["version"], found["dtype"]) == ("alphaprof-latency", 1, "float32")

@@ -71,6 +71,29 @@ def test_errors_of_interpolated_times_add_up_as_independent_ones() -> None:
     assert times.target[3].relative_error == pytest.approx(math.hypot(0.5 * 12 * 0.1, 0.5 * 16 * 0.2) / 14)
 
 
+def test_rounds_of_interpolated_times_are_interpolated_round_by_round() -> None:
+    """As far as the shorter of two measurements goes; a row without rounds leaves none."""
+    rounds = {row: tuple(row.ms * factor for factor in (0.9, 1.0, 1.3, 1.1)) for row in ROWS}
+    rows = [dataclasses.replace(row, rounds=each[: 3 if row.context == 300 else 4]) for row, each in rounds.items()]
+    times = StepTable(rows).times("small", 3, 1, 150)
+    assert times is not None
+    assert times.decode.rounds == pytest.approx((11 * 0.9, 11 * 1.0, 11 * 1.3))
+    assert times.target[3].rounds == pytest.approx((14 * 0.9, 14 * 1.0, 14 * 1.3, 14 * 1.1))
+    bare = [dataclasses.replace(row, rounds=()) if row.context == 300 else row for row in rows]
+    times = StepTable(bare).times("small", 3, 1, 150)
+    assert times is not None
+    assert (times.decode.rounds, len(times.target[3].rounds)) == ((), 4)
+
+
+def test_bookkeeping_of_both_models_adds_up_round_by_round() -> None:
+    extra = [
+        StepRow(model, "bookkeeping", 1, 1, 0, ms, 0.1, (ms, 2 * ms)) for model, ms in (("target", 3.0), ("small", 4.0))
+    ]
+    times = StepTable([*ROWS, *extra]).times("small", 1, 1, 100)
+    assert times is not None
+    assert times.bookkeeping.rounds == (7.0, 14.0)
+
+
 def test_a_prompt_lookup_draft_has_searches_and_no_draft_steps() -> None:
     times = TABLE.times("ngram", 2, 1, 100)
     assert times is not None

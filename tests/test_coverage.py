@@ -203,7 +203,58 @@ def _rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-NONE = [f"--{part}=0" for part in ("traffic", "reports", "bad", "widths")]
+def true_ms() -> Array:
+    return np.asarray(SCRIPT["TRUE_MS"])
+
+
+@pytest.mark.parametrize("kind", SCRIPT["NOISES"])
+def test_noise_of_step_times_leaves_their_ratios_as_they_are(kind: str) -> None:
+    """In the median over many rounds; and it is noise of the kind that it says."""
+    rounds, steps = 20_000, len(true_ms())
+    logs = np.log(SCRIPT["timed"](kind, np.random.default_rng(9), rounds, 0.02) / true_ms())
+    ratios = logs[:, 1:] - logs[:, :1]
+    # Of 20,000 rounds, 0.02 sqrt(2) each; 2.31 times the variance where neighbours are alike.
+    assert abs(np.median(ratios, axis=0)).max() < 5 * 1.2533 * 0.02 * math.sqrt(2 * 2.31 / rounds)
+
+    def lag(values: Array) -> float:
+        return float(np.corrcoef(values[1:], values[:-1])[0, 1])
+
+    assert (lag(ratios[:, 0]) > 0.45) == (kind == "steps go on")
+    assert (lag(logs.mean(1)) > 0.4) == (kind in ("machine goes on", "drift", "steps go on"))
+    assert abs((logs > 0.5).mean() - 0.05 * (kind == "outliers")) < 0.002 or kind == "drift"
+    assert steps == len(SCRIPT["STEPS"])
+
+
+def test_a_drifting_machine_rises_by_half_over_its_rounds() -> None:
+    """Backwards through every second round, as steps are run there."""
+    slow = SCRIPT["drifting"](10, 10)
+    assert slow[0, 0] == 1
+    assert (np.diff(slow, axis=1)[::2] > 0).all()
+    assert (np.diff(slow, axis=1)[1::2] < 0).all()
+    assert slow.max() == pytest.approx(1.5, abs=0.5 / 10 / len(true_ms()) + 1e-12)
+
+
+def test_intervals_of_step_times_hold_the_truth() -> None:
+    """In every noise, after every number of rounds, and under the rule that stops for certainty."""
+    lines = [line for kind in SCRIPT["NOISES"] for line in SCRIPT["timings"](kind, MEMBERS, 25, _rng(10))]
+    assert len(lines) == len(SCRIPT["NOISES"]) * (len(SCRIPT["ROUNDS"]) + len(SCRIPT["SPREADS"]))
+    assert all(line.met for line in lines)
+    for line in lines:
+        assert sum(line.rates) == pytest.approx(1)
+    assert np.mean([line.rates[0] for line in lines]) >= 0.95 - noise(25 * len(lines))
+
+
+def test_a_stop_is_the_first_round_that_is_sure() -> None:
+    ms = SCRIPT["timed"]("log-normal", np.random.default_rng(11), 100, 0.02)
+    mixes = SCRIPT["round_mixes"](SCRIPT["STEPS"], SCRIPT["GAMMA"])
+    rounds = len(SCRIPT["stopped"](ms, mixes))
+    errors = [SCRIPT["largest_error"](ms[:count], mixes) for count in range(6, rounds + 1)]
+    assert 6 < rounds < 100
+    assert errors[-1] < 0.02
+    assert all(error >= 0.02 for error in errors[:-1])
+
+
+NONE = [f"--{part}=0" for part in ("traffic", "reports", "bad", "widths", "step_times")]
 SMALL = ["--intervals", "60", "--gates", "4", "--choices", "4", *NONE, "--members", "10"]
 
 
@@ -228,6 +279,11 @@ def too_narrow(function: Any) -> Any:
     return narrowed
 
 
+def certain(function: Any) -> Any:
+    """Bounds that meet in the middle."""
+    return lambda *arguments: (math.sqrt(math.prod(function(*arguments))),) * 2
+
+
 def easily_convinced(function: Any) -> Any:
     """A verdict at a confidence of 30 %."""
     return lambda *arguments, **options: function(*arguments[:-1], 0.3, **options)
@@ -246,6 +302,7 @@ def generous(function: Any) -> Any:
         ("speedup_interval", too_narrow, "intervals", 1),
         ("decide_sequentially", easily_convinced, "gates", 1),
         ("decide", generous, "choices", 1),
+        ("timing_bounds", certain, "step_times", 6),
     ],
 )
 def test_what_is_wrong_is_found(
@@ -253,7 +310,9 @@ def test_what_is_wrong_is_found(
 ) -> None:
     """In one setting, and no other part, to be quick."""
     title, header, _, measured = SCRIPT["PARTS"][part]
-    monkeypatch.setitem(GLOBALS, "PARTS", {part: (title, header, ["different"], measured)})
+    setting = "log-normal" if part == "step_times" else "different"
+    monkeypatch.setitem(GLOBALS, "PARTS", {part: (title, header, [setting], measured)})
     monkeypatch.setitem(GLOBALS, name, wrong(GLOBALS[name]))
-    assert SCRIPT["main"]([f"--{part}", "120", "--members", "10"]) == 1
+    samples = "120" if part != "step_times" else "10"
+    assert SCRIPT["main"]([f"--{part}", samples, "--members", "10"]) == 1
     assert capsys.readouterr().out.endswith(f"\n{expected} not met\n")

@@ -114,20 +114,28 @@ def settles(one: Speedup, threshold: float, documents: int) -> bool:
     """Whether that many documents like these would settle it, written out anew."""
     share = documents / one.documents
     sampling = float(stats.t.ppf(CONFIDENCE, one.freedom * share)) * one.sampling_error / math.sqrt(share)
-    half = math.hypot(sampling, float(stats.norm.ppf(CONFIDENCE)) * one.timing_error)
+    half = math.hypot(sampling, float(stats.t.ppf(CONFIDENCE, min(one.timing_freedom, 1e9))) * one.timing_error)
     return one.value * math.exp(-half) >= threshold or one.value * math.exp(half) < threshold
 
 
 @pytest.mark.parametrize("value", [1.6, 1.55, 1.45, 1.3])
 @pytest.mark.parametrize("documents", [5, 30])
-@pytest.mark.parametrize("timing", [0.0, 0.005])
-def test_documents_needed_is_the_smallest_number_that_settles(value: float, documents: int, timing: float) -> None:
+@pytest.mark.parametrize("timing", [(0.0, math.inf), (0.005, math.inf), (0.005, 5)])
+def test_documents_needed_is_the_smallest_number_that_settles(
+    value: float, documents: int, timing: tuple[float, float]
+) -> None:
     """Against every smaller number, one by one."""
-    one = found(value, 0.2, documents, timing)
+    one = dataclasses.replace(found(value, 0.2, documents, timing[0]), timing_freedom=timing[1])
     needed = documents_needed(one, 1.5, CONFIDENCE)
     assert needed is not None
     assert settles(one, 1.5, needed)
     assert not any(settles(one, 1.5, fewer) for fewer in range(documents, needed))
+
+
+def test_step_times_without_bounds_leave_it_undecided_and_say_so() -> None:
+    decision = decide(found(3.0, timing=math.inf), 1.1, CONFIDENCE, held_out=True)
+    assert (decision.verdict, decision.low, decision.high) == ("UNDECIDED", 0, math.inf)
+    assert decision.reason == "step times of fewer than 3 rounds have no bounds: raise costs.repeats"
 
 
 @pytest.mark.parametrize(("value", "timing", "says"), [(1.51, 0.01, "step times"), (1.5, 0.0, "any number of documents")])

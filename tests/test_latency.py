@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from alphaprof.options import MeasuredCosts
-from alphaprof.profiling import lookup, steppers
-from alphaprof.profiling.latency import WARM_UP, Subjects, measure, timed_repeats
+from alphaprof.profiling import latency, lookup, steppers
+from alphaprof.profiling.latency import WARM_UP, Subjects, measure
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.steppers import GraphStepper, NotTimed, Stepper, common_mode
@@ -43,14 +43,18 @@ def steps(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in ("model", "step", "tokens", "batch", "context")) for row in rows]
 
 
+def ignored(share: float) -> None:
+    """Progress that nobody watches."""
+
+
 def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> None:
     target = llama()
     short = noisy(target, 0.1)
     short.config.max_position_embeddings = 24
     drafts = [Model("a", noisy(target, 0.1), "model", "a"), Model("b", short, "model", "b")]
     costs = MeasuredCosts(context=40, repeats=5)
-    ticks: list[int] = []
-    timed = measure(Subjects(Model("target", target, "model", "t"), drafts, TEXT, 3), costs, lambda: ticks.append(1))
+    ticks: list[float] = []
+    timed = measure(Subjects(Model("target", target, "model", "t"), drafts, TEXT, 3), costs, ticks.append)
     rows = timed.table.to_pylist()
     assert timed.left_out == ()
     assert steps(rows) == [
@@ -72,9 +76,12 @@ def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> N
         ("b", "prefill", 16, 1, 0),
         ("b", "prefill", 23, 1, 0),
     ]
-    assert len(ticks) == timed_repeats(costs)
-    assert all(row["p10_ms"] <= row["median_ms"] <= row["p90_ms"] and row["mode"] == "eager" for row in rows)
-    assert [row["repeats"] for row in rows] == [5] * 11 + [3] * 6
+    assert sum(ticks) == pytest.approx(1)
+    assert min(ticks) >= 0
+    assert all(row["p10_ms"] <= row["p90_ms"] and row["mode"] == "eager" for row in rows)
+    assert [row["repeats"] for row in rows[:11]] == [5] * 11
+    assert {row["repeats"] for row in rows[11:]} <= {3, 4, 5}
+    assert all(len(row["rounds_ms"]) == row["repeats"] for row in rows)
 
 
 def test_batches_and_contexts_are_timed_crosswise_with_as_many_texts_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +94,107 @@ def test_batches_and_contexts_are_timed_crosswise_with_as_many_texts_in_the_cach
 
     monkeypatch.setattr(Stepper, "_choose", spy)
     costs = MeasuredCosts(context=[12, 8], concurrency=[3, 1], repeats=3)
-    table = measure(Subjects(Model("target", llama(), "model", "t"), [], TEXT, 1), costs, lambda: None).table
+    table = measure(Subjects(Model("target", llama(), "model", "t"), [], TEXT, 1), costs, ignored).table
     cells = [(1, 8), (1, 12), (3, 8), (3, 12)]
     decodes = [row for row in steps(table.to_pylist()) if row[1] == "decode"]
     assert decodes == [("target", "decode", 1, batch, context) for batch, context in cells]
     assert seen == {(batch, context, tokens) for batch, context in cells for tokens in (1, 2)}
+
+
+class Clockwork:
+    """A clock that steps move on: `costs` seconds by model and tokens, with noise of `noise` by round and step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float, noise: float = 0.0) -> None:
+        self.now, self.order = 0.0, list[tuple[str, int]]()
+        self.rng = np.random.default_rng(0)
+        monkeypatch.setattr(latency.time, "monotonic", lambda: self.now)
+
+        def step(stepper: Stepper, tokens: int) -> float:
+            taken = step_s * tokens * float(np.exp(noise * self.rng.standard_normal()))
+            self.now += taken
+            self.order.append((stepper.model.name, tokens))
+            stepper.settling_s = tokens / 1e3
+            return taken
+
+        def read(model: Model, text: object) -> float:
+            self.now += step_s
+            return step_s
+
+        monkeypatch.setattr(Stepper, "step", step)
+        monkeypatch.setattr(latency, "prefill", read)
+
+
+def timed_by_clockwork(
+    monkeypatch: pytest.MonkeyPatch, costs: MeasuredCosts, step_s: float, noise: float = 0.0
+) -> tuple[list[dict[str, Any]], list[str], Clockwork]:
+    """Rows, what was said, and the clock: a target with steps of one and two tokens, and a draft."""
+    clock, said = Clockwork(monkeypatch, step_s, noise), list[str]()
+    subjects = Subjects(Model("target", llama(), "model", "t"), [Model("a", llama(), "model", "a")], TEXT, 1)
+    ticks: list[float] = []
+    rows = measure(subjects, costs, ticks.append, said.append).table.to_pylist()
+    assert sum(ticks) == pytest.approx(1)
+    return rows, said, clock
+
+
+def test_every_second_round_runs_backwards_and_settling_stays_behind_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _, clock = timed_by_clockwork(monkeypatch, MeasuredCosts(context=8, repeats=3), 0.001)
+    forward = [("target", 1), ("target", 2), ("a", 1), ("a", 2)]
+    tried = [("target", 1), ("target", 2), ("a", 1), ("a", 2)]  # by `stepper`, before anything is timed
+    assert clock.order == tried + [*forward, *forward[::-1]] * 3
+    assert [row["median_ms"] for row in rows if row["step"] == "bookkeeping"] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "noise", "costs", "rounds", "why"),
+    [
+        (0.001, 0.0, MeasuredCosts(context=8), 6, "%"),  # sure at once
+        (0.01, 0.3, MeasuredCosts(context=8, repeats=9), 9, "(costs.repeats reached)"),
+        (1.0, 0.3, MeasuredCosts(context=8, budget=12), 6, "(costs.budget spent)"),  # 6 s a round
+        (0.01, 0.3, MeasuredCosts(context=8, repeats=4), 4, "(costs.repeats reached)"),
+    ],
+)
+def test_rounds_end_when_they_are_sure_or_the_budget_is_spent_but_not_before_six(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, noise: float, costs: MeasuredCosts, rounds: int, why: str
+) -> None:
+    rows, said, _ = timed_by_clockwork(monkeypatch, costs, step_s, noise)
+    assert {row["repeats"] for row in rows if row["step"] != "prefill"} == {rounds}
+    assert said[-1].startswith(f"1 sequence of 8 tokens: {rounds} rounds of all steps in ")
+    assert said[-1].endswith(why)
+
+
+def test_batch_sizes_and_contexts_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of about 70 ms: four cells have nearly 15 s each, since prefills need little of their 12."""
+    costs = MeasuredCosts(context=[8, 12], concurrency=[1, 2], repeats=1000)
+    rows, said, clock = timed_by_clockwork(monkeypatch, costs, 0.01, 0.5)
+    counts = [row["repeats"] for row in rows if row["step"] == "decode"]
+    assert counts == pytest.approx([217] * 4, rel=0.1)
+    assert len(said) == 4
+    assert clock.now == pytest.approx(costs.budget, rel=0.02)
+
+
+def test_what_takes_longer_than_the_budget_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of 6 s: 5 times 4 prefills (20 s are theirs), what it took to try the steps, and 9 rounds of both cells."""
+    rows, said, clock = timed_by_clockwork(monkeypatch, MeasuredCosts(context=[8, 12], budget=60), 1.0)
+    assert said[0] == (
+        "step times will take about 134 s, more than costs.budget (60 s): a round of all steps takes 6.0 s, and each batch "
+        "size and context has 3 to warm up and 6 more"
+    )
+    assert len(said) == 3
+    assert {row["repeats"] for row in rows} == {6, 4}
+    assert clock.now == pytest.approx(134 + 6)  # with trying those of the second cell
+
+
+def test_the_rehearsal_knows_what_will_take_longer_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of 6 s and 4 ms of bookkeeping: at least 9 of each cell, and 4 of 2 prefills for each context. With rounds of
+    10 ms: the budget, or all of them.
+    """
+    target, draft = Model("target", llama(), "model", "t"), Model("a", llama(), "model", "a")
+    subjects = Subjects(target, [draft], TEXT, 1)
+    Clockwork(monkeypatch, 1.0)
+    assert latency.rehearsed(subjects, MeasuredCosts(context=[8, 12])) == pytest.approx(2 * 9 * 6.004 + 4 * 2 * 2)
+    Clockwork(monkeypatch, 0.001)
+    assert latency.rehearsed(subjects, MeasuredCosts(context=8, repeats=10**6)) == 60
+    assert latency.rehearsed(subjects, MeasuredCosts(context=8)) == pytest.approx(103 * 0.01 + 6 * 2 * 0.001)
 
 
 def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +209,13 @@ def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.Monk
     monkeypatch.setattr(Stepper, "_choose", full)
     costs = MeasuredCosts(context=8, concurrency=[1, 4], repeats=3)
     subjects = Subjects(Model("target", llama(), "model", "t"), [], TEXT, 1)
-    timed = measure(subjects, costs, lambda: None)
+    timed = measure(subjects, costs, ignored)
     assert timed.left_out == ("4 sequences of 8 tokens do not fit into memory",)
     assert {row["batch"] for row in timed.table.to_pylist()} == {1}
     with pytest.raises(NotTimed, match="4 sequences of 8 tokens do not fit"):
-        measure(subjects, MeasuredCosts(context=8, concurrency=4, repeats=3), lambda: None)
+        measure(subjects, MeasuredCosts(context=8, concurrency=4, repeats=3), ignored)
     with pytest.raises(torch.OutOfMemoryError):
-        measure(dataclasses.replace(subjects, gamma=5), MeasuredCosts(context=8, repeats=3), lambda: None)
+        measure(dataclasses.replace(subjects, gamma=5), MeasuredCosts(context=8, repeats=3), ignored)
 
 
 def test_a_static_cache_chooses_what_a_growing_one_does_and_is_cut_back_alike() -> None:
@@ -155,7 +258,7 @@ def test_ids_that_a_draft_does_not_have_do_not_stop_the_clock() -> None:
     small = Model("small", llama(vocabulary=250, pad_token_id=249, eos_token_id=248), "model", "s")
     text = np.full(20, 259, dtype=np.int32)
     subjects = Subjects(Model("target", llama(), "model", "t"), [small], text, 1)
-    table = measure(subjects, MeasuredCosts(context=8, repeats=3), lambda: None).table
+    table = measure(subjects, MeasuredCosts(context=8, repeats=3), ignored).table
     assert {row[:3] for row in steps(table.to_pylist())} >= {("small", "draft", 1), ("small", "draft", 2)}
 
 
@@ -172,7 +275,7 @@ def test_a_search_of_prompt_lookup_is_timed_on_as_many_tokens_as_the_target_has_
     monkeypatch.setattr(lookup.PromptLookup, "search", spy)
     drafts = [PromptLookup(name, 3, (256,), 260, "float32") for name in ("first", "second")]
     costs = MeasuredCosts(context=24, repeats=3, concurrency=[1, 2])
-    table = measure(Subjects(Model("target", llama(), "model", "t"), drafts, TEXT, 2), costs, lambda: None).table
+    table = measure(Subjects(Model("target", llama(), "model", "t"), drafts, TEXT, 2), costs, ignored).table
     rows = [row for row in table.to_pylist() if row["model"] != "target"]
     assert steps(rows) == [(name, "lookup", 1, batch, 24) for batch in (1, 2) for name in ("first", "second")]
     assert all(row["repeats"] == 3 and row["median_ms"] >= 0 for row in rows)

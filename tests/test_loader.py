@@ -188,6 +188,8 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("certificates",), None, "certificates: Input should be a valid boolean", "correct"),
     (("data", 0, "min_prompt_tokens"), 0, "data.0.min_prompt_tokens: Input should be greater than or equal to 1", "correct"),
     (("costs", "repeats"), 2, "costs.repeats: Input should be greater than or equal to 3", "correct"),
+    (("costs", "budget"), -1, "costs.budget: Input should be greater than or equal to 0", "correct"),
+    (("costs", "budget"), float("inf"), "costs.budget: Input should be a finite number", "correct"),
     (("decision", "confidence"), 0.5, "decision.confidence: Input should be greater than 0.5", "correct"),
     (("decision", "confidence"), 1, "decision.confidence: Input should be less than 1", "correct"),
     (("decision", "min_speedup"), float("nan"), "decision.min_speedup: ", "correct"),

@@ -212,6 +212,20 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "twice the same": ({"repeated": 2}, "data", "run", "note", "2 of 10 prompts seen occur before"),
     "untimed": ({"speed": SLOW}, "costs", "run", "note", "steps cannot be timed: no cache"),
     "timed": ({}, "costs", "run", "ok", "takes about 30 s"),
+    "timed within its budget": (
+        {"speed": dataclasses.replace(SPEED, budget_s=30.0)},
+        "costs",
+        "run",
+        "ok",
+        "takes about 30 s",
+    ),
+    "timed past its budget": (
+        {"speed": dataclasses.replace(SPEED, budget_s=20.0)},
+        "costs",
+        "run",
+        "note",
+        "takes about 30 s, more than costs.budget (20 s)",
+    ),
     "time": ({}, "time", "run", "ok", "roughly 2.7 min for 100 documents"),
     "endless": (
         {"estimate": estimated(UNKNOWN, SPEED, STORAGE, 64)},

@@ -107,7 +107,9 @@ def test_alpha_interval_is_that_of_documents(report: Report, positions: pd.DataF
 
 
 def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.DataFrame) -> None:
-    """On the log scale, with the timing error beside that of documents; gamma 1, so that a round costs 1 or 1.05 + 0.1."""
+    """On the log scale, with the timing error beside that of documents, which alone counts degrees of freedom; gamma 1, so
+    that a round costs 1 or 1.05 + 0.1.
+    """
     documents = [recounted(rows, 1) for _, rows in rows_of(positions, "chat", "small").groupby("document")]
     tokens = np.array([one["tokens"] for one in documents])
     drafting, time = (

@@ -314,6 +314,24 @@ def test_uncertain_step_times_are_paid_for() -> None:
     assert hidden > 0.3
 
 
+@pytest.mark.parametrize("freedom", [5, 19, math.inf])
+def test_step_times_of_few_rounds_move_thresholds_further(freedom: float) -> None:
+    """By t bounds at a tenth of the error: as if times were that much slower for GO, without the part that is paid."""
+    base, spent = sample(np.random.default_rng(14), 300)
+    wide = Bounds(BOUNDS.best / 2, BOUNDS.worst * 2, BOUNDS.reach)
+    found = decide_sequentially(base, spent, 1.0, wide, 1.6, CONFIDENCE, 0.01, freedom)
+    shift = math.exp(0.01 * float(stats.t.ppf(1 - 0.1 * ERROR, freedom)))
+    grid = thresholds_between(wide, 1.6)
+    above = np.maximum.accumulate(rejections(base, spent, wide, grid * shift, 0.9 * ERROR, "above"))
+    assert found.low == pytest.approx(float(grid[above <= found.documents][-1]))
+
+
+def test_step_times_without_bounds_decide_nothing() -> None:
+    base, spent = sample(np.random.default_rng(14), 300)
+    found = decide_sequentially(base, spent, 1.0, BOUNDS, 1.0, CONFIDENCE, math.inf, 0)
+    assert found == Sequential("UNDECIDED", 300, 0.0, math.inf)
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents of 32 to 512 tokens with alpha ~ N(0.65, 0.15^2) and rounds of 5 drafts, all of one cost, which makes the

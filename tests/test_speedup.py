@@ -26,7 +26,9 @@ from alphaprof.analysis.speedup import (
     speedup,
     spent_and_base,
     time_shares,
+    with_prefill,
 )
+from alphaprof.analysis.timing import median_error
 from tests import reference
 from tests.synthetic import alpha_law, drawn_alphas, expected_rounds
 
@@ -424,6 +426,64 @@ def test_unseen_documents_by_hand() -> None:
     """With nothing accepted in 3 of 30 documents that were not seen, the time is 0.9 of this one and 0.1 of the worst."""
     one = Speedup(2.0, 0.0, 0.0, 29, 30, least=0.5, most=4.0, unseen_slower=0.3, unseen_faster=0.05)
     assert one.bounds(0.05) == pytest.approx((1 / (0.9 / 2.0 + 0.1 / 0.5), 1 / (0.9 / 2.0 + 0.1 / 4.0)))
+
+
+def test_an_error_of_step_times_without_bounds_leaves_none() -> None:
+    unknown = Speedup(1.5, 0.03, math.inf, 7, 8, least=0.5, most=3.0, timing_freedom=0)
+    assert unknown.bounds(0.05) == (0, math.inf)
+
+
+NOISE = np.random.default_rng(3).lognormal(0, 0.1, (5, 9))
+
+
+def in_rounds(noise: Array, times: StepTimes = TIMES) -> StepTimes:
+    """Times of T(1), T(2), T(3), draft and search in rounds, with their points as they are."""
+    parts = [*times.target.values(), times.draft, times.lookup]
+    found = [dataclasses.replace(part, rounds=tuple(part.ms * row)) for part, row in zip(parts, noise, strict=True)]
+    return StepTimes(dict(enumerate(found[:3], start=1)), found[3], found[4])
+
+
+@pytest.mark.parametrize(("domains", "weights"), [([HAND], [1.0]), ([HAND, OTHER], [0.3, 0.7])])
+def test_timing_error_is_that_of_the_speedups_of_single_rounds(domains: list[RoundCounts], weights: list[float]) -> None:
+    """Each round's own times give a speedup; what counts is how far these lie from the one that is said."""
+    times = in_rounds(NOISE, SEARCHING)
+    found = known(speedup(domains, weights, times))
+    logs = []
+    for one in range(9):
+        target, draft, lookup = dict(enumerate(NOISE[:3, one], start=1)), NOISE[3, one], NOISE[4, one]
+        single = known(speedup(domains, weights, perturbed(times, target, draft, lookup)))
+        logs.append(math.log(single.value / found.value))
+    assert (found.timing_error, found.timing_freedom) == pytest.approx(median_error(np.array(logs)))
+
+
+def test_what_slows_all_steps_of_a_round_makes_no_error() -> None:
+    """However much it is, and whatever steps say of themselves."""
+    times = in_rounds(np.tile(NOISE[0], (5, 1)), SEARCHING)
+    assert known(speedup([HAND], [1.0], times)).timing_error == pytest.approx(0, abs=1e-12)
+
+
+def test_as_many_rounds_count_as_all_steps_have() -> None:
+    times = in_rounds(NOISE, SEARCHING)
+    short = dataclasses.replace(times, draft=dataclasses.replace(times.draft, rounds=times.draft.rounds[:7]))
+    assert known(speedup([HAND], [1.0], short)) == known(speedup([HAND], [1.0], in_rounds(NOISE[:, :7], SEARCHING)))
+    bare = dataclasses.replace(times, draft=TIMES.draft)
+    without = known(speedup([HAND], [1.0], SEARCHING))
+    assert known(speedup([HAND], [1.0], bare)).timing_error == pytest.approx(without.timing_error)
+    assert without.timing_freedom == math.inf
+
+
+def test_prompts_share_in_the_error_of_rounds() -> None:
+    """Reading 90 and 30 steps' worth is exact: a decode step twice as long makes the base of 10 tokens 20 of 110."""
+    noise = np.ones((5, 9))
+    noise[0] = np.linspace(0.9, 1.1, 9)
+    times = in_rounds(noise, SEARCHING)
+    count = len(HAND.tokens)
+    found = known(with_prefill(HAND, times, np.full(count, 9.0), np.full(count, 3.0)))
+    base, plain = float(HAND.tokens.sum()), count * 9.0
+    spent = HAND.spent(times).sum() + count * 12.0
+    decode = time_shares(HAND, times)[0] * HAND.spent(times).sum()
+    logs = np.log((plain + base * noise[0]) / (plain + base)) - np.log1p(decode * (noise[0] - 1) / spent)
+    assert (found.timing_error, found.timing_freedom) == pytest.approx(median_error(logs))
 
 
 @given(documents)

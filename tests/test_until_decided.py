@@ -271,7 +271,7 @@ def test_the_command_stops_says_what_it_saved_and_reports_what_it_found(tiny: Pa
     path = plain_file(tmp_path, tiny)
     run = tmp_path / "run"
     arguments = ["profile", str(path), "--out", str(run), "--until-decided", "--set", "decision.min_speedup=50"]
-    found = CliRunner().invoke(app, [*arguments, "--set", "decision.gamma=1"])
+    found = CliRunner().invoke(app, [*arguments, "--set", "decision.gamma=1", "--set", "costs.repeats=20"])
     assert found.exit_code == 0, found.output
     assert "NO-GO after 4 of 15 documents: the other 11 are not needed" in " ".join(found.stderr.split())
     report = build_report(Run.open(run))

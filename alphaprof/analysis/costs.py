@@ -27,7 +27,8 @@ class StepRow:
     """One kind of step: time in ms with the relative standard error of its median (0: not known).
 
     `model`: target, or the draft's name; `step`: one of `STEPS`; `tokens`: new tokens per sequence (prefill: the prompt's,
-    lookup and bookkeeping, which happen once a round: 1); `context`: tokens in the KV cache before the step.
+    lookup and bookkeeping, which happen once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: the
+    times in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known).
     """
 
     model: str
@@ -37,6 +38,7 @@ class StepRow:
     context: int
     ms: float
     relative_error: float = 0.0
+    rounds: tuple[float, ...] = ()
 
 
 class _Unmeasured(Exception):
@@ -118,9 +120,12 @@ class StepTable:
             draft=_if_any(steps, name, 1, batch, context),
             lookup=_if_any(searches, f"lookup of {name}", 1, batch, context),
             draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
-            bookkeeping=_sum(
-                _if_any(kept, f"bookkeeping of the {TARGET}", 1, batch, context),
-                _if_any(own, f"bookkeeping of {name}", 1, batch, context),
+            bookkeeping=_added(
+                [
+                    (1.0, _time(cells, f"bookkeeping of {what}", 1, batch, context))
+                    for cells, what in ((kept, f"the {TARGET}"), (own, name))
+                    if cells
+                ]
             ),
         )
 
@@ -155,10 +160,8 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
     if not found:
         raise _Unmeasured(_reason(cells, usable, what, tokens, batch))
     if len(found) == 1:
-        return next(StepTime(row.ms, row.relative_error) for row in found)
-    ms = sum(weight * row.ms for row, weight in found.items())
-    error = math.sqrt(sum((weight * row.ms * row.relative_error) ** 2 for row, weight in found.items()))
-    return StepTime(ms, error / ms if ms > 0 else 0.0)
+        return next(StepTime(row.ms, row.relative_error, row.rounds) for row in found)
+    return _added([(weight, StepTime(row.ms, row.relative_error, row.rounds)) for row, weight in found.items()])
 
 
 def _if_any(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
@@ -179,8 +182,9 @@ def _count(tokens: int) -> str:
     return f"{tokens} token" if tokens == 1 else f"{tokens} tokens"
 
 
-def _sum(first: StepTime, second: StepTime) -> StepTime:
-    """Two independent times, one after the other."""
-    ms = first.ms + second.ms
-    error = math.hypot(first.ms * first.relative_error, second.ms * second.relative_error)
-    return StepTime(ms, error / ms if ms > 0 else 0.0)
+def _added(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
+    """The weighted sum of times: round by round, as far as all of them go; errors of their own are independent."""
+    ms = sum(weight * time.ms for weight, time in parts)
+    error = math.sqrt(sum((weight * time.ms * time.relative_error) ** 2 for weight, time in parts))
+    rounds = zip(*([weight * each for each in time.rounds] for weight, time in parts), strict=False)
+    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)))

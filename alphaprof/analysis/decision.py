@@ -10,11 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from alphaprof.analysis.speedup import FEWEST, Speedup
+from alphaprof.analysis.timing import LEAST_ROUNDS
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MANY = 1_000_000
+SURER = "idle machine, larger costs.budget and costs.repeats"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ def decide(found: Speedup | None, min_speedup: float, confidence: float, held_ou
     """
     if found is None:
         return Decision("UNDECIDED", _too_few(found, held_out), found, 0.0, math.inf, None)
+    if math.isinf(found.timing_error):
+        reason = f"step times of fewer than {LEAST_ROUNDS} rounds have no bounds: raise costs.repeats"
+        return Decision("UNDECIDED", reason, found, 0.0, math.inf, None)
     low, high = found.deciding(1 - confidence)
     if not found.tells:
         needed = documents_needed(found, min_speedup, confidence)
@@ -86,9 +91,9 @@ def _remedy(total: int | None, found: Speedup) -> str:
     if total is not None:
         return f"about {total} independent documents in all would settle it, if this speedup holds"
     if found.timing_error > 0 and found.sampling_error > found.timing_error:
-        return "it takes both more documents and surer step times (idle machine, more costs.repeats)"
+        return f"it takes both more documents and surer step times ({SURER})"
     if found.timing_error > 0:
-        return "more documents alone would not settle it: step times must be surer (idle machine, more costs.repeats)"
+        return f"more documents alone would not settle it: step times must be surer ({SURER})"
     return "it is too close to the threshold for any number of documents to settle it"
 
 
@@ -108,7 +113,7 @@ def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> i
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if settles(middle) else (middle + 1, high)
-    return low
+    return low if low <= MANY else None
 
 
 def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:

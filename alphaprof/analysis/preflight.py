@@ -117,6 +117,7 @@ class Speed:
     scored: float  # tokens a second through target and drafts together
     timing_s: float | None  # seconds that timing the steps will take; None: nothing is timed
     untimed: str | None  # why steps cannot be timed; None: they can, or need not
+    budget_s: float | None = None  # seconds that timing the steps may take; None: nothing is timed
 
 
 @dataclass(frozen=True)

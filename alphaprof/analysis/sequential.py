@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import ndtri
+
+from alphaprof.analysis.estimate import quantile
 
 Array = np.ndarray[Any, Any]
 PRIOR_MEAN, PRIOR_VARIANCE = 0.5, 0.25  # of outcomes in [0, 1]; they count as one document
@@ -71,6 +72,7 @@ def decide_sequentially(
     threshold: float,
     confidence: float,
     timing_error: float = 0.0,
+    timing_freedom: float = math.inf,
 ) -> Sequential:
     """GO once the speedup is surely above `threshold`, NO-GO once it is surely below; documents in the order they came in.
 
@@ -80,16 +82,19 @@ def decide_sequentially(
     NO-GO that `high` has, both the first time that happens. A bound passes a threshold when the bets against it and against
     all that lie before it on a fixed grid have won: `low` can exceed S only if the first threshold above S was rejected.
 
-    `timing_error` is the relative standard error that step times give the speedup. More documents do not lessen it, so it is
-    no part of the betting: a tenth of 1 - confidence pays for normal bounds on it, by which thresholds move away (up for GO,
-    down for NO-GO), and nine tenths are left for the documents. Raises `ValueError` for documents outside their bounds.
+    `timing_error` is the relative standard error that step times give the speedup, and `timing_freedom` its degrees of
+    freedom. More documents do not lessen it, so it is no part of the betting: a tenth of 1 - confidence pays for t bounds on
+    it, by which thresholds move away (up for GO, down for NO-GO), and nine tenths are left for the documents. If it is
+    infinite, every question stays open. Raises `ValueError` for documents outside their bounds.
     """
     base, spent = (np.asarray(values, dtype=np.float64) for values in (base, spent))
     weight = np.broadcast_to(np.asarray(weight, dtype=np.float64), base.shape)
     _check(base, spent, weight, bounds, threshold, confidence, timing_error)
+    if math.isinf(timing_error):
+        return Sequential("UNDECIDED", len(base), 0.0, math.inf)
     error, shift = 1 - confidence, 1.0
     if timing_error > 0:
-        shift = math.exp(-float(ndtri(TIMING_SHARE * error)) * timing_error)
+        shift = math.exp(quantile(1 - TIMING_SHARE * error, timing_freedom) * timing_error)
         error *= 1 - TIMING_SHARE
     grid = thresholds_between(bounds, threshold)
     above = rejections(weight * base, weight * spent, bounds, grid * shift, error, "above")
@@ -111,7 +116,7 @@ def _check(
     base: Array, spent: Array, weight: Array, bounds: Bounds, threshold: float, confidence: float, timing_error: float
 ) -> None:
     """Bets are fair only if no document can lie outside its bounds."""
-    if not (0 < threshold < math.inf and 0 < confidence < 1 and 0 <= timing_error < math.inf):
+    if not (0 < threshold < math.inf and 0 < confidence < 1 and timing_error >= 0):
         raise ValueError("threshold must be above 0, confidence between 0 and 1, timing_error at least 0")
     if base.ndim != 1 or base.shape != spent.shape:
         raise ValueError(f"base and spent must have a value for each document, and have shapes {base.shape}, {spent.shape}")

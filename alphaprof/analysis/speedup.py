@@ -28,16 +28,20 @@ from alphaprof.analysis.estimate import (
     unseen,
 )
 from alphaprof.analysis.replay import Rounds
+from alphaprof.analysis.timing import median_error
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one kind of step in ms, with the relative standard error of its median."""
+    """The time of one kind of step in ms. `rounds`: its times in interleaved rounds, where it was measured so; round i of
+    all steps is one unit. Without them `relative_error`, a standard error of its own, counts.
+    """
 
     ms: float
     relative_error: float
+    rounds: tuple[float, ...] = ()
 
 
 NOTHING = StepTime(0.0, 0.0)
@@ -166,23 +170,23 @@ class Speedup:
         Documents: t on the log scale of the time, farther out on the side where it is skewed, and never nearer than `unseen`
         documents allow. Step times: t on the log scale. Both distances add up as squares (Zou and Donner, 2008).
         """
-        timing = self._timing(tail)
+        timing, (low, high) = self._timing(tail), self.possible(tail)
         t = quantile(1 - tail, self.freedom)
         spread = t * self.sampling_error if self.sampling_error > 0 else 0.0
         skew = skewed(self.skewness, t)
         slower = math.log(max(_stretched(spread) + max(skew, 0.0), 1 + self.unseen_slower))
         least_time = min(math.exp(-spread) - max(-skew, 0.0), 1 - self.unseen_faster)
         faster = -math.log(least_time) if least_time > 0 else math.inf
-        low, high = self.possible(tail)
-        return (
-            max(low, self.value / _stretched(math.hypot(slower, timing))),
-            min(high, self.value * math.exp(min(math.hypot(faster, timing), LARGEST))),
-        )
+        above, below = math.hypot(slower, timing), math.hypot(faster, timing)
+        fastest = self.value * math.exp(below) if below < LARGEST else math.inf
+        return max(low, self.value / _stretched(above)), min(high, fastest)
 
     def possible(self, tail: float) -> tuple[float, float]:
         """The bounds that step times alone give, each missing with probability `tail`."""
-        timing = math.exp(min(self._timing(tail), LARGEST))
-        return self.least / timing, self.most * timing
+        timing = self._timing(tail)
+        if timing > LARGEST:
+            return 0.0, math.inf
+        return self.least * math.exp(-timing), self.most * math.exp(timing)
 
     @property
     def tells(self) -> bool:
@@ -290,7 +294,7 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
         cost_bounds(times, domains[0].drafted.shape[1]),
         _timing_error(np.asarray(shares), times),
     )
-    each = [_speedup(one, (1 / found.most, 1 / found.least), 0.0) for one in ratios]
+    each = [_speedup(one, (1 / found.most, 1 / found.least), (0.0, math.inf)) for one in ratios]
     slower = [part / time * one.unseen_slower for part, one in zip(parts, each, strict=True)]
     faster = [part / time * one.unseen_faster for part, one in zip(parts, each, strict=True)]
     together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
@@ -340,14 +344,17 @@ class Mix:
         return speedup(counts, self.weights, times)
 
 
-def _speedup(time: Ratio, bounds: tuple[float, float], timing_error: float) -> Speedup:
-    """The speedup from the relative `time`. `bounds`: the least and the most that a token can cost."""
+def _speedup(time: Ratio, bounds: tuple[float, float], timing: tuple[float, float]) -> Speedup:
+    """The speedup from the relative `time`. `bounds`: the least and the most that a token can cost; `timing`: the error of
+    step times and its degrees of freedom.
+    """
     best, worst = bounds
     share = unseen(time.documents)
     return Speedup(
         value=1 / time.value,
         sampling_error=time.stderr / time.value,
-        timing_error=timing_error,
+        timing_error=timing[0],
+        timing_freedom=timing[1],
         freedom=time.freedom,
         documents=time.documents,
         least=1 / worst,
@@ -372,8 +379,8 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
     time = ratio(spent + prompts + more, base + prompts)
     decoding = spent.sum() / (spent + prompts + more).sum()
-    error = _timing_error(decoding * time_shares(counts, times), times, base.sum() / (base + prompts).sum())
-    return _speedup(time, (min(best, 1.0), slowest), error)
+    timing = _timing_error(decoding * time_shares(counts, times), times, base.sum() / (base + prompts).sum())
+    return _speedup(time, (min(best, 1.0), slowest), timing)
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
@@ -392,22 +399,32 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: 
     return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
-def _timing_error(shares: Array, times: StepTimes, base: float = 1.0) -> float:
-    """Relative error that step times give a speedup: the derivative of its logarithm by each of them.
+def _timing_error(shares: Array, times: StepTimes, base: float = 1.0) -> tuple[float, float]:
+    """Relative error that step times give a speedup, and its degrees of freedom. `shares`: of the time with the draft, as in
+    `time_shares`; `base`: the share that decode steps have of the time without.
 
-    The decode step stands in the numerator too, so its derivative is its share there (`base`) minus that of the time with
-    the draft.
+    Times of interleaved rounds give a speedup for each round, whose median has an interval. Times with an error of their own
+    are independent: the derivative of the speedup's logarithm by each, times its error, add up as squares. The decode step
+    stands in the numerator too, so its derivative is its share there minus that of the time with the draft.
     """
-    *verify, draft, after_full, lookup, bookkeeping = shares
+    parts = [times.target[n] for n in range(1, len(shares) - 3)]
+    parts += [times.draft, times.draft_after_full or times.draft, times.lookup, times.bookkeeping]
     if times.draft_after_full is None:  # one time, and one error
-        draft, after_full = draft + after_full, 0.0
-    errors = [(base - verify[0]) * times.decode.relative_error]
-    errors += [share * times.target[n].relative_error for n, share in enumerate(verify[1:], start=2)]
-    parts = (times.draft, times.draft_after_full or times.draft, times.lookup, times.bookkeeping)
-    errors += [
-        share * part.relative_error for share, part in zip((draft, after_full, lookup, bookkeeping), parts, strict=True)
-    ]
-    return math.sqrt(sum(error**2 for error in errors))
+        shares = np.concatenate([shares[:-4], [shares[-4] + shares[-3], 0.0], shares[-2:]])
+    used = [(share, part) for share, part in zip(shares.tolist(), parts, strict=True) if share > 0]
+    rounds = min(len(part.rounds) for part in (times.decode, *(part for _, part in used)))
+    if rounds:
+        decode = _relative(times.decode, rounds)
+        spent = sum(share * _relative(part, rounds) for share, part in used)
+        return median_error(np.log1p(base * decode) - np.log1p(spent))
+    errors = [(base - float(shares[0])) * times.decode.relative_error]
+    errors += [share * part.relative_error for share, part in zip(shares[1:], parts[1:], strict=True)]
+    return math.sqrt(sum(error**2 for error in errors)), math.inf
+
+
+def _relative(time: StepTime, rounds: int) -> Array:
+    """What a step took more in each of the first rounds than it is said to take, as a share, [rounds]."""
+    return np.array(time.rounds[:rounds]) / time.ms - 1
 
 
 def _freedom(variances: Sequence[float], ratios: Sequence[Ratio], documents: int) -> float:

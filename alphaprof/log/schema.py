@@ -163,15 +163,37 @@ LATENCY_COLUMNS = (
     Column("tokens", pa.int32(), "New tokens per sequence in the timed step.", "tokens", 1),
     Column("batch", pa.int32(), "Sequences in the batch.", "sequences", 1),
     Column("context", pa.int32(), "Tokens in the KV cache of each sequence before the step.", "tokens", 0),
-    Column("median_ms", pa.float64(), "Median time of the step.", "ms", 0),
+    Column(
+        "median_ms",
+        pa.float64(),
+        "Time of the step: the median of its ratio to the decode step of the same round, times the median decode step; of a "
+        "prefill, the median.",
+        "ms",
+        0,
+    ),
     Column("p10_ms", pa.float64(), "Tenth percentile.", "ms", 0),
     Column("p90_ms", pa.float64(), "Ninetieth percentile.", "ms", 0),
-    Column("relative_error", pa.float64(), "Standard error of the median, as a share of it; 0: not known.", "ratio", 0),
-    Column("repeats", pa.int32(), "Timed repeats.", low=1),
+    Column(
+        "relative_error",
+        pa.float64(),
+        "Standard error of the time by itself, as a share of it: 1.96 of it go as far as its 95 % interval; 0: not known.",
+        "ratio",
+        0,
+    ),
+    Column("repeats", pa.int32(), "Timed rounds.", low=1),
     Column(
         "mode",
         CATEGORY,
         "How the step was run: eager, or cuda_graph (static cache, recorded once); null: by an older version, eager.",
+        nullable=True,
+    ),
+    Column(
+        "rounds_ms",
+        pa.list_(pa.float32()),
+        "Time in each round. Round i of all steps of one batch and context is one unit: its ratios hold, whatever slowed it "
+        "down. null: by an older version, and relative_error counts.",
+        "ms",
+        0,
         nullable=True,
     ),
 )

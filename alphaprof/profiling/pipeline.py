@@ -282,12 +282,12 @@ def _timed(run: Run) -> bool:
 
 def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
-    progress.start("timing steps", latency.timed_repeats(costs), "repeats")
+    progress.start("timing steps", 100, "%")
     prompts = [document.prompt for document in itertools.islice(plan.documents, 8)]
     text = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).numpy()
     try:
         subjects = latency.Subjects(plan.target, plan.drafts, text, max(plan.options.gammas))
-        timed = latency.measure(subjects, costs, lambda: progress.advance(1))
+        timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say)
     except NotTimed as error:
         _note(plan, progress, "not_timed", f"no step times: {error}", "the report has no speedup then")
         return

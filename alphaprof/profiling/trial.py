@@ -69,7 +69,8 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
     rate = sum(item.tokens for item in texts) / (time.perf_counter() - start)
     positions = sum(len(item.ids) for item in texts)
     timing, untimed = _timing(loaded, documents)
-    speed = Speed(len(short), positions, prompts, generated, size, rate, timing, untimed)
+    budget = loaded.options.costs.budget if isinstance(loaded.options.costs, MeasuredCosts) else None
+    speed = Speed(len(short), positions, prompts, generated, size, rate, timing, untimed, budget)
     noise = noise_floor(loaded.scorer.target, greedy, loaded.scorer.width) if len(greedy) > 1 else None
     return Trial(self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free))
 

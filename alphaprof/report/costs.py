@@ -98,7 +98,10 @@ def beyond_prefill(book: CostBook, prompt_tokens: Array) -> float | None:
 def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
     """Rows of the latency table as step times."""
     names = ("model", "step", "tokens", "batch", "context", "relative_error")
-    return [StepRow(**{name: row[name] for name in names}, ms=row["median_ms"]) for row in latency]
+    return [
+        StepRow(**{name: row[name] for name in names}, ms=row["median_ms"], rounds=tuple(row.get("rounds_ms") or ()))
+        for row in latency
+    ]
 
 
 def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, context: float | None) -> tuple[StepRow, ...]:

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from alphaprof.analysis.timing import reach
 from alphaprof.log.manifest import Manifest
 from alphaprof.report import format as fmt
 from alphaprof.report.tables import named_table, plain, show
@@ -68,7 +70,8 @@ def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
     if prefills:
         _cell(prefills, "prefill of one prompt into an empty cache", console)
     for line in (
-        "cost: in plain decode steps of the target at the same batch and context. p10, p90 over repeats; the median counts.",
+        "cost: in plain decode steps of the target at the same batch and context; the median over all rounds counts.",
+        "±: how far the 95 % interval of the cost goes. p10, p90: of the times over all rounds.",
         "draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens out of a cache.",
     ):
         console.print(line, style="dim", highlight=False)
@@ -76,17 +79,27 @@ def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
 
 def _cell(rows: Rows, title: str, console: Console) -> None:
     table = named_table("model")
-    for name in ("step", "tokens", "ms", "p10", "p90", "cost", "repeats"):
+    for name in ("step", "tokens", "ms", "p10", "p90", "cost", "±", "rounds"):
         table.add_column(name, justify="left" if name == "step" else "right", no_wrap=True)
-    decode = next((row["median_ms"] for row in rows if row["step"] == "decode"), None)
+    decode = next((row for row in rows if row["step"] == "decode"), None)
     for row in rows:
-        cost = fmt.number(row["median_ms"] / decode, 3) if decode else fmt.NOTHING
+        cost = fmt.number(row["median_ms"] / decode["median_ms"], 3) if decode else fmt.NOTHING
         times = (fmt.number(row[name], 3) for name in ("median_ms", "p10_ms", "p90_ms"))
         context = f" (at {fmt.count(row['context'])} tokens)" if row["context"] != rows[0]["context"] else ""
         step = Text(row["step"] + context)
-        table.add_row(plain(row["model"]), step, str(row["tokens"]), *times, cost, str(row["repeats"]))
+        table.add_row(plain(row["model"]), step, str(row["tokens"]), *times, cost, _error(row, decode), str(row["repeats"]))
     show(table, title, console)
     console.print()
+
+
+def _error(row: Mapping[str, Any], decode: Mapping[str, Any] | None) -> str:
+    """How far the 95 % interval of a step's cost goes, as a share of it."""
+    if decode is None or row is decode or not row["median_ms"]:
+        return fmt.NOTHING
+    rounds = min(len(row["rounds_ms"]), len(decode["rounds_ms"]))
+    costs = np.array(row["rounds_ms"][:rounds]) / np.array(decode["rounds_ms"][:rounds])
+    error = reach(costs / (row["median_ms"] / decode["median_ms"]) - 1)
+    return fmt.number(100 * error, 1, "%") if error < 1 else ">100%"
 
 
 def _measured(manifest: Manifest, rows: Rows) -> Latency:

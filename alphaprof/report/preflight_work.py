@@ -99,7 +99,13 @@ def _costs(seen: Seen) -> Iterator[Check]:
         remedy = "the report has no speedup then; give step times of your engine: costs.source=table"
         yield Check("costs", "run", NOTE, f"steps cannot be timed: {speed.untimed}", remedy)
     elif speed.timing_s is not None:
-        yield Check("costs", "run", OK, f"steps can be timed here; that takes about {duration(speed.timing_s)}")
+        cause = f"steps can be timed here; that takes about {duration(speed.timing_s)}"
+        if speed.budget_s is None or speed.timing_s <= speed.budget_s:
+            yield Check("costs", "run", OK, cause)
+            return
+        rounds = "each batch size and context has some rounds of all steps, or their times would have no bounds"
+        remedy = "fewer of costs.concurrency or costs.context, or an idle machine"
+        yield Check("costs", "run", NOTE, f"{cause}, more than costs.budget ({speed.budget_s:g} s): {rounds}", remedy)
     elif not any(refusal.check == "costs" for refusal in seen.refusals):
         yield Check("costs", "run", OK, "step times from elsewhere are at hand")
 

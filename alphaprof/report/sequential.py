@@ -83,8 +83,9 @@ def _decided(candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: 
     best, worst = cost_bounds(times, pair[1])
     bounds = Bounds(best, worst, reach)
     whole = pooled_speedup(candidates, pair, timing.times, mix)
-    error = whole.timing_error if whole is not None else 0.0
-    found = decide_sequentially(base, spent, 1.0, bounds, question.min_speedup, question.confidence, error)
+    error, freedom = (whole.timing_error, whole.timing_freedom) if whole is not None else (0.0, math.inf)
+    asked = (question.min_speedup, question.confidence)
+    found = decide_sequentially(base, spent, 1.0, bounds, *asked, timing_error=error, timing_freedom=freedom)
     value = None
     if spent.sum() > 0:
         value = Speedup(float(base.sum() / spent.sum()), math.nan, error, 0, len(base), 1 / worst, 1 / best)

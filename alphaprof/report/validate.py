@@ -234,7 +234,7 @@ def narrowing(validation: Validation) -> str:
         return "one document of a domain says nothing of how documents differ: --documents 4"
     if {clock.outcome for clock in (validation.wall, validation.cpu) if clock} == {"within", "outside"}:
         return "the two clocks disagree, as on a machine that does something else as well: use an idle one"
-    return "use an idle machine, more --documents and --repeats, or a higher costs.repeats"
+    return "use an idle machine, more --documents and --repeats, or a higher costs.budget"
 
 
 def _groups(run: Run, draft: str, documents: pa.Table, measured: Measured) -> Iterator[_Group]:

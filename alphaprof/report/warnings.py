@@ -216,5 +216,5 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
             "slow_baseline",
             f"verifying {faster[0]} tokens took less time than decoding one (v < 1): the baseline is slow here, "
             "the draft is not good",
-            "repeat on an idle machine or with more costs.repeats, and compare with the engine that will serve",
+            "repeat on an idle machine or with a larger costs.budget, and compare with the engine that will serve",
         )
