@@ -57,8 +57,9 @@ def ratio(totals: Array, counts: Array, strata: Array | None = None) -> Ratio:
     SE^2 = k * sum((A_d - r n_d)^2) / (sum n_d)^2, the ratio estimator for cluster samples with Bell and McCaffrey's
     correction k and degrees of freedom (2002, "Bias reduction in standard errors for linear regression with multi-stage
     samples"): D / (D - 1) and D - 1 where all documents are of one length, more and fewer where some are much longer.
-    `strata` [documents]: numbers of the strata that documents were drawn from, a fixed number from each: what strata differ
-    by is then no sampling error (Cochran, "Sampling Techniques", 1977, section 6.11). None: one stratum.
+    `strata` [documents]: numbers of the strata that documents were drawn from, a fixed number from each. What strata differ
+    by is then no sampling error (Cochran, "Sampling Techniques", 1977, section 6.11): residuals are centred in each stratum,
+    which has a correction of its own, and the degrees of freedom are Satterthwaite's. None: one stratum.
     Documents without counts carry no information and are left out. Raises `ValueError` when nothing is left.
     """
     kept = counts > 0
@@ -71,24 +72,21 @@ def ratio(totals: Array, counts: Array, strata: Array | None = None) -> Ratio:
     if documents == 1:
         return Ratio(value, math.inf, 1, 0.0)
     errors, freedom = _influences(totals, counts, strata)
-    alike = float(counts.sum()) ** 2 / float(
-        (counts.astype(np.float64) ** 2).sum()
-    )  # as many documents of one length have as much say
-    third = float((errors**3).sum()) * alike / max(alike - 2, 0.5)
-    return Ratio(value, math.sqrt(float((errors**2).sum())), documents, freedom, third)
+    alike = float(counts.sum()) ** 2 / float(np.square(counts, dtype=np.float64).sum())  # documents of one length, as sure
+    squares = errors * errors
+    third = float((squares * errors).sum()) * alike / max(alike - 2, 0.5)
+    return Ratio(value, math.sqrt(float(squares.sum())), documents, freedom, third)
 
 
-def small_sample(counts: Array, strata: Array | None = None) -> tuple[float, float]:
+def small_sample(counts: Array) -> tuple[float, float]:
     """Bell and McCaffrey's correction and degrees of freedom for a ratio over documents of sizes `counts`, all positive.
 
     With h = n / sum n and y the documents' own ratios, the squared residuals add up to y' M y with
     M = (I - 1 h')' diag(h^2) (I - 1 h'); were the documents alike, the correction sum h^2 / tr M would make that unbiased,
     with (tr M)^2 / tr M^2 degrees of freedom. M_ij = h_i h_j (s - h_i - h_j), on the diagonal with h_i^2 added and
     s = sum h^2, so both traces are sums over documents. What the longest one has in them stands apart: where it is nearly
-    everything, terms of size 1 would have to cancel. `strata`, as numbers from 0 without a gap: see `_small_samples`.
+    everything, terms of size 1 would have to cancel.
     """
-    if strata is not None and strata.any():
-        return _small_samples(counts, strata)
     place = int(np.argmax(counts))
     shares = counts / counts.sum()
     rest, longest = np.delete(shares, place), float(shares[place])
@@ -107,24 +105,6 @@ def small_sample(counts: Array, strata: Array | None = None) -> tuple[float, flo
     return s / trace, trace**2 / (own**2 + 2 * across + among)
 
 
-def _small_samples(counts: Array, strata: Array) -> tuple[float, float]:
-    """The same for residuals that are centred in each stratum. With C = blocks n / (n - 1) (I - 11'/n) of the strata and
-    P = diag(h) C diag(h), M = (I - 1 h')' P (I - 1 h') = P - h p' - p h' + (1'p) h h' with p = P 1.
-    """
-    h = counts / counts.sum()
-    sizes = np.bincount(strata)
-    first, second, fourth = (np.bincount(strata, weights=h**power) for power in (1, 2, 4))
-    scale = sizes / (sizes - 1)
-    p = (scale[strata] * h) * (h - (first / sizes)[strata])
-    ph = (scale[strata] * h) * (h**2 - (second / sizes)[strata])  # P h
-    s, hp, total = float(h @ h), float(h @ p), float(p.sum())
-    trace = float((scale * (1 - 1 / sizes) * second).sum()) - 2 * hp + total * s
-    blocks = float((scale**2 * (fourth * (1 - 2 / sizes) + (second / sizes) ** 2)).sum())
-    mixed = -2 * float(p @ ph) + total * float(h @ ph)
-    outer = 2 * hp**2 + 2 * s * float(p @ p) - 4 * total * s * hp + (total * s) ** 2
-    return s / trace, trace**2 / (blocks + 2 * mixed + outer)
-
-
 def influences(totals: Array, counts: Array) -> Array:
     """What each document contributes to the error of `ratio`, [documents]: the squares add up to SE^2, the values to 0.
 
@@ -140,19 +120,19 @@ def _influences(totals: Array, counts: Array, strata: Array | None) -> tuple[Arr
     """The influences of two or more documents that all have counts, and the degrees of freedom of their squares' sum."""
     size = counts.sum()
     errors = (totals - totals.sum() / size * counts) / size
-    if strata is not None:
-        strata = without_single(strata)
-    if strata is None or not strata.any():
+    codes = None if strata is None else without_single(strata)
+    if codes is None or not codes.any():
         correction, freedom = small_sample(counts)
         return np.asarray(errors * math.sqrt(correction)), freedom
-    sizes = np.bincount(strata)
-    errors = errors - (np.bincount(strata, weights=errors) / sizes)[strata]
-    correction, freedom = small_sample(counts, strata)
-    errors = errors * np.sqrt(correction * sizes / (sizes - 1))[strata]
-    variances = np.bincount(strata, weights=errors**2)
-    if variances.any():  # Satterthwaite's, where strata differ in how much documents vary
-        freedom = min(freedom, float(variances.sum() ** 2 / (variances**2 / (sizes - 1)).sum()))
-    return errors, freedom
+    variances, freedoms = [], []
+    for stratum in range(codes.max() + 1):
+        rows = codes == stratum
+        correction, freedom = small_sample(counts[rows])
+        errors[rows] = math.sqrt(correction) * (errors[rows] - errors[rows].mean())
+        variances.append(float((errors[rows] ** 2).sum()))
+        freedoms.append(freedom)
+    moments = sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    return errors, sum(variances) ** 2 / moments if moments > 0 else sum(freedoms)
 
 
 def without_single(strata: Array) -> Array:

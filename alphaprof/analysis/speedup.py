@@ -313,10 +313,12 @@ def speedup_as_sampled(domains: Sequence[RoundCounts], times: StepTimes, strata:
         return None
     sums = [spent_and_base(counts, times) for counts in domains]
     clusters = np.concatenate([present(counts.cluster) for counts in domains])
-    spent, base = by_cluster(clusters, *(np.concatenate(side) for side in zip(*sums, strict=True)))
-    time = ratio(spent, base, None if strata is None else strata[present(clusters)])
-    tokens = [counts.spent(times).sum() for counts in domains]
-    shares = sum(part / sum(tokens) * time_shares(counts, times) for part, counts in zip(tokens, domains, strict=True))
+    spent, base = (np.concatenate(side) for side in zip(*sums, strict=True))
+    if len(domains) > 1 and np.bincount(clusters).max() > 1:  # else there is nothing to add up
+        (spent, base), clusters = by_cluster(clusters, spent, base), present(clusters)
+    time = ratio(spent, base, strata[clusters] if strata is not None and strata.any() else None)
+    parts = [each.sum() / spent.sum() for each, _ in sums]
+    shares = sum(part * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
     bounds = cost_bounds(times, domains[0].drafted.shape[1])
     return _speedup(time, bounds, _timing_error(np.asarray(shares), times))
 

@@ -71,12 +71,14 @@ class Documents:
         `limits`: by source, the number of documents at which it ends. A source that has them all is a stratum; all others
         are one together. A unit with documents from several strata belongs to the stratum of that set.
         """
-        source = self.table["source"].to_numpy()
+        strata = np.zeros(len(self.units.names.values), dtype=np.int64)
+        source = self.table["source"].to_numpy() if limits else strata
         full = [place for place, limit in limits.items() if (source == place).sum() >= limit]
+        if not full:
+            return strata
         stratum = np.where(np.isin(source, full), source.astype(np.int64), -1)
         several = int(source.max(initial=0)) + 2
         unit, drawn = np.divmod(np.unique(self.units.codes * several + stratum + 1), several)
-        strata = np.zeros(len(self.units.names.values), dtype=np.int64)
         strata[unit] = drawn
         shared = unit[1:][unit[1:] == unit[:-1]]
         sets: dict[tuple[int, ...], int] = {}
