@@ -420,7 +420,7 @@ def test_dependent_documents_count_as_one(tmp_path: Path, options: dict[str, Any
     result = only(found, "code")
     assert (result.documents, result.clusters, found.traffic.documents) == (6, 4, 4)
     assert "4 of 6" in as_terminal(found)
-    assert "has 4 independent documents" in result.reason
+    assert "there are 4" in result.reason
     apart = only(reported(tmp_path / "apart", Recipe(domains={"code": Domain(documents=6)}, decision=FIXED)), "code")
     assert result.alpha is not None
     assert apart.alpha is not None

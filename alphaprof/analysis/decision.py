@@ -77,8 +77,8 @@ def _too_few(found: Speedup | None, held_out: bool) -> str:
         where, advice = " on the held-out half", f": profile {2 * FEWEST} or more, or fix decision.draft and decision.gamma"
     if documents >= FEWEST:
         return f"given weights need at least two independent documents of every domain{where}, longer than one token{advice}"
-    have = "1 independent document" if documents == 1 else f"{documents} independent documents"
-    return f"a verdict needs at least {FEWEST} independent documents{where}, longer than one token, and has {have}{advice}"
+    have = "there is 1" if documents == 1 else f"there are {documents}"
+    return f"a verdict needs at least {FEWEST} independent documents{where}, longer than one token; {have}{advice}"
 
 
 def _beside(bound: float, threshold: float) -> str:

@@ -234,13 +234,13 @@ def _definitions(report: Report, console: Console) -> None:
         "speedup: decode time without the draft / with it, prefill excluded; whole requests: prefill of target and draft "
         "included. Slower: share of documents that a draft slows down.",
         "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. The speedup "
-        "of a domain is that of the tested half; of all: over all documents, too hopeful, because half of them chose gamma.",
+        "of a domain is that of the tested half; of all: over all documents, too high on average: half of them chose gamma.",
     ]
     lines += causes_notes(report.attribution)
     if any(result.concurrencies for result in report.results):
         lines.append(
             "by concurrency: the gamma of each is the best one of all documents, which can be another than the chosen one "
-            "of the other tables, and a little too hopeful."
+            "of the other tables, and too high on average."
         )
     if any(result.estimator == "expected" for result in report.results):
         lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn by lot.")

@@ -80,8 +80,8 @@ def speedup_lines(traffic: Traffic, confidence: float) -> Iterator[str]:
         on = f"on the {fmt.many(traffic.documents, 'document')} that chose nothing" if chosen else "over all documents"
         yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(confidence)} interval) {on}"
     if traffic.speedup_of_all is not None and of_all(traffic.speedup, traffic.speedup_of_all):
-        chose = "too hopeful, because some of them chose draft or gamma" if traffic.speedup is not None else ""
-        yield f"{fmt.interval(traffic.speedup_of_all, 'x')} over all documents" + (f": {chose}" if chose else "")
+        beside = ", some of which chose draft or gamma: too high on average" if traffic.speedup is not None else ""
+        yield f"{fmt.interval(traffic.speedup_of_all, 'x')} over all documents{beside}"
 
 
 def best_at(item: AtConcurrency) -> str:
