@@ -422,8 +422,17 @@ def test_bounds_stay_inside_what_step_times_allow() -> None:
     assert (low, high) == pytest.approx((0.7 * math.exp(-0.0196), 3.43 * math.exp(0.0196)), rel=1e-4)
 
 
+@pytest.mark.parametrize("documents", [5, 6, 12, 24, 28, 29, 64])
+def test_more_documents_like_these_leave_room_for_fewer_that_were_not_seen(documents: int) -> None:
+    """A tenth up to 28 documents, as many more tell no more of it; then 2 of them."""
+    one = known(speedup([agreeing(documents)], [1.0], EXACT))
+    for more in (documents, 2 * documents, 500):
+        expected = known(speedup([agreeing(more)], [1.0], EXACT))
+        assert one.at(more).bounds(0.05) == pytest.approx(expected.bounds(0.05))
+
+
 def test_unseen_documents_by_hand() -> None:
-    """With nothing accepted in 3 of 30 documents that were not seen, the time is 0.9 of this one and 0.1 of the worst."""
+    """With nothing accepted in a tenth of documents that was not seen, the time is 0.9 of this one and 0.1 of the worst."""
     one = Speedup(2.0, 0.0, 0.0, 29, 30, least=0.5, most=4.0, unseen_slower=0.3, unseen_faster=0.05)
     assert one.bounds(0.05) == pytest.approx((1 / (0.9 / 2.0 + 0.1 / 0.5), 1 / (0.9 / 2.0 + 0.1 / 4.0)))
 

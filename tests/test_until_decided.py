@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from alphaprof.analysis.estimate import ratio
 from alphaprof.analysis.sequential import Bounds, decide_sequentially
 from alphaprof.analysis.speedup import cost_bounds
 from alphaprof.analysis.totals_files import write_totals
@@ -20,7 +21,9 @@ from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
 from alphaprof.profiling import pipeline
 from alphaprof.report.build import build_report, settled
+from alphaprof.report.markdown import report_markdown
 from alphaprof.report.model import Report
+from tests.reporting import as_terminal
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, stored_totals, write_run
 from tests.test_pipeline import Silent, profile_file, run_profile, tables
 
@@ -280,3 +283,24 @@ def test_the_command_stops_says_what_it_saved_and_reports_what_it_found(tiny: Pa
     assert "stopped" in {warning.code for warning in report.warnings}
     refused = CliRunner().invoke(app, [*arguments, "--reuse-continuations", str(run)])
     assert refused.exit_code != 0
+
+
+def test_what_is_shown_of_documents_in_random_order_is_of_those_that_were_tested(tmp_path: Path) -> None:
+    """With the interval of a fixed number of them; nothing chose where draft and gamma were fixed, and nobody says so."""
+    run = ordered(tmp_path / "run")
+    fixed, auto = asked(run, draft="small", gamma=3, min_speedup=1.5), asked(run, min_speedup=1.5)
+    assert not fixed.traffic.chosen
+    assert fixed.traffic.speedup == fixed.traffic.speedup_of_all
+    for text in (as_terminal(fixed), report_markdown(fixed)):
+        assert "that did not choose" not in text
+        assert "some of which chose" not in text
+    number, base, spent = rows(run, "small", 3)
+    expected = ratio(spent[number >= 32], base[number >= 32])
+    speedup = auto.traffic.speedup
+    assert auto.traffic.chosen
+    assert speedup is not None
+    assert speedup.value == pytest.approx(1 / expected.value)
+    assert speedup.low < 1 / (expected.value + expected.stderr)
+    assert auto.traffic.speedup_of_all is not None
+    assert auto.traffic.speedup_of_all.value == pytest.approx(base.sum() / spent.sum())
+    assert "that did not choose draft and gamma" in as_terminal(auto, 200)

@@ -313,7 +313,7 @@ def test_what_was_not_predicted_has_no_outcome(tmp_path: Path) -> None:
     found = build_validation(run_, measured, 9.0, kept=True)
     assert (found.outcome, found.wall, found.cpu) == (None, None, None)
     assert "NOT PREDICTED" in render_validation(found, "terminal").splitlines()[-2]
-    with pytest.raises(StepsNotTimed, match="no speedup was predicted"):
+    with pytest.raises(StepsNotTimed, match="nothing to judge: no steps were timed"):
         require_within(found, undecided_fails=False)
 
 

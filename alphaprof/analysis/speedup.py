@@ -199,15 +199,15 @@ class Speedup:
 
     def at(self, documents: int) -> Speedup:
         """The same speedup from another number of documents like these: their variance falls as 1 / documents."""
-        share = self.documents / documents
+        share, seen = self.documents / documents, unseen(documents) / unseen(self.documents)
         return replace(
             self,
             sampling_error=self.sampling_error * math.sqrt(share),
             freedom=self.freedom / share,
             documents=documents,
             skewness=self.skewness * share,
-            unseen_slower=self.unseen_slower * share,
-            unseen_faster=self.unseen_faster * share,
+            unseen_slower=self.unseen_slower * seen,
+            unseen_faster=self.unseen_faster * seen,
         )
 
     def _timing(self, tail: float) -> float:

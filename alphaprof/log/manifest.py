@@ -13,6 +13,7 @@ from alphaprof.errors import RunUnreadable
 
 FORMAT = "alphaprof-run"
 VERSION = 1
+PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 SERVED = "served"  # the kind of models that another engine ran
 
 

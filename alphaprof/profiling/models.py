@@ -18,7 +18,7 @@ import torch
 
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.errors import ModelUnloadable
-from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.manifest import PARTIAL, ModelFacts
 from alphaprof.options import ModelOptions, TargetOptions
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.hub import is_local, require_model
@@ -272,7 +272,8 @@ def fingerprint(network: PreTrainedModel) -> str:
     are saved with them, which hold the weights of quantised layers.
 
     It does not depend on where the model lies, and changes with any bit. Weights with several names (tied heads) are read
-    once and count under each. Those on the meta device have no bytes: a model that is only described, or offloaded.
+    once and count under each. Those on the meta device have no bytes (a model that is offloaded, or only described): the
+    fingerprint then begins with `PARTIAL`.
     """
     volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
     settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
@@ -285,7 +286,8 @@ def fingerprint(network: PreTrainedModel) -> str:
         if weight.device.type != "meta":
             place = (weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
             digest.update(read[place] if place in read else read.setdefault(place, _digest(weight)))
-    return digest.hexdigest()
+    partial = any(isinstance(weight, torch.Tensor) and weight.is_meta for weight in network.state_dict().values())
+    return (PARTIAL if partial else "") + digest.hexdigest()
 
 
 def _digest(weight: torch.Tensor) -> bytes:

@@ -23,6 +23,7 @@ from alphaprof.analysis.paired import differing, inverse_difference, share_diffe
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable
+from alphaprof.log.manifest import PARTIAL
 from alphaprof.log.store import Run
 from alphaprof.report.check import (
     DIFFERENCE,
@@ -211,6 +212,8 @@ def _doubt(old: Side, new: Side) -> str | None:
     for name, (one, other) in pairs.items():
         if odd := [fact for fact in ("kind", "fingerprint", "dtype") if getattr(one, fact) != getattr(other, fact)]:
             return f"another {name} ({', '.join(odd)})"
+        if one.fingerprint.startswith(PARTIAL):
+            return f"not all weights of the {name} could be read (device_map)"
     missing = next((side for side in (old, new) if not side.run.has_log), None)
     return None if missing is None else f"{missing.run.path} has no position log to show it"
 

@@ -80,10 +80,11 @@ class Documents:
         several = int(source.max(initial=0)) + 2
         unit, drawn = np.divmod(np.unique(self.units.codes * several + stratum + 1), several)
         strata[unit] = drawn
-        shared = unit[1:][unit[1:] == unit[:-1]]
         sets: dict[tuple[int, ...], int] = {}
-        for place in dict.fromkeys(shared.tolist()):
-            strata[place] = several + sets.setdefault(tuple(drawn[unit == place].tolist()), len(sets))
+        starts = np.flatnonzero(np.diff(unit, prepend=-1))
+        for start, size in zip(starts.tolist(), np.diff(starts, append=len(unit)).tolist(), strict=True):
+            if size > 1:
+                strata[unit[start]] = several + sets.setdefault(tuple(drawn[start : start + size].tolist()), len(sets))
         return strata
 
     @cached_property

@@ -68,7 +68,7 @@ class Inquiry:
         """Whether a rule has rounds on some text of the run: a lossy one has none."""
         return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
 
-    @property
+    @cached_property
     def strata(self) -> Array:
         """The stratum of each independent unit, [units]."""
         return strata_of(self.documents, self.run.manifest)

@@ -75,7 +75,7 @@ def _rows(results: Sequence[Result]) -> Iterator[str]:
             fmt.share_interval(result.alpha),
             *_numbers(best),
             fmt.interval(result.speedup, "x"),
-            of_all(result.speedup, best.speedup if best else None),
+            of_all(result),
             f"{SIGNS[result.verdict]} {result.verdict}",
         )
 

@@ -94,10 +94,9 @@ class Result:
     phases: dict[str, Phase]  # empty where no markers are configured
     gammas: tuple[GammaResult, ...]  # empty where rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
-    speedup: (
-        Interval | None
-    )  # at best_gamma, over the documents that the verdict rests on: where auto chose, those that did not
-    tested_clusters: int  # independent units among these
+    speedup: Interval | None  # at best_gamma, over the documents that the verdict rests on
+    chosen: bool  # other documents than these chose best_gamma
+    tested_clusters: int  # independent units among the documents that the verdict rests on
     concurrencies: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
     pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
     verdict: VerdictName | None  # None: the verdict concerns another rule
@@ -235,10 +234,9 @@ class Traffic:
     gamma: int | None
     tokens_per_round: Interval | None  # over all documents; needs no step times
     break_even_length: float | None  # tokens per round at which the draft starts to pay
-    speedup: (
-        Interval | None
-    )  # two-sided, over the documents that the verdict rests on: where auto chose, those that did not choose
-    speedup_of_all: Interval | None  # two-sided, over all documents: too high where some of them chose draft or gamma
+    speedup: Interval | None  # two-sided, over the documents that the verdict rests on
+    speedup_of_all: Interval | None  # two-sided, over all documents: too high on average where some of them chose
+    chosen: bool  # other documents than those that the verdict rests on chose draft or gamma
     tested: Interval | None  # value and one-sided bounds that the verdict rests on
     documents: int  # independent documents that the verdict rests on
     documents_needed: int | None

@@ -28,7 +28,6 @@ from alphaprof.report.speeds import (
     reading_of,
     request_speedup,
     speedup_interval,
-    tested_speedup,
     tokens_interval,
 )
 from alphaprof.report.verdict import UNTIMED, Question, no_decision, not_defined, without_times
@@ -84,7 +83,8 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
         phases=_phases(pool, question.confidence),
         gammas=rounds.gammas,
         best_gamma=rounds.best,
-        speedup=tested_speedup(rounds.decision, question.confidence),
+        speedup=speedup_interval(rounds.decision.speedup, question.confidence),
+        chosen=len(question.gammas(gammas)) > 1,
         tested_clusters=rounds.decision.speedup.documents if rounds.decision.speedup else 0,
         concurrencies=rounds.concurrencies,
         pays_up_to=pays_up_to(rounds.concurrencies),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -86,9 +87,10 @@ def _decided(candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: 
     error, freedom = (whole.timing_error, whole.timing_freedom) if whole is not None else (0.0, math.inf)
     asked = (question.min_speedup, question.confidence)
     found = decide_sequentially(base, spent, 1.0, bounds, *asked, timing_error=error, timing_freedom=freedom)
-    value = None
-    if spent.sum() > 0:
-        value = Speedup(float(base.sum() / spent.sum()), math.nan, error, 0, len(base), 1 / worst, 1 / best)
+    rows = {domain: candidates[pair[0]][domain]["document"] >= after for domain in mix.domains}
+    value = pooled_speedup(candidates, pair, timing.times, mix, rows)
+    if value is not None:
+        value = replace(value, value=float(base.sum() / spent.sum()), documents=len(base))
     return Decision(found.verdict, _reason(found, value, question, after), value, found.low, found.high, None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from alphaprof.analysis.costs import TARGET
-from alphaprof.analysis.decision import Decision
 from alphaprof.analysis.roofline_costs import LOOKUP
 from alphaprof.analysis.speedup import Mix, RoundCounts, Speedup, StepTimes, with_prefill
 from alphaprof.report.costs import CostBook
@@ -38,17 +36,6 @@ def tokens_interval(found: Speedup | None, gamma: int, confidence: float) -> Int
 def speedup_interval(found: Speedup | None, confidence: float) -> Interval | None:
     """A speedup with its two-sided interval."""
     return None if found is None else Interval(found.value, *found.bounds((1 - confidence) / 2))
-
-
-def tested_speedup(decision: Decision, confidence: float) -> Interval | None:
-    """The speedup that a decision rests on, with its two-sided interval.
-
-    Documents in random order have the bounds that hold at any time.
-    """
-    speedup = decision.speedup
-    if speedup is not None and math.isnan(speedup.sampling_error):
-        return Interval(speedup.value, decision.low, decision.high)
-    return speedup_interval(speedup, confidence)
 
 
 def by_concurrency(

@@ -15,7 +15,7 @@ from alphaprof.report.format import short
 from alphaprof.report.model import Interval, Traffic
 from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
-from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tested_speedup, tokens_interval
+from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.report.verdict import (
     UNTIMED,
     Pair,
@@ -51,7 +51,8 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
     if question.draft != "auto":
         candidates = {question.draft: candidates[question.draft]}
     weights = question.weights or dict(evidence.observed)
-    mix = Mix.of(weights) if question.weights is not None else Mix(tuple(weights), None, evidence.strata)
+    observed = Mix(tuple(domain for domain, weight in weights.items() if weight > 0), None, evidence.strata)
+    mix = Mix.of(weights) if question.weights is not None else observed
     if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
         book, timing = None, UNTIMED
     times = timing.times
@@ -73,9 +74,10 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
         gamma=best[1] if best else None,
         tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
         break_even_length=free.value / whole.value if free and whole else None,
-        speedup=tested_speedup(decision, question.confidence),
+        speedup=speedup_interval(decision.speedup, question.confidence),
         speedup_of_all=speedup_interval(whole, question.confidence),
         tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
+        chosen=len(candidates) * len(question.gammas(gammas)) > 1,
         documents=decision.speedup.documents if decision.speedup else 0,
         documents_needed=decision.documents_needed,
         min_speedup=question.min_speedup,

@@ -205,7 +205,7 @@ def build_validation(run: Run, measured: Measured, tolerance: float, kept: bool)
 def require_within(validation: Validation, undecided_fails: bool) -> None:
     """Raise `OutsideTolerance`, `StepsNotTimed` where nothing was predicted, or `CheckUndecided` where that is asked for."""
     if validation.outcome is None:
-        raise StepsNotTimed("no speedup was predicted: no steps were timed", "the warning above says why")
+        raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "the lines above say why")
     if validation.outcome == "outside":
         raise OutsideTolerance(
             f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from alphaprof.report import format as fmt
-from alphaprof.report.model import GammaResult, Interval, Result, Traffic
+from alphaprof.report.model import GammaResult, Result, Traffic
 from alphaprof.report.model_costs import AtConcurrency, Cost, Memory
 
 
@@ -68,20 +68,22 @@ def at_best(result: Result) -> GammaResult | None:
     return next((item for item in result.gammas if item.gamma == result.best_gamma), None)
 
 
-def of_all(tested: Interval | None, of_all: Interval | None) -> str:
-    """The speedup over all documents beside that of those that chose nothing; empty where nothing was chosen."""
-    return fmt.number(of_all.value, unit="x") if of_all is not None and tested != of_all else ""
+def of_all(result: Result) -> str:
+    """The speedup over all documents, where some of them chose gamma; with its interval where there is no other."""
+    best = at_best(result)
+    if not result.chosen or best is None or best.speedup is None:
+        return ""
+    return fmt.number(best.speedup.value, unit="x") if result.speedup is not None else fmt.interval(best.speedup, "x")
 
 
 def speedup_lines(traffic: Traffic, confidence: float) -> Iterator[str]:
     """The speedup of the traffic: on the documents that the verdict rests on, then on all of them."""
     if traffic.speedup is not None:
-        chosen = of_all(traffic.speedup, traffic.speedup_of_all)
-        on = f"on the {fmt.many(traffic.documents, 'document')} that chose nothing" if chosen else "over all documents"
+        chose_nothing = f"on the {fmt.many(traffic.documents, 'document')} that did not choose draft and gamma"
+        on = chose_nothing if traffic.chosen else "over all documents"
         yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(confidence)} interval) {on}"
-    if traffic.speedup_of_all is not None and of_all(traffic.speedup, traffic.speedup_of_all):
-        beside = ", some of which chose draft or gamma: too high on average" if traffic.speedup is not None else ""
-        yield f"{fmt.interval(traffic.speedup_of_all, 'x')} over all documents{beside}"
+    if traffic.chosen and traffic.speedup_of_all is not None:
+        yield f"{fmt.interval(traffic.speedup_of_all, 'x')} over all documents, some of which chose: too high on average"
 
 
 def best_at(item: AtConcurrency) -> str:
