@@ -282,7 +282,7 @@ def _timed(run: Run) -> bool:
 
 def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
-    progress.start("timing steps", 100, "%")
+    progress.start("timing steps", 100, "parts")
     prompts = [document.prompt for document in itertools.islice(plan.documents, 8)]
     text = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).numpy()
     try:
