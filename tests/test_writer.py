@@ -149,8 +149,12 @@ def test_a_first_interruption_while_the_last_piece_is_awaited_lets_it_be_done() 
         join, joins = writer._thread.join, iter([stop])
         writer._thread.join = lambda: next(joins, join)()  # type: ignore[method-assign]
 
-    with pytest.raises(KeyboardInterrupt):
-        fed(last, then=once)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fed(last, then=once)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done == [1]
 
 
