@@ -320,10 +320,6 @@ def test_shares_add_up_to_the_time_with_the_draft(times: StepTimes, rows: list[t
     assert base.sum() == found.tokens.sum()
 
 
-def test_both_errors_together() -> None:
-    assert Speedup(1.5, 0.03, 0.04, 7, 8).relative_error == pytest.approx(0.05)
-
-
 def test_bounds_by_hand() -> None:
     """t(1 degree of freedom, 75 %) is 1, for documents and for step times; distances add up as squares."""
     one = Speedup(1.5, 0.03, 0.04, 1, 2, timing_freedom=1)

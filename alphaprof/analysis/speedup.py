@@ -159,11 +159,6 @@ class Speedup:
     unseen_faster: float = 0.0
     timing_freedom: float = math.inf
 
-    @property
-    def relative_error(self) -> float:
-        """Both errors together."""
-        return math.hypot(self.sampling_error, self.timing_error)
-
     def bounds(self, tail: float) -> tuple[float, float]:
         """Lower and upper bound, each missing with probability `tail`, inside what step times allow.
 
