@@ -48,12 +48,10 @@ def decide(found: Speedup | None, min_speedup: float, confidence: float, held_ou
         return Decision("UNDECIDED", reason, found, 0.0, math.inf, None)
     low, high = found.deciding(1 - confidence)
     if not found.tells:
-        needed = documents_needed(found, min_speedup, confidence)
         if low >= min_speedup or high < min_speedup:
-            side: Literal["above", "below"] = "above" if low >= min_speedup else "below"
-            verdict: VerdictName = "GO" if side == "above" else "NO-GO"
-            reason = f"whatever is accepted, these step times keep the speedup {side} {min_speedup:g}"
-            return Decision(verdict, reason, found, low, high, None)
+            verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO"
+            return Decision(verdict, by_times_alone(verdict, min_speedup), found, low, high, None)
+        needed = documents_needed(found, min_speedup, confidence)
         return Decision("UNDECIDED", _too_few(found, held_out), found, low, high, needed and needed * (1 + held_out))
     on = f"speedup {found.value:.2f}x on {found.documents} independent {'held-out ' if held_out else ''}documents"
     level = f"{100 * confidence:g} %"
@@ -67,6 +65,12 @@ def decide(found: Speedup | None, min_speedup: float, confidence: float, held_ou
     total = 2 * needed if held_out and needed is not None else needed
     reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(total, found)}"
     return Decision("UNDECIDED", reason, found, low, high, total)
+
+
+def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
+    """Why a verdict needs no document."""
+    side = "above" if verdict == "GO" else "below"
+    return f"whatever is accepted, these step times keep the speedup {side} {min_speedup:g}"
 
 
 def _too_few(found: Speedup | None, held_out: bool) -> str:

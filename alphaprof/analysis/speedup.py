@@ -284,12 +284,13 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     variance = sum(variances) + (0.0 if apart else _covariance(domains, weights, sums))
     thirds = [weight**3 * one.third for weight, one in zip(weights, ratios, strict=True)]
     third = sum(thirds) if apart else sum(map(math.cbrt, thirds)) ** 3
+    bounds = cost_bounds(times, domains[0].drafted.shape[1])
     found = _speedup(
         Ratio(time, math.sqrt(variance), documents, _freedom(variances, ratios, documents), third),
-        cost_bounds(times, domains[0].drafted.shape[1]),
+        bounds,
         _timing_error(np.asarray(shares), times),
     )
-    each = [_speedup(one, (1 / found.most, 1 / found.least), (0.0, math.inf)) for one in ratios]
+    each = [_speedup(one, bounds, (0.0, math.inf)) for one in ratios]
     slower = [part / time * one.unseen_slower for part, one in zip(parts, each, strict=True)]
     faster = [part / time * one.unseen_faster for part, one in zip(parts, each, strict=True)]
     together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains

@@ -279,15 +279,17 @@ def fingerprint(network: PreTrainedModel) -> str:
     settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     read: dict[tuple[Any, ...], bytes] = {}
+    prefix = ""
     for name, weight in sorted(network.state_dict().items()):
         if not isinstance(weight, torch.Tensor):
             continue
         digest.update(json.dumps([name, list(weight.shape), str(weight.dtype)]).encode())
-        if weight.device.type != "meta":
+        if weight.is_meta:
+            prefix = PARTIAL
+        else:
             place = (weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
             digest.update(read[place] if place in read else read.setdefault(place, _digest(weight)))
-    partial = any(isinstance(weight, torch.Tensor) and weight.is_meta for weight in network.state_dict().values())
-    return (PARTIAL if partial else "") + digest.hexdigest()
+    return prefix + digest.hexdigest()
 
 
 def _digest(weight: torch.Tensor) -> bytes:

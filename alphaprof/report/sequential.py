@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from alphaprof.analysis.decision import Decision
+from alphaprof.analysis.decision import Decision, by_times_alone
 from alphaprof.analysis.sequential import Bounds, Sequential, decide_sequentially
 from alphaprof.analysis.speedup import Mix, Speedup, cost_bounds
 from alphaprof.report.verdict import (
@@ -97,8 +97,7 @@ def _decided(candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: 
 def _reason(found: Sequential, value: Speedup | None, question: Question, after: int) -> str:
     level = f"{100 * question.confidence:g} %"
     if found.verdict != "UNDECIDED" and found.documents == 0:
-        side = "above" if found.verdict == "GO" else "below"
-        return f"whatever is accepted, these step times keep the speedup {side} {question.min_speedup:g}"
+        return by_times_alone(found.verdict, question.min_speedup)
     if value is None:
         return f"no document behind the first {after}, which choose, was tested yet"
     count = "1 document" if value.documents == 1 else f"{value.documents} documents"
