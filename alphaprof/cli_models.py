@@ -58,7 +58,6 @@ def profile(
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run for a look at what it would do")
     check_references(options)
     with ConsoleProgress() as progress, interruptible(out):
-        from alphaprof.analysis.totals_files import write_totals
         from alphaprof.profiling.pipeline import profile as run_profile
         from alphaprof.profiling.pipeline import profile_until
         from alphaprof.report.build import settled
@@ -67,8 +66,6 @@ def profile(
             run = profile_until(options, out, progress, settled, resume)
         else:
             run = run_profile(options, out, progress, resume, reuse)
-        progress.say("adding up totals")
-        write_totals(run)
     print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
 
 

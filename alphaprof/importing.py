@@ -16,8 +16,9 @@ from alphaprof.analysis.engine_requests import EngineRequest, request_of
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, notes, served_model, totals_table
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
 from alphaprof.loader import apply_override, validate
+from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.manifest import Imported, Manifest, Shard
-from alphaprof.log.store import Run, require_new
+from alphaprof.log.store import Run, begin
 from alphaprof.options import DRAFT_NAME
 
 MOST_DOMAINS = 200  # more are no domains
@@ -67,7 +68,12 @@ def import_requests(asked: Asked, out: Path) -> Run:
     Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for
     what is asked, `RunExists` and `DiskFull`.
     """
-    require_new(out, "choose another --out")
+    with claimed(out, {"import": [str(path) for path in asked.files]}) as claim:
+        begin(claim, "choose another --out")
+        return _imported(asked, claim)
+
+
+def _imported(asked: Asked, claim: Claim) -> Run:
     if not DRAFT_NAME.fullmatch(asked.names.draft) or asked.names.draft in ("auto", "target"):
         raise OptionInvalid(f"--draft {shown(asked.names.draft)} is no name", "lower case, not auto or target")
     if len(asked.names.domains) > 1 and len(asked.names.domains) != len(asked.files):
@@ -88,7 +94,7 @@ def import_requests(asked: Asked, out: Path) -> Run:
     target = asked.names.target or _target(requests)
     config = _config(asked, served, list(dict.fromkeys(item.domain for item in read.labelled)))
     known_by = identity(requests)
-    run = Run(out, _manifest(asked, read, Found(served, config, target, known_by)))
+    run = Run(claim.folder, _manifest(asked, read, Found(served, config, target, known_by)), claim)
     run.write_totals(totals_table(read.labelled, served), (0, 0), asked.names.draft)
     run.write_documents(documents_table(read.labelled, served, known_by, read.digest.hexdigest()))
     run.write_manifest(run.manifest)

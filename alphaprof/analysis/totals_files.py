@@ -46,10 +46,9 @@ def _compute(run: Run, draft: str, index: int, request: Request) -> Counts:
 
 def _sources(pool: Executor, held: Held, wanted: Wanted, request: Request) -> list[Source]:
     """What gives the rows of some shards, in their order: files that hold them, and counts that `pool` works out by now."""
-    run, names = held.run, [column.name for column in held.run.totals_columns]
+    run = held.run
     parts = held.parts if request.flavour == "engine" else []
-    inside = [part for part in parts if wanted.first <= part.first and part.last <= wanted.last]
-    stored = [part for part in inside if run.totals_names(part) == names]
+    stored = [part for part in parts if wanted.first <= part.first and part.last <= wanted.last]
     covered = {index for part in stored for index in range(part.first, part.last + 1)}
     known = [rule for rule in request.rules if rule in run.rules]
     unknown = [rule for rule in request.rules if rule not in run.rules]
@@ -79,24 +78,25 @@ def _threads() -> Iterator[Executor]:
 
 
 def write_totals(run: Run) -> None:
-    """Compute and write the totals that complete shards lack, or of a complete run hold in another version's columns, and
-    join those of shards that were written one by one, while the run went on: see `log.parts.ranges`.
+    """Compute and write the totals that complete shards lack or that are damaged, and join those of shards that were written
+    one by one, while the run went on: see `log.parts.ranges`.
     """
-    request = Request(run.rules, run.gammas)
+    request, before = Request(run.rules, run.gammas), run.manifest.files
     ahead: deque[tuple[Held, Wanted, list[Source]]] = deque()
     with _threads() as pool:
         for draft in run.manifest.drafts:
             held = Held(run, draft)
             for first, last in ranges(run.shards, run.manifest.status == "complete"):
-                if held.stores(first, last):
-                    run.remove_covered((first, last), draft)
-                else:
+                if not held.stores(first, last):
                     wanted = Wanted(first, last)
                     ahead.append((held, wanted, _sources(pool, held, wanted, request)))
                 if len(ahead) > 1:  # one is written while the next one is worked out
                     _write(*ahead.popleft())
         while ahead:
             _write(*ahead.popleft())
+    if run.manifest.files is not before:
+        run.write_manifest(run.manifest)
+    run.remove_covered()
 
 
 def _write(held: Held, wanted: Wanted, sources: Sequence[Source]) -> None:
@@ -119,13 +119,8 @@ class Held:
         return self.run.totals_parts(self.draft)
 
     def stores(self, first: int, last: int) -> bool:
-        """Whether there is a file of these shards that can stay. With other columns it can where no log is there to work it
-        out anew; while a run goes on all are of one version.
-        """
-        run, names = self.run, [column.name for column in self.run.totals_columns]
-        final = run.manifest.status == "complete" and run.has_log
-        found = [part for part in self.parts if (part.first, part.last) == (first, last)]
-        return bool(found) and not (final and run.totals_names(found[0]) != names)
+        """Whether there is a file of these shards."""
+        return any((part.first, part.last) == (first, last) for part in self.parts)
 
     def read(self, request: Request, columns: Sequence[str] | None, use: Callable[[Iterator[pa.Table]], Made]) -> Made:
         """What `use` makes of `tables`."""
@@ -134,8 +129,9 @@ class Held:
         except RunUnreadable:
             if all(part.path.exists() for part in self.parts):
                 raise
-            vars(self).pop("parts")  # a process that goes on with the run has joined some of them meanwhile
-            return use(self.tables(request, columns))
+            # A process that goes on with the run has joined some of them meanwhile.
+            manifest = dataclasses.replace(self.run.manifest, files=Run.open(self.run.path).manifest.files)
+            return use(Held(Run(self.run.path, manifest), self.draft).tables(request, columns))
 
     def tables(self, request: Request, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """What `read_totals` tells of, one table of documents after the other; the next one is read meanwhile."""

@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunUnreadable
 
 FORMAT = "alphaprof-run"
-VERSION = 1
+VERSION = 2
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 SERVED = "served"  # the kind of models that another engine ran
+
+
+class RandomOrder(TypedDict):
+    """What a verdict must know beforehand about documents in random order (see `report.verdict.Order`), and the number of
+    documents in a shard of it.
+    """
+
+    choosing: int
+    available: int
+    reach: dict[str, int]
+    shard_documents: int
+
+
+class Environment(TypedDict, total=False):
+    """What a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device."""
+
+    device_memory: int | None
+    python: str
+    platform: str
+    cores: int | None
+    torch_threads: int
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True)
+class File:
+    """A data file as it was written: its `size` in bytes, and what `log.files` computes of its footer and of the `whole`."""
+
+    size: int
+    footer: str
+    whole: str
 
 
 @dataclass(frozen=True)
@@ -22,8 +58,7 @@ class Shard:
     """One complete shard: `digest` is the SHA-256 over the token ids of its documents as they were read.
 
     Of the scoring batches as planned (before any was halved) `scored_tokens` of texts, which every model reads once, and
-    `scored_padding` beside them; of generation `prompt_tokens` and `prompt_padding` likewise. 0 in shards of older versions,
-    which did not count.
+    `scored_padding` beside them; of generation the same of prompts. An imported run has none of these four.
     """
 
     index: int
@@ -91,10 +126,11 @@ class Imported:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json. `status` is running until every shard is written; `reused`: the run whose continuations
-    were measured again, None where they are this run's own; `emitted`, `certified`: see `LogRules`; `sequential`:
-    what `profiling.random_order` says of documents that came in random order, until the verdict was sure; else None;
-    `imported`: of a run that was imported from an engine's metrics (see `importing`); else None.
+    """The content of manifest.json. `status` is running until every shard is written; `files`: every data file of the run,
+    by its path below the run's directory: one that is not named there does not exist for a reader; `warnings`: code, message
+    and remedy of each; `reused`: the run whose continuations were measured again, None where they are this run's own;
+    `emitted`, `certified`: see `LogRules`; `sequential`: of documents that came in random order, until the verdict was sure;
+    else None; `imported`: of a run that was imported from an engine's metrics (see `importing`); else None.
     """
 
     status: Literal["running", "complete"]
@@ -104,15 +140,16 @@ class Manifest:
     target: ModelFacts
     drafts: dict[str, ModelFacts]
     tokenizer: str
-    environment: dict[str, Any]
+    environment: Environment
     shards: tuple[Shard, ...] = ()
+    files: dict[str, File] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     truncated: dict[str, int] = field(default_factory=dict)
     warnings: tuple[dict[str, str], ...] = ()
     reused: str | None = None
     emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
-    sequential: dict[str, Any] | None = None
+    sequential: RandomOrder | None = None
     imported: Imported | None = None
 
     @property
@@ -127,55 +164,126 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of manifest.json."""
-        return json.dumps({"format": FORMAT, "version": VERSION} | dataclasses.asdict(self), indent=2, allow_nan=False)
+        data = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(self)
+        return json.dumps(data | {"digest": digest_of(data)}, indent=2, allow_nan=False)
+
+
+def digest_of(data: dict[str, Any]) -> str:
+    """SHA-256 over the content of a manifest, its own "digest" left out; order and white space do not matter."""
+    content = {name: value for name, value in data.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_manifest(run: Path) -> Manifest:
     """The manifest of the run in a directory. Raises `RunUnreadable`."""
     path = run / "manifest.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        data = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
         raise RunUnreadable(
             f"{run} holds no run (no manifest.json)", "give the directory that `alphaprof profile --out` wrote"
         ) from None
-    except (OSError, ValueError) as error:
-        raise RunUnreadable(f"{path} cannot be read: {error}", "profile again into a new directory") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
+        hint = "mend access to it" if isinstance(error, OSError) else "profile again into a new directory"
+        raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         raise RunUnreadable(
             f"{path} is not version {VERSION} of an alphaprof run", "use the alphaprof that wrote it, or profile again"
         )
-    return _parse(data, path)
-
-
-def _parse(data: dict[str, Any], path: Path) -> Manifest:
-    hints = get_type_hints(Manifest)
     try:
-        values = {name: value for name, value in data.items() if name in hints}
-        values["target"] = _facts(values["target"])
-        values["drafts"] = {name: _facts(facts) for name, facts in values["drafts"].items()}
-        values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
-        values |= {name: tuple(values.get(name, ())) for name in ("warnings", "emitted", "certified")}
-        if values.get("imported") is not None:
-            found = values["imported"]
-            values["imported"] = Imported(**{**found, "files": tuple(found["files"])})
-        if odd := [name for name, value in values.items() if not _fits(value, hints[name])]:
-            raise TypeError(f"{', '.join(odd)} of another type than expected")
-        return Manifest(**values)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RunUnreadable(f"{path} is damaged: {error}", "profile again into a new directory") from None
+        if data.pop("digest", None) != digest_of(data):
+            raise ValueError("its content is not what its digest says: it was edited, or bits have changed")
+        del data["format"], data["version"]
+        manifest: Manifest = _typed(data, Manifest, "the manifest")
+        manifest = dataclasses.replace(manifest, config=_config(manifest.config))
+        if problem := next(_problems(manifest), None):
+            raise ValueError(problem)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise RunUnreadable(f"{path} is damaged: {str(error)[:150]}", "put the original back, or profile again") from None
+    return manifest
 
 
-def _fits(value: object, hint: Any) -> bool:
-    """Whether a field's value is of the kind that its annotation names, without a look at what it contains."""
-    origin = get_origin(hint)
-    if origin is Literal:
-        return value in get_args(hint)
-    if origin is UnionType:
-        return any(_fits(value, choice) for choice in get_args(hint))
-    return isinstance(value, origin or hint)
+def _config(config: dict[str, Any]) -> dict[str, Any]:
+    """The profile in a manifest; options that its version did not have yet have their defaults. Raises `ValueError`."""
+    try:
+        return ProfileOptions.model_validate(config).model_dump(mode="json")
+    except ValueError as error:
+        raise ValueError(f"its profile: {' '.join(str(error).split())}") from None
 
 
-def _facts(data: dict[str, Any]) -> ModelFacts:
-    special = data.get("special")
-    return ModelFacts(**{**data, "eos": tuple(data["eos"]), "special": special if special is None else tuple(special)})
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """What the fields of a manifest say that cannot be, beside their types."""
+    if [shard.index for shard in manifest.shards] != list(range(len(manifest.shards))):
+        yield "its shards are not numbered from 0"
+    counts = [value for shard in manifest.shards for value in vars(shard).values() if isinstance(value, int)]
+    if min(counts + [file.size for file in manifest.files.values()], default=0) < 0:
+        yield "a count is negative"
+    if set(manifest.drafts) != set(manifest.config["drafts"]):
+        yield "its drafts are not those of its profile"
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in manifest.files):
+        yield "a file lies outside the run"
+    if any(set(warning) != {"code", "message", "remedy"} for warning in manifest.warnings):
+        yield "a warning is not code, message and remedy"
+    models = [manifest.target, *manifest.drafts.values()]
+    if any(value is not None and value < 0 for facts in models for value in (facts.parameters, facts.context, facts.noise)):
+        yield "a number of a model is negative"
+    if manifest.imported is None:
+        if lacking := {"torch_threads", "packages"} - set(manifest.environment):
+            yield f"its environment lacks {', '.join(sorted(lacking))}"
+        elif "transformers" not in manifest.environment["packages"]:
+            yield "its environment does not name the version of transformers"
+        if any(facts.noise is None for facts in models):
+            yield "it does not say how noisy the logits of a model are"
+    elif (manifest.config["rules"], manifest.config["gammas"]) != ([manifest.imported.rule], [manifest.imported.gamma]):
+        yield "its profile asks for other rounds than were imported"
+
+
+def _typed(value: Any, hint: Any, place: str) -> Any:
+    """A value of JSON as the type that a field declares. Raises `TypeError`, which names the place."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, UnionType):
+        return _one_of(value, inner, place)
+    if dataclasses.is_dataclass(hint) or is_typeddict(hint):
+        fields, needed = _fields(hint)
+        if not isinstance(value, dict) or (odd := set(value) ^ needed.union(set(value) & set(fields))):
+            names = f": {', '.join(sorted(map(str, odd)))[:100]}" if isinstance(value, dict) else ""
+            raise TypeError(f"{place} has not the fields of {hint.__name__}{names}")
+        return hint(**{name: _typed(item, fields[name], f"{place}.{name}") for name, item in value.items()})
+    if origin is dict and isinstance(value, dict):
+        return {key: _typed(item, inner[1], f"{place}.{key}") for key, item in value.items()}
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_typed(item, inner[0], f"{place}[{index}]") for index, item in enumerate(value))
+    if origin is Literal and isinstance(value, str) and value in inner:
+        return value
+    if hint is float and type(value) in (int, float) and math.isfinite(value):
+        return value
+    if origin is None and type(value) is hint:
+        return value
+    raise TypeError(f"{place} is {json.dumps(value)[:60]}")
+
+
+def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
+    """A value as the first of several types that it has. Raises `TypeError`, for the first of them where none is right."""
+    failures = []
+    for hint in hints:
+        try:
+            return _typed(value, hint, place)
+        except TypeError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+@functools.cache
+def _fields(hint: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """The types of the fields of a dataclass or typed dictionary, and the names of those that must be there."""
+    if is_typeddict(hint):
+        return get_type_hints(hint), frozenset(hint.__required_keys__)
+    needed = (
+        item.name
+        for item in dataclasses.fields(hint)
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+    )
+    return get_type_hints(hint), frozenset(needed)

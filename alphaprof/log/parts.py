@@ -22,7 +22,6 @@ from alphaprof.log.manifest import Shard
 
 NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.parquet")
 ENOUGH = 32_768  # documents that a file has at least, where there are as many
-OLDER = re.compile(r"(drafted|tested|accepted)_depths_(\d+)")  # lists, which take twenty times as long to decode
 
 
 @dataclass(frozen=True)
@@ -38,29 +37,14 @@ class Part:
         """The footer, which tells of hundreds of columns and takes longer to read than a few of them."""
         return pq.read_metadata(self.path)
 
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """The columns as they are stored."""
-        return self.metadata.schema.to_arrow_schema()
-
-    @cached_property
-    def older(self) -> bool:
-        """Whether counts by depth are lists."""
-        return any(map(OLDER.fullmatch, self.schema.names))
-
-    @property
-    def names(self) -> list[str]:
-        """The columns that `read` finds."""
-        return list(_flat(self.schema.empty_table()).column_names if self.older else self.schema.names)
-
     def read(self, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of some rules and some columns (None: all)."""
         place = self.metadata.schema.names.index("rule")
-        needed = None if columns is None or self.older else list(dict.fromkeys([*columns, "rule"]))
+        needed = None if columns is None else list(dict.fromkeys([*columns, "rule"]))
         told = [self.metadata.row_group(group).column(place) for group in range(self.metadata.num_row_groups)]
         groups = [group for group, column in enumerate(told) if rules is None or _may_hold(column, rules)]
-        table = pq.ParquetFile(self.path, metadata=self.metadata).read_row_groups(groups, columns=needed)
-        table = _flat(table) if self.older else table
+        file = pq.ParquetFile(self.path, metadata=self.metadata, page_checksum_verification=True)
+        table = file.read_row_groups(groups, columns=needed)
         if rules is not None and not all(_holds_one(told[group]) for group in groups):
             table = table.filter(pc.is_in(table["rule"].cast(pa.string()), pa.array(list(rules), pa.string())))
         return table if columns is None else table.select(columns)
@@ -90,10 +74,10 @@ def readable(parts: Sequence[Part], shards: int) -> list[Part]:
     return found
 
 
-def remove_parts(folders: Sequence[Path], first: int, last: int | None = None, keep: str = "") -> None:
-    """Remove the files of shards from `first` to `last` (None: all further ones), but for the one of a name."""
+def remove_parts(folders: Sequence[Path], first: int) -> None:
+    """Remove the files of shards from `first` on."""
     for part in itertools.chain.from_iterable(map(parts_in, folders)):
-        if part.path.name != keep and part.last >= first and (last is None or part.first <= last):
+        if part.last >= first:
             part.path.unlink(missing_ok=True)
 
 
@@ -118,6 +102,7 @@ def write_part(path: Path, table: pa.Table) -> None:
         "use_dictionary": [field.name for field in table.schema if field.name not in ("document", *split)],
         "write_statistics": ["rule"],  # of hundreds of columns they are half of what is read first
         "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") | {"document": "DELTA_BINARY_PACKED"},
+        "write_page_checksum": True,
     }
     rules = table["rule"].cast(pa.string()).to_numpy()
     bounds = [0, *(np.flatnonzero(rules[1:] != rules[:-1]) + 1).tolist(), len(rules)] if len(rules) else []
@@ -145,16 +130,3 @@ def _holds_one(column: pq.ColumnChunkMetaData) -> bool:
     """Whether a row group surely has rows of one rule alone, which then is one of those that it may hold rows of."""
     statistics = column.statistics
     return bool(statistics is not None and statistics.has_min_max and statistics.min == statistics.max)
-
-
-def _flat(table: pa.Table) -> pa.Table:
-    """The table with a column a depth in the place of lists, which totals had before."""
-    columns = {}
-    for name in table.column_names:
-        if older := OLDER.fullmatch(name):
-            values = table[name].combine_chunks()
-            for depth in range(int(older[2])):
-                columns[f"{older[1]}_{older[2]}_{depth + 1}"] = pc.list_element(values, depth)
-        else:
-            columns[name] = table[name]
-    return pa.table(columns)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import dataclasses
 import io
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
+from alphaprof.log.claim import Claim
+from alphaprof.log.files import file_of, replacing, require_same, unwritable
 from alphaprof.log.manifest import Manifest, Shard, read_manifest
 from alphaprof.log.parts import Part, part_name, parts_in, readable, remove_parts, write_part
 from alphaprof.log.schema import (
@@ -28,36 +33,19 @@ from alphaprof.log.schema import (
 )
 from alphaprof.log.violations import violations
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 ANEW = "profile again into a new directory"
-AGAIN = "delete it: totals are worked out again from the position log"
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends without an error.
-
-    Its name begins with a dot, so that readers of the directory never see a half-written file.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
-        raise DiskFull(f"cannot write {path}: {error.strerror}", "free space or mend permissions, then --resume") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
+AGAIN = "import the requests again into a new directory"
+COPY = "copy it again from the run that has the position log"
+TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports do without step times"
 
 
 def require_writable(folder: Path) -> None:
     """Raise `DiskFull` where a directory cannot be made or written: known before any work."""
-    parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    except OSError as error:
+        raise unwritable(folder, error) from None
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = "is no directory" if not parent.is_dir() else "is not writable"
         raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or mend permissions")
@@ -68,12 +56,27 @@ def require_new(folder: Path, hint: str = "add --resume to finish it, or choose 
 
     `hint`: what to do where it holds a run already.
     """
-    if (folder / "manifest.json").exists():
-        raise RunExists(f"{folder} holds a run already", hint)
-    # A process that is killed at once may leave a directory with a half-written manifest: a hidden file.
-    if folder.exists() and not (folder.is_dir() and all(item.name.startswith(".") for item in folder.iterdir())):
-        raise RunExists(f"{folder} exists and is not empty", "choose a new directory for --out")
+    try:
+        if (folder / "manifest.json").exists():
+            raise RunExists(f"{folder} holds a run already", hint)
+        # Hidden files are the owner's name, and what a killed process left of a half-written manifest.
+        if folder.exists() and not (folder.is_dir() and all(item.name.startswith(".") for item in folder.iterdir())):
+            raise RunExists(f"{folder} exists and is not empty", "choose a new directory for --out")
+    except OSError as error:
+        raise unwritable(folder, error) from None
     require_writable(folder)
+
+
+def begin(claim: Claim, hint: str = "add --resume to finish it, or choose another --out") -> None:
+    """Raise `RunExists` where a claimed directory is not empty. What a killed process wrote before it had a manifest, as an
+    import does, is removed.
+    """
+    if claim.inherited and not (claim.folder / "manifest.json").exists():
+        for name in ("positions", "continuations", "totals"):
+            shutil.rmtree(claim.folder / name, ignore_errors=True)
+        for name in ("documents.parquet", "latency.parquet"):
+            (claim.folder / name).unlink(missing_ok=True)
+    require_new(claim.folder, hint)
 
 
 @contextlib.contextmanager
@@ -114,6 +117,7 @@ def _write(where: Path | io.BytesIO, table: pa.Table, columns: Sequence[Column])
         compression="zstd",
         use_dictionary=others,
         column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        write_page_checksum=True,
     )
 
 
@@ -122,43 +126,46 @@ def _binary(column: Column) -> bool:
     return column.name.startswith("accept_")
 
 
-def _completed(table: pa.Table, columns: Sequence[Column], path: Path) -> pa.Table:
-    """The table with nulls for nullable columns that the version which wrote it did not have yet.
-
-    Raises `RunUnreadable` where a column is missing that must have values.
-    """
-    missing = [column for column in columns if column.name not in table.column_names]
-    if needed := [column.name for column in missing if not column.nullable]:
-        raise RunUnreadable(f"{path} lacks the columns {', '.join(needed)}", ANEW)
-    for column in missing:
-        table = table.append_column(column.field(), pa.nulls(len(table), column.type))
-    return table
-
-
 class Run:
-    """A run directory. Reading methods see complete shards only; a missing or foreign directory raises `RunUnreadable`."""
+    """A run directory. Reading methods see complete shards only; a missing or foreign directory raises `RunUnreadable`, and
+    so does a file that is not as it was written.
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    `claim`: the right to write it, where this process has it; every write makes sure that it still has. `damaged`: files
+    whose content was worked out again, since they could not be read.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, claim: Claim | None = None) -> None:
         self.path = path
         self.manifest = manifest
+        self.claim = claim
+        self.damaged: set[str] = set()
 
     @classmethod
-    def open(cls, path: Path) -> Run:
+    def open(cls, path: Path, claim: Claim | None = None) -> Run:
         """The run in a directory."""
-        return cls(path, read_manifest(path))
+        return cls(path, read_manifest(path), claim)
+
+    def require_claim(self) -> None:
+        """Raise `DiskFull` or `RunExists` where the directory is no longer this process's to write."""
+        if self.claim is not None:
+            self.claim.require()
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace manifest.json atomically."""
+        self.require_claim()
         self.manifest = manifest
         with replacing(self.path / "manifest.json") as temporary:
             temporary.write_text(manifest.to_json() + "\n", encoding="utf-8")
 
     def remove_leftovers(self) -> None:
         """Remove half-written files and shards of a process that was killed. Only for a run that nobody is writing."""
-        for leftover in self.path.rglob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
-        if self.manifest.status == "running":
-            remove_parts([self.path / "continuations", *self.path.glob("positions/draft=*")], len(self.shards))
+        try:
+            for leftover in self.path.rglob(".*.tmp"):
+                leftover.unlink(missing_ok=True)
+            if self.manifest.status == "running":
+                remove_parts([self.path / "continuations", *self.path.glob("positions/draft=*")], len(self.shards))
+        except OSError as error:
+            raise unwritable(self.path, error) from None
 
     def part(self, table: str, index: int, draft: str | None = None) -> Path:
         """The path of one shard of a table (positions, continuations)."""
@@ -166,35 +173,61 @@ class Run:
         return folder / part_name(index, index)
 
     def write_positions(self, table: pa.Table, index: int, draft: str) -> None:
-        """Write one shard of a draft's position log."""
-        write_table(self.part("positions", index, draft), table, self.log_rules.columns)
+        """Write one shard of a draft's position log; the next manifest names it."""
+        self._put(self.part("positions", index, draft), table, self.log_rules.columns)
 
     def write_totals(self, table: pa.Table, shards: tuple[int, int], draft: str) -> None:
-        """Write a draft's totals of shards, from the first to the last, in the place of parts that overlap them."""
+        """Write a draft's totals of shards, from the first to the last; the next manifest names them in the place of parts
+        that overlap them.
+        """
         path = self._totals(draft) / part_name(*shards)
         _require_declared(path, table, self.totals_columns)
+        self.require_claim()
         with replacing(path) as temporary:
             write_part(temporary, table)
-        self.remove_covered(shards, draft)
+        covered = [part.path for part in parts_in(path.parent) if part.last >= shards[0] and part.first <= shards[1]]
+        self._record(path, covered)
 
-    def remove_covered(self, shards: tuple[int, int], draft: str) -> None:
-        """Remove a draft's totals that overlap the file of these shards: a kill may have left some that it joins."""
-        remove_parts([self._totals(draft)], *shards, keep=part_name(*shards))
+    def remove_covered(self) -> None:
+        """Remove totals that the manifest does not name: others cover their shards, or a process was killed."""
+        try:
+            for part in [part for draft in self.manifest.drafts for part in parts_in(self._totals(draft))]:
+                if self._name(part.path) not in self.manifest.files:
+                    part.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
 
     def _totals(self, draft: str) -> Path:
         return self.path / "totals" / f"draft={draft}"
 
     def write_continuations(self, table: pa.Table, index: int) -> None:
-        """Write the documents and token ids of one shard."""
-        write_table(self.part("continuations", index), table, CONTINUATION_COLUMNS)
+        """Write the documents and token ids of one shard; the next manifest names them."""
+        self._put(self.part("continuations", index), table, CONTINUATION_COLUMNS)
 
     def write_documents(self, table: pa.Table | None = None) -> None:
-        """Collect documents.parquet from the shards; or write it as it is, for a run without continuations."""
-        write_table(self.path / "documents.parquet", self.documents() if table is None else table, DOCUMENT_COLUMNS)
+        """Collect documents.parquet from the shards; or write it as it is, for a run without continuations. The next
+        manifest names it.
+        """
+        self._put(self.path / "documents.parquet", self._collected() if table is None else table, DOCUMENT_COLUMNS)
 
     def write_latency(self, table: pa.Table) -> None:
-        """Write the step times."""
-        write_table(self.path / "latency.parquet", table, LATENCY_COLUMNS)
+        """Write the step times; the next manifest names them."""
+        self._put(self.path / "latency.parquet", table, LATENCY_COLUMNS)
+
+    def _put(self, path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
+        self.require_claim()
+        write_table(path, table, columns)
+        self._record(path)
+
+    def _record(self, path: Path, instead_of: Iterable[Path] = ()) -> None:
+        """Take a file that was written into the manifest, which is not written yet, and take others out of it."""
+        gone = set(map(self._name, instead_of))
+        files = {name: file for name, file in self.manifest.files.items() if name not in gone}
+        self.manifest = dataclasses.replace(self.manifest, files=files | {self._name(path): file_of(path)})
+
+    def _name(self, path: Path) -> str:
+        """How the manifest calls a file."""
+        return path.relative_to(self.path).as_posix()
 
     @property
     def rules(self) -> list[str]:
@@ -245,53 +278,130 @@ class Run:
         self.require_positions()
         wanted = [column for column in self.log_rules.columns if columns is None or column.name in columns]
         path = self.part("positions", index, draft)
-        return _completed(self._read(path, columns), wanted, path)
+        return self._rows(self._read(path, TEXT_KEPT, wanted), self._shard(index).positions, path)
 
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
         self.require_positions()
         wanted = [column for column in CONTINUATION_COLUMNS if columns is None or column.name in columns]
         path = self.part("continuations", index)
-        return _completed(self._read(path, columns), wanted, path).select([column.name for column in wanted])
+        return self._rows(self._read(path, ANEW, wanted), self._shard(index).documents, path)
 
     def documents(self) -> pa.Table:
-        """All documents of complete shards: the rows of documents.parquet, which a complete run has."""
-        schema = arrow_schema(DOCUMENT_COLUMNS)
+        """All documents of complete shards: the rows of documents.parquet, which a complete run has; collected from the
+        shards where that file is damaged or missing.
+        """
         path = self.path / "documents.parquet"
-        if self.imported or (self.manifest.status == "complete" and path.exists()):
-            return _completed(self._read(path), DOCUMENT_COLUMNS, path).select(schema.names).cast(schema)
+        if self.imported:
+            return self._counted(self._read(path, AGAIN, DOCUMENT_COLUMNS), path)
+        if self.manifest.status == "complete" and self._name(path) in self.manifest.files:
+            try:
+                return self._counted(self._read(path, ANEW, DOCUMENT_COLUMNS), path)
+            except RunUnreadable:
+                if not (self.path / "continuations").is_dir():
+                    raise
+                self.damaged.add(path.name)
+        return self._collected()
+
+    def mend_documents(self) -> None:
+        """Write documents.parquet of a complete run again where it is damaged or missing."""
+        path = self.path / "documents.parquet"
+        try:
+            require_same(path, self.manifest.files[self._name(path)], ANEW)
+        except (RunUnreadable, KeyError):
+            self.write_documents()
+            self.write_manifest(self.manifest)
+
+    def _collected(self) -> pa.Table:
+        """The rows of documents.parquet, from the shards."""
+        schema = arrow_schema(DOCUMENT_COLUMNS)
         tables = [self.continuations(shard.index, schema.names) for shard in self.shards]
         return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
 
     def totals_parts(self, draft: str) -> list[Part]:
-        """The files that hold a draft's totals, of complete shards only, in their order; see `log.parts`."""
-        return readable(parts_in(self._totals(draft)), len(self.shards))
+        """The files that hold a draft's totals, of complete shards only, in their order; see `log.parts`. One that is
+        damaged is left out where the position log can tell what it held.
+        """
+        try:
+            named = [part for part in parts_in(self._totals(draft)) if self._name(part.path) in self.manifest.files]
+        except OSError as error:
+            raise RunUnreadable(f"{self._totals(draft)} cannot be read: {error.strerror}", "mend access to it") from None
+        return [part for part in readable(named, len(self.shards)) if self._is_whole(part)]
 
-    def totals_names(self, part: Part) -> list[str]:
-        """The columns of one of them, which another version of alphaprof may have written."""
-        with _naming(part.path, AGAIN if self.has_log else ANEW):
-            return part.names
+    def _is_whole(self, part: Part) -> bool:
+        name, hint = self._name(part.path), AGAIN if self.imported else COPY
+        try:
+            require_same(part.path, self.manifest.files[name], hint)
+        except RunUnreadable:
+            if not self.has_log:
+                raise
+            self.damaged.add(name)
+        return name not in self.damaged
 
     def totals(self, part: Part, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
-        with _naming(part.path, AGAIN if self.has_log else ANEW):
+        with _naming(part.path, AGAIN if self.imported else COPY):
             return part.read(rules, columns)
 
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""
         path = self.path / "latency.parquet"
-        return self._read(path) if path.exists() else None
+        return self._read(path, TIMED_AGAIN, LATENCY_COLUMNS) if path.exists() else None
 
-    def _read(self, path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-        with _naming(path):
-            return pq.ParquetFile(path).read(columns=list(columns) if columns else None)
+    def verify(self) -> None:
+        """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ."""
+        failures = {}
+        for name, file in self.manifest.files.items():
+            if self.imported or name != "latency.parquet" or (self.path / name).exists():
+                try:
+                    require_same(self.path / name, file, "", whole=True)
+                except RunUnreadable as error:
+                    failures[name] = error.message
+        if failures:
+            several = f" (and {len(failures) - 1} more of {len(self.manifest.files)} files)" if len(failures) > 1 else ""
+            raise RunUnreadable(f"{next(iter(failures.values()))}{several}", self._remedy(failures))
+
+    def _remedy(self, damaged: Iterable[str]) -> str:
+        """What to do about some damaged files."""
+        folders = {name.partition("/")[0] for name in damaged}
+        if self.imported:
+            return AGAIN
+        if "continuations" in folders:
+            return ANEW
+        return TEXT_KEPT if "positions" in folders else "alphaprof profile with --resume makes it again"
+
+    def _shard(self, index: int) -> Shard:
+        return self.shards[bisect_left(self.shards, index, key=lambda shard: shard.index)]
+
+    def _read(self, path: Path, hint: str, columns: Sequence[Column]) -> pa.Table:
+        """Columns of a file that the manifest names and that is as it was written."""
+        file = self.manifest.files.get(self._name(path))
+        if file is None:
+            raise RunUnreadable(f"{path} is not one of the files that the run's manifest names", hint)
+        require_same(path, file, hint)
+        with _naming(path, hint):
+            return pq.ParquetFile(path, page_checksum_verification=True).read([column.name for column in columns])
+
+    @staticmethod
+    def _rows(table: pa.Table, rows: int, path: Path) -> pa.Table:
+        """The table. Raises `RunUnreadable` where it has another number of rows than the manifest says."""
+        if len(table) != rows:
+            raise RunUnreadable(f"{path} has {len(table)} rows, and the manifest says {rows}", ANEW)
+        return table
+
+    def _counted(self, documents: pa.Table, path: Path) -> pa.Table:
+        """The documents of a complete run. Raises `RunUnreadable` where they are not as many as the manifest says."""
+        tokens = int(pc.sum(documents["continuation_tokens"]).as_py() or 0)
+        if tokens != self.manifest.positions:
+            raise RunUnreadable(f"{path} has {tokens} positions, and the manifest says {self.manifest.positions}", ANEW)
+        return self._rows(documents, self.manifest.documents, path)
 
 
 @contextlib.contextmanager
-def _naming(path: Path, hint: str = ANEW) -> Iterator[None]:
+def _naming(path: Path, hint: str) -> Iterator[None]:
     """Raise `RunUnreadable`, which names the file, where it cannot be read."""
     try:
         yield
-    except (OSError, pa.ArrowInvalid) as error:
-        reason = str(error).splitlines()[0]
+    except (OSError, pa.ArrowException, KeyError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None

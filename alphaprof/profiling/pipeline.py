@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from alphaprof import __version__
+from alphaprof.analysis.totals_files import write_totals
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
-from alphaprof.log.manifest import Manifest
-from alphaprof.log.store import Run, require_new
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnreadable, StepsNotTimed
+from alphaprof.log.claim import Claim, claimed
+from alphaprof.log.manifest import Environment, Manifest, RandomOrder
+from alphaprof.log.store import Run, begin
 from alphaprof.options import MeasuredCosts
 from alphaprof.profiling import fused, hub, latency
 from alphaprof.profiling.batching import is_out_of_memory
@@ -66,8 +68,7 @@ def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts.
     """
-    with in_memory():
-        return _profile(options, out, progress, Course(resume, reuse))
+    return _profile(options, out, progress, Course(resume, reuse))
 
 
 def profile_until(options: ProfileOptions, out: Path, progress: Progress, settled: Settled, resume: bool = False) -> Run:
@@ -75,18 +76,16 @@ def profile_until(options: ProfileOptions, out: Path, progress: Progress, settle
 
     Such a run is complete then. Finished with `profile` it goes on to its last document. Raises likewise.
     """
-    with in_memory():
-        return _profile(options, out, progress, Course(resume, None, settled))
+    return _profile(options, out, progress, Course(resume, None, settled))
 
 
-def profile_with_models(options: ProfileOptions, out: Path, progress: Progress) -> Plan:
-    """Profile into the new directory `out` without timing any step; the complete run with its loaded models.
+def profile_with_models(options: ProfileOptions, claim: Claim, progress: Progress) -> Plan:
+    """Profile into a new directory without timing any step; the complete run with its loaded models.
 
     Raises the errors of `errors.py`.
     """
     with in_memory():
-        _earlier(out, resume=False)
-        plan = _open(options, out, None, Course(), progress)
+        plan = _open(options, claim, None, Course(), progress)
         _fill(plan, progress)
     return plan
 
@@ -109,8 +108,9 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     costs = options.costs
     if not isinstance(costs, MeasuredCosts):
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
-    with in_memory():
-        plan = _open(options, out, None, Course(), progress)
+    with in_memory(), claimed(out, options.model_dump(mode="json")) as claim:
+        begin(claim)
+        plan = _open(options, claim, None, Course(), progress)
         _measure_latency(plan, costs, progress)
     if plan.run.latency() is None:
         raise StepsNotTimed(plan.run.manifest.warnings[-1]["message"], "a model with attention layers only can be timed")
@@ -131,40 +131,58 @@ def in_memory() -> Iterator[None]:
 
 
 def _profile(options: ProfileOptions, out: Path, progress: Progress, course: Course) -> Run:
-    earlier = _earlier(out, course.resume)
+    """The complete run, with its totals. Raises `RunExists` where another process writes it."""
+    config = options.model_dump(mode="json")
+    with in_memory(), claimed(out, config, course.resume, progress.say) as claim:
+        run = _measured(options, claim, course, progress)
+        progress.say("adding up totals")
+        write_totals(run)
+    return run
+
+
+def _measured(options: ProfileOptions, claim: Claim, course: Course, progress: Progress) -> Run:
+    """The run with everything but its totals: the one that is there already, finished, or a new one."""
+    earlier = _earlier(claim, course.resume)
     if earlier is not None:
         require_same_profile(earlier, options)
         _adopt_decision(earlier, options, progress)
-    if earlier is not None and earlier.manifest.status == "complete":
-        progress.say(f"{out} is complete already")
+    times = isinstance(options.costs, MeasuredCosts)
+    if earlier is not None and earlier.manifest.status == "complete" and (not times or _timed(earlier)):
+        progress.say(f"{earlier.path} is complete already")
+        earlier.mend_documents()
         return earlier
     if earlier is not None and earlier.manifest.reused is not None:
         course = dataclasses.replace(course, reuse=Path(earlier.manifest.reused))
     if earlier is not None and course.settled is not None and earlier.manifest.sequential is None:
         raise RunMismatch(
-            f"{out} was begun without --until-decided, in the order of the data",
+            f"{earlier.path} was begun without --until-decided, in the order of the data",
             "finish it without, or choose another --out",
         )
-    plan = _open(options, out, earlier, course, progress)
+    plan = _open(options, claim, earlier, course, progress)
     if isinstance(options.costs, MeasuredCosts) and not _timed(plan.run):
         _measure_latency(plan, options.costs, progress)
-    _fill(plan, progress, course.settled)
+    if plan.run.manifest.status == "complete":  # its step times alone were lost
+        plan.run.mend_documents()
+    else:
+        _fill(plan, progress, course.settled)
     return plan.run
 
 
 def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> None:
     """Write the shards that the run lacks, as long as it is not settled."""
-    options, order = plan.options, plan.run.manifest.sequential or {}
-    progress.start("profiling", order.get("available") or hub.expected_documents(options), "documents")
+    options, order = plan.options, plan.run.manifest.sequential
+    progress.start("profiling", order["available"] if order else hub.expected_documents(options), "documents")
+    size = order["shard_documents"] if order else options.shard_documents
     done = len(plan.run.shards)
     seen = 0
     with Writer() as writer:
 
         def advance(steps: float, positions: int) -> None:
-            writer.check()  # a full disk ends the run at the next batch
+            writer.check()  # a full disk ends the run at the next batch, and so does the loss of the directory
+            plan.run.require_claim()
             progress.advance(steps, positions)
 
-        for index, documents in enumerate(in_shards(plan.documents, order.get("shard_documents", options.shard_documents))):
+        for index, documents in enumerate(in_shards(plan.documents, size)):
             if index < done:
                 require_same_data(plan.run.shards[index], documents)
                 progress.advance(len(documents))
@@ -183,13 +201,13 @@ def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> Non
     _finish(plan, progress)
 
 
-def _earlier(out: Path, resume: bool) -> Run | None:
-    """The run to resume in `out`, or None for a new one. Raises `RunExists` rather than overwrite anything."""
-    if resume:
-        run = Run.open(out)
+def _earlier(claim: Claim, resume: bool) -> Run | None:
+    """The run to resume in a directory, or None for a new one. Raises `RunExists` rather than overwrite anything."""
+    if resume and (claim.folder / "manifest.json").exists():
+        run = Run.open(claim.folder, claim)
         run.remove_leftovers()
         return run
-    require_new(out)
+    begin(claim)
     return None
 
 
@@ -216,12 +234,12 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     return Loaded(options, tokenizer, target, drafts, documents, scorer)
 
 
-def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Course, progress: Progress) -> Plan:
+def _open(options: ProfileOptions, claim: Claim, earlier: Run | None, course: Course, progress: Progress) -> Plan:
     """Load everything and open the run directory; what can fail early fails here."""
     reuse = course.reuse
     loaded = load(options, progress, reuse)
     in_random_order = earlier.manifest.sequential is not None if earlier else course.settled is not None
-    order: dict[str, Any] | None = None
+    order: RandomOrder | None = None
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
@@ -243,7 +261,7 @@ def _open(options: ProfileOptions, out: Path, earlier: Run | None, course: Cours
     require_costs(options, manifest.target, manifest.drafts)
     if isinstance(loaded.documents, Reused):
         loaded.documents.require_same_target(manifest)
-    run = Run(out, manifest)
+    run = Run(claim.folder, manifest, claim)
     if earlier is not None:
         require_same_models(earlier.manifest, manifest)
         run = earlier
@@ -260,7 +278,7 @@ def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target:
     return Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
 
 
-def _environment(device: torch.device) -> dict[str, object]:
+def _environment(device: torch.device) -> Environment:
     packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
     with contextlib.suppress(PackageNotFoundError):  # not there on every system
         packages["triton"] = version("triton")
@@ -276,8 +294,13 @@ def _environment(device: torch.device) -> dict[str, object]:
 
 
 def _timed(run: Run) -> bool:
-    """Whether steps were timed, or cannot be."""
-    return run.latency() is not None or any(found["code"] == "not_timed" for found in run.manifest.warnings)
+    """Whether steps were timed, or cannot be. Step times that are damaged are lost."""
+    if any(warning["code"] == "not_timed" for warning in run.manifest.warnings):
+        return True
+    try:
+        return run.latency() is not None
+    except RunUnreadable:
+        return False
 
 
 def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
@@ -292,6 +315,7 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
         _note(plan, progress, "not_timed", f"no step times: {error}", "the report has no speedup then")
         return
     plan.run.write_latency(timed.table)
+    update(plan)
     for reason in timed.left_out:
         _note(
             plan, progress, "not_timed_there", f"no step times there: {reason}", "lower costs.concurrency or costs.context"

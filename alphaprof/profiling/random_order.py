@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from alphaprof.config import AUTO, ProfileOptions
 from alphaprof.errors import ProfileInvalid
+from alphaprof.log.manifest import RandomOrder
 from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.hub import is_local
 
@@ -56,7 +56,7 @@ class InRandomOrder:
         """The documents, numbered in this order."""
         return iter(self.documents)
 
-    def facts(self, options: ProfileOptions) -> dict[str, Any]:
+    def facts(self, options: ProfileOptions) -> RandomOrder:
         """What a verdict must know before it sees any of them: see `report.verdict.Order`; and `shard_documents`."""
         decision = options.decision
         several = len(options.drafts) > 1 and decision.draft == AUTO

@@ -17,7 +17,8 @@ from alphaprof.analysis.rules import GREEDY, SAMPLED
 from alphaprof.analysis.totals_files import write_totals
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import DataEmpty
-from alphaprof.log.store import Run
+from alphaprof.log.claim import claimed
+from alphaprof.log.store import Run, begin
 from alphaprof.options import MeasuredCosts
 from alphaprof.profiling.corpus import Document, Ids
 from alphaprof.profiling.decoding import Drafting, chosen_gammas, decode, own_documents, require_own_text
@@ -74,10 +75,12 @@ def validate(
     require_own_text(options)
     chosen = chosen_gammas(options.gammas, gammas)
     options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": as_decoded(options)})
-    plan = profile_with_models(options, out, progress)
-    lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
-    time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
-    write_totals(plan.run)
+    with claimed(out, options.model_dump(mode="json")) as claim:
+        begin(claim, "choose another --out")
+        plan = profile_with_models(options, claim, progress)
+        lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+        time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
+        write_totals(plan.run)
     with in_memory():
         return plan.run, _measure(plan, chosen, repeats, progress, against_generate)
 

@@ -164,7 +164,7 @@ def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
         imported=manifest.imported.engine if manifest.imported else None,
         target_model=manifest.target,
         draft_models=manifest.drafts,
-        environment=manifest.environment,
+        environment=dict(manifest.environment),
         profile=_asked(manifest),
     )
 

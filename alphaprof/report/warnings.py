@@ -69,8 +69,8 @@ def _part_of_log(report: Report) -> Iterator[ReportWarning]:
 
 def _stopped(manifest: Manifest) -> Iterator[ReportWarning]:
     """Only verdicts are made for a look after every shard."""
-    available = (manifest.sequential or {}).get("available", 0)
-    if manifest.sequential is not None and manifest.documents < available:
+    available = manifest.sequential["available"] if manifest.sequential else 0
+    if manifest.documents < available:
         yield ReportWarning(
             "stopped",
             f"documents come in random order, and these are {manifest.documents} of {available}. Verdicts hold at any time; "
