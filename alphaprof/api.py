@@ -85,9 +85,7 @@ class OpenedRun:
             paths = [part.path for found in parts.values() for part in found]
             data = self._worked_out() if lacking else self._stored(table, paths)
         else:
-            data = self._stored(
-                table, [run.part(table, shard.index, draft) for draft in self.drafts for shard in run.shards]
-            )
+            data = self._stored(table, [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards])
         expression = pq.filters_to_expression(filters) if filters else None
         return data.to_table(columns=list(columns) if columns is not None else None, filter=expression)
 
@@ -99,7 +97,9 @@ class OpenedRun:
         draft = pa.field("draft", pa.dictionary(pa.int32(), pa.string()))
         partitioning = ds.partitioning(pa.schema([draft]), flavor="hive", dictionaries={"draft": pa.array(self.drafts)})
         base = str(self.path / table)
-        return ds.dataset(list(map(str, paths)), format="parquet", partitioning=partitioning, partition_base_dir=base)
+        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
+        return ds.dataset(list(map(str, paths)), format=parquet, partitioning=partitioning, partition_base_dir=base)
 
     def _worked_out(self) -> ds.Dataset:
         """The totals of all drafts, as far as they are not stored from the position log."""

@@ -79,6 +79,9 @@ def report(
     whole_log: Annotated[
         bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="First compare every byte of the run's files with what was written.")
+    ] = False,
 ) -> None:
     """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
     from alphaprof.log.store import Run
@@ -89,6 +92,8 @@ def report(
         raise OptionInvalid("the page is five megabytes of text", "write it to a file: --out report.html")
     with without_pandas():
         opened = Run.open(run)
+        if verify:
+            opened.verify()
         config, ids = _asked(opened.manifest.config, overrides, rules) if overrides or rules else (None, None)
         found = build_report(opened, replay.value, config, ids, whole_log)
         print_text(render(found, output.value, to_file=out is not None), out)

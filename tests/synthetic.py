@@ -22,6 +22,7 @@ import pyarrow as pa
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.totals_files import write_totals
 from alphaprof.analysis.trees import MultiDraft
+from alphaprof.log.files import file_of
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DEPTH_COUNTS, LATENCY_COLUMNS, LogRules, arrow_schema, depth_names
 from alphaprof.log.store import Run
@@ -137,6 +138,13 @@ def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) ->
     shutil.rmtree(run.path / "totals" / f"draft={draft}")
     write_totals(run)
     return run
+
+
+def signed(run: Run) -> Run:
+    """The run with a manifest that names its files as they are now: what a test wrote by hand is what was written."""
+    files = {name: file_of(run.path / name) for name in run.manifest.files if (run.path / name).exists()}
+    run.write_manifest(dataclasses.replace(run.manifest, files=files))
+    return Run.open(run.path)
 
 
 def stored_totals(run: Run, draft: str) -> pd.DataFrame:

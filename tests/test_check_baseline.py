@@ -217,9 +217,11 @@ def reversed_run(run: Run, folder: Path) -> Run:
             parts[name] = pa.Table.from_pandas(frame, schema=table[0].schema, preserve_index=False)
         copy.write_positions(parts["positions"], index, "small")
         copy.write_continuations(parts["continuations"], index)
-        shards.append(dataclasses.replace(run.shards[0], index=index, documents=len(chosen)))
-    copy.write_manifest(dataclasses.replace(run.manifest, shards=tuple(shards)))
+        positions = len(parts["positions"])
+        shards.append(dataclasses.replace(run.shards[0], index=index, documents=len(chosen), positions=positions))
+    copy.write_manifest(dataclasses.replace(copy.manifest, shards=tuple(shards)))
     copy.write_documents()
+    copy.write_manifest(dataclasses.replace(copy.manifest, status="complete"))
     write_totals(copy)
     return Run.open(folder)
 

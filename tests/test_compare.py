@@ -260,7 +260,7 @@ def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
 def test_a_run_without_drafts_has_none_to_name(tmp_path: Path, run: Run) -> None:
     from typer.testing import CliRunner
 
-    bare = changed(run, tmp_path / "bare", drafts={})
+    bare = changed(run, tmp_path / "bare", drafts={}, config=run.manifest.config | {"drafts": {}})
     for call in (["compare", str(bare.path), str(run.path)], ["check", str(bare.path), "--min-alpha", "0.5"]):
         error = CliRunner().invoke(app, call).exception
         assert isinstance(error, OptionInvalid)

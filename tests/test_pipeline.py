@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals, write_totals
+from alphaprof.analysis.totals_files import read_totals
 from alphaprof.config import Markers
 from alphaprof.errors import (
     DataEmpty,
@@ -118,9 +118,7 @@ def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
 
 
 def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) -> Run:
-    run = pipeline.profile(load_profile(path, list(overrides)), out, Silent(), resume)
-    write_totals(run)
-    return run
+    return pipeline.profile(load_profile(path, list(overrides)), out, Silent(), resume)
 
 
 def strict_totals(run: Run, draft: str) -> Any:
@@ -630,15 +628,6 @@ def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(
     assert report.results[0].gammas[0].tokens_per_round is not None
 
 
-def test_totals_of_another_version_are_computed_anew(finished: Run, tmp_path: Path) -> None:
-    run = Run.open(Path(shutil.copytree(finished.path, tmp_path / "old")))
-    request = Request(run.rules, run.gammas)
-    expected = read_totals(run, "close", request)
-    for part in (run.path / "totals" / "draft=close").iterdir():
-        pq.write_table(pq.ParquetFile(part).read().drop_columns(["near_ties"]), part)
-    assert read_totals(run, "close", request).to_pylist() == expected.to_pylist()
-
-
 def log_of(run: Run, draft: str) -> pd.DataFrame:
     """The positions of one draft."""
     return pd.read_parquet(run.path / "positions", filters=[("draft", "==", draft)]).reset_index(drop=True)
@@ -927,11 +916,11 @@ def test_certificates_of_rules_that_have_none_are_warned_about(tiny: Path, tmp_p
 def aged(run: Run, path: Path) -> Run:
     """A copy as a version wrote it that had no certificates, no rules of several draws and no shortest prompt."""
     shutil.copytree(run.path, path)
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["emitted"], manifest["certified"], manifest["config"]["certificates"]
-    for source in manifest["config"]["data"]:
-        del source["min_prompt_tokens"]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    copy = Run.open(path)
+    config = copy.manifest.config
+    sources = [{key: value for key, value in source.items() if key != "min_prompt_tokens"} for source in config["data"]]
+    config = {key: value for key, value in config.items() if key != "certificates"} | {"data": sources}
+    copy.write_manifest(dataclasses.replace(copy.manifest, emitted=(), certified=(), config=config))
     return Run.open(path)
 
 

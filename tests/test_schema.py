@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.errors import RunUnreadable
-from alphaprof.log.manifest import Manifest, Shard, read_manifest
+from alphaprof.log.manifest import File, Manifest, Shard, digest_of, read_manifest
 from alphaprof.log.schema import (
     CERTIFICATE_COLUMNS,
     CONTINUATION_COLUMNS,
@@ -218,12 +219,20 @@ def manifest() -> Manifest:
         status="running",
         alphaprof="0.1.0",
         created="2026-01-01T00:00:00+00:00",
-        config={"rules": ["strict"], "gammas": [1]},
+        config={
+            "rules": ["strict"],
+            "gammas": [1],
+            "drafts": {"small": {"kind": "model", "model": "small"}},
+            "data": [],
+            "costs": {"source": "measured"},
+            "decision": {},
+        },
         target=facts("target"),
         drafts={"small": facts("small")},
         tokenizer="0" * 64,
-        environment={"torch_threads": 1},
+        environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
         shards=(Shard(0, 4, 100, "ab", 1), Shard(1, 3, 50, "cd")),
+        files={"documents.parquet": File(7, "ab", "cd")},
         skipped={"too long": 2},
         truncated={"responses cut": 1},
         warnings=({"code": "a", "message": "b", "remedy": "c"},),
@@ -232,26 +241,44 @@ def manifest() -> Manifest:
     )
 
 
+def edited(folder: Path, change: Callable[[dict[str, Any]], object], signed: bool = True) -> None:
+    """Write the manifest with a change; `signed`: with a digest that is right for it."""
+    data = json.loads(manifest().to_json())
+    change(data)
+    (folder / "manifest.json").write_text(json.dumps(data | ({"digest": digest_of(data)} if signed else {})))
+
+
 def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(manifest().to_json())
     assert read_manifest(tmp_path) == manifest()
     assert (manifest().documents, manifest().positions) == (7, 150)
 
 
-def test_a_manifest_of_an_earlier_version_names_no_columns_on_request(tmp_path: Path) -> None:
-    data = json.loads(manifest().to_json())
-    del data["emitted"], data["certified"], data["sequential"], data["target"]["shape"]
-    (tmp_path / "manifest.json").write_text(json.dumps(data))
-    assert read_manifest(tmp_path) == dataclasses.replace(manifest(), emitted=(), certified=())
-
-
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "null", '{"format": "alphaprof-run"}', '{"format": "alphaprof-run", "version": 2}', "\xff\xfe"]
+    "text", ["", "[]", "{}", "null", '{"format": "alphaprof-run"}', '{"format": "alphaprof-run", "version": 1}', "\xff\xfe"]
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RunUnreadable):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": ' + "9" * 5_000 + "}"])
+def test_json_that_python_cannot_read_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(RunUnreadable, match="cannot be read: it is not JSON") as caught:
+        read_manifest(tmp_path)
+    assert len(caught.value.message) < 200 + len(str(tmp_path))
+
+
+def test_an_edited_manifest_is_known_by_its_digest(tmp_path: Path) -> None:
+    """What it says may be possible all the same. Order and white space are not its content."""
+    edited(tmp_path, lambda data: data["shards"][0].update(documents=5), signed=False)
+    with pytest.raises(RunUnreadable, match="is damaged: its content is not what its digest says"):
+        read_manifest(tmp_path)
+    data = json.loads(manifest().to_json())
+    (tmp_path / "manifest.json").write_text(json.dumps(dict(reversed(data.items()))))
+    assert read_manifest(tmp_path) == manifest()
 
 
 FIELDS = [item.name for item in dataclasses.fields(Manifest)]
@@ -261,18 +288,49 @@ BROKEN = [(name, 7) for name in FIELDS] + [(name, None) for name in FIELDS if na
 
 @pytest.mark.parametrize(("name", "broken"), BROKEN)
 def test_a_damaged_manifest_is_refused(tmp_path: Path, name: str, broken: Any) -> None:
-    data = json.loads(manifest().to_json())
-    (tmp_path / "manifest.json").write_text(json.dumps(data | {name: broken}))
-    with pytest.raises(RunUnreadable, match="damaged"):
+    edited(tmp_path, lambda data: data.update({name: broken}))
+    with pytest.raises(RunUnreadable, match=f"damaged: the manifest.{name} is {json.dumps(broken)}"):
+        read_manifest(tmp_path)
+
+
+DEEP: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a text as a number": (lambda data: data["shards"][1].update(documents="3"), r'shards\[1\].documents is "3"'),
+    "a truth as a number": (lambda data: data["shards"][0].update(positions=True), r"shards\[0\].positions is true"),
+    "a missing field": (
+        lambda data: data["target"].pop("dtype"),
+        "the manifest.target has not the fields of ModelFacts: dtype",
+    ),
+    "an unknown field": (lambda data: data["drafts"]["small"].update(size=1), "has not the fields of ModelFacts: size"),
+    "no list": (lambda data: data["target"].update(eos=2), "target.eos is 2"),
+    "a list in a list": (lambda data: data["target"].update(eos=[[2]]), r"target.eos\[0\] is \[2\]"),
+    "another number of shards": (lambda data: data["shards"].pop(0), "its shards are not numbered from 0"),
+    "a negative count": (lambda data: data["shards"][0].update(positions=-1), "a count is negative"),
+    "not a number": (lambda data: data["target"].update(noise=float("nan")), "target.noise is NaN"),
+    "a negative noise": (lambda data: data["target"].update(noise=-1.0), "a number of a model is negative"),
+    "no noise": (lambda data: data["target"].update(noise=None), "how noisy the logits"),
+    "another draft": (lambda data: data["drafts"].update(other=data["drafts"]["small"]), "its drafts are not those"),
+    "no packages": (lambda data: data["environment"].pop("packages"), "its environment lacks packages"),
+    "packages without a version": (lambda data: data["environment"]["packages"].update(torch=2), "packages.torch is 2"),
+    "half a warning": (lambda data: data["warnings"][0].pop("remedy"), "a warning is not code, message and remedy"),
+    "no gammas": (lambda data: data["config"].pop("gammas"), "its profile has not the fields of Profile: gammas"),
+    "gammas as text": (lambda data: data["config"].update(gammas=["1"]), r'its profile.gammas\[0\] is "1"'),
+    "a file elsewhere": (lambda data: data["files"].update({"../x": data["files"]["documents.parquet"]}), "outside the run"),
+    "a file without size": (lambda data: data["files"]["documents.parquet"].pop("size"), "not the fields of File: size"),
+}
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_every_level_of_a_manifest_is_read_with_its_type(tmp_path: Path, case: str) -> None:
+    change, message = DEEP[case]
+    edited(tmp_path, change)
+    with pytest.raises(RunUnreadable, match=message):
         read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["status", "config", "target", "drafts", "shards", "environment"])
 def test_an_incomplete_manifest_is_refused(tmp_path: Path, name: str) -> None:
-    data = json.loads(manifest().to_json())
-    del data[name]
-    (tmp_path / "manifest.json").write_text(json.dumps(data))
-    with pytest.raises(RunUnreadable, match="damaged"):
+    edited(tmp_path, lambda data: data.pop(name))
+    with pytest.raises(RunUnreadable, match=f"damaged: the manifest has not the fields of Manifest: {name}"):
         read_manifest(tmp_path)
 
 

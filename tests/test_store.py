@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
+import multiprocessing
+import os
+import platform
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.errors import DiskFull, RunUnreadable
-from alphaprof.log import store
-from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, LogRules
-from alphaprof.log.store import Run, replacing, require_writable, write_table
+from alphaprof.analysis.totals import Request
+from alphaprof.analysis.totals_files import read_totals, write_totals
+from alphaprof.errors import DiskFull, RunExists, RunUnreadable
+from alphaprof.log import claim as claim_module
+from alphaprof.log import files, store
+from alphaprof.log.claim import claimed
+from alphaprof.log.files import replacing
+from alphaprof.log.schema import Column
+from alphaprof.log.store import Run, begin, require_writable, write_table
+from alphaprof.report.build import build_report
 from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
 COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)
@@ -26,13 +37,25 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         temporary.write_text("first")
         assert not path.exists()
         assert temporary.name.startswith(".")
-    with pytest.raises(FileNotFoundError), replacing(path) as temporary:
+    with pytest.raises(DiskFull, match="No such file"), replacing(path) as temporary:
         temporary.with_name("other").rename(path)  # fails before anything was written
     assert path.read_text() == "first"
     assert [item.name for item in path.parent.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+REMEDIES = {
+    errno.ENOSPC: "free space, then --resume",
+    errno.EDQUOT: "free space, then --resume",
+    errno.EACCES: "mend permissions",
+    errno.EROFS: "mend permissions",
+    errno.EFBIG: "lower shard_documents",
+    errno.EIO: "look after that disk or mount",
+    errno.ESTALE: "look after that disk or mount",
+    errno.EBUSY: "look after that disk or mount",
+}
+
+
+@pytest.mark.parametrize("code", REMEDIES, ids=errno.errorcode.get)
 def test_a_full_disk_is_an_error_that_keeps_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -41,11 +64,12 @@ def test_a_full_disk_is_an_error_that_keeps_what_was_there(
     before = path.read_bytes()
 
     def full(*_: object, **__: object) -> None:
-        raise OSError(code, "no")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(store.pq, "write_table", full)
-    with pytest.raises(DiskFull, match=r"cannot write .*table\.parquet"):
+    with pytest.raises(DiskFull, match=rf"cannot write .*table\.parquet: {os.strerror(code)}") as caught:
         write_table(path, pa.table({"share": pa.array([0.25], pa.float32())}), COLUMNS)
+    assert REMEDIES[code] in caught.value.hint
     assert path.read_bytes() == before
 
 
@@ -68,9 +92,9 @@ def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None
     [
         (None, "holds no run"),
         ("{", "cannot be read"),
-        ("[]", "is not version 1"),
-        ('{"format": "alphaprof-run", "version": 2}', "is not version 1"),
-        ('{"format": "alphaprof-run", "version": 1}', "is damaged"),
+        ("[]", "is not version 2"),
+        ('{"format": "alphaprof-run", "version": 1}', "is not version 2"),
+        ('{"format": "alphaprof-run", "version": 2}', "is damaged"),
     ],
 )
 def test_a_directory_that_is_no_run_says_why(tmp_path: Path, content: str | None, message: str) -> None:
@@ -99,16 +123,23 @@ def test_a_shard_that_a_killed_process_had_not_finished_is_removed(tmp_path: Pat
     assert not list(going.path.rglob(".*"))
 
 
-@pytest.mark.parametrize("log", [True, False])
-def test_damaged_totals_are_worked_out_again_where_there_is_a_log(run: Run, log: bool) -> None:
+@pytest.mark.parametrize("damage", [b"", None], ids=["empty", "one bit"])
+def test_damaged_totals_count_as_missing_where_there_is_a_log(run: Run, damage: bytes | None) -> None:
     (totals,) = run.totals_parts("small")
-    totals.path.write_bytes(b"")
-    if not log:
-        shutil.rmtree(run.path / "positions")
-    for read in (run.totals, run.totals_names):
-        with pytest.raises(RunUnreadable) as caught:
-            read(totals)
-        assert ("delete it" in caught.value.hint) == log
+    totals.path.write_bytes(flipped(totals.path, 8 * 50) if damage is None else damage)
+    assert run.totals_parts("small") == []
+    assert run.damaged == {"totals/draft=small/part-00000-00001.parquet"}
+    shutil.rmtree(run.path / "positions")
+    with pytest.raises(RunUnreadable, match=r"part-00000-00001\.parquet is damaged") as caught:
+        run.totals_parts("small")
+    assert caught.value.hint == "copy it again from the run that has the position log"
+
+
+def flipped(path: Path, bit: int) -> bytes:
+    """The content of a file with one bit changed."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    return bytes(content)
 
 
 STORY = Domain(documents=2, temperature=0.7, continuation="sampled")
@@ -135,62 +166,107 @@ def test_documents_are_those_of_complete_shards_with_their_settings(run: Run) ->
     assert len(Run.open(run.path).documents()) == 4
 
 
-FILES = ["positions/draft=small/part-00001.parquet", "continuations/part-00001.parquet"]
-MAY_BE_MISSING = ["totals/draft=small/part-00000-00001.parquet", "documents.parquet", "latency.parquet"]
-DAMAGED = [(name, damage) for name in FILES + MAY_BE_MISSING for damage in ("empty", "half")]
+LOG = ["positions/draft=small/part-00001.parquet", "continuations/part-00001.parquet"]
+MADE_AGAIN = ["totals/draft=small/part-00000-00001.parquet", "documents.parquet"]
+DAMAGE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "one bit in a page": lambda path: path.write_bytes(flipped(path, 8 * 40)),
+    "one bit in the footer": lambda path: path.write_bytes(flipped(path, 8 * (path.stat().st_size - 300))),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"PAR1"),
+    "missing": lambda path: path.unlink(),
+}
 
 
-@pytest.mark.parametrize(("name", "damage"), [*DAMAGED, *((name, "missing") for name in FILES)])
-def test_a_damaged_file_is_named(run: Run, name: str, damage: str) -> None:
-    """A missing one too, where its shard is complete."""
-    path, (totals,) = run.path / name, run.totals_parts("small")
-    whole = path.read_bytes()
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(whole[: len(whole) // 2] if damage == "half" else b"")
-    with pytest.raises(RunUnreadable, match=rf"{path.name} cannot be read"):
-        (run.positions("small", 1), run.continuations(1), run.documents(), run.latency(), run.totals(totals))
+def read_all(run: Run) -> list[object]:
+    """What every table of a run holds, position logs and continuations of its second shard."""
+    request = Request(run.rules, run.gammas)
+    tables = [run.positions("small", 1), run.continuations(1), run.documents(), run.latency()]
+    tables.append(read_totals(run, "small", request))
+    return [None if table is None else table.to_pylist() for table in tables]
 
 
-def test_columns_that_came_later_are_null_where_they_may_be(run: Run) -> None:
-    """And in their place: a run of an earlier version has the documents that it had."""
-    expected = run.documents().to_pylist()
-    for path in (run.part("continuations", 0), run.path / "documents.parquet"):
-        pq.write_table(pq.ParquetFile(path).read().drop_columns(["cluster", "top_p", "seed"]), path)
-    nothing = {"cluster": None, "top_p": None, "seed": None}
-    assert run.documents().to_pylist() == [row | nothing for row in expected]
-    going = Run(run.path, dataclasses.replace(run.manifest, status="running"))
-    assert going.documents().to_pylist() == [row | nothing for row in expected[:4]] + expected[4:]
-    assert run.continuations(0).column_names == [column.name for column in CONTINUATION_COLUMNS]
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", [*LOG, "latency.parquet"])
+def test_a_damaged_file_is_named_with_a_next_step(run: Run, name: str, damage: str) -> None:
+    """Step times that somebody deleted are a run without step times."""
+    path = run.path / name
+    DAMAGE[damage](path)
+    if (name, damage) == ("latency.parquet", "missing"):
+        assert run.latency() is None
+        return
+    with pytest.raises(RunUnreadable, match=rf"{path.name} (is damaged|cannot be read)") as caught:
+        read_all(run)
+    steps = {"positions": "--reuse-continuations keeps the text", "continuations": "into a new directory"}
+    assert steps.get(name.partition("/")[0], "--resume times the steps again") in caught.value.hint
+    with pytest.raises(RunUnreadable, match=path.name):
+        run.verify()
 
 
-def test_a_file_without_a_column_that_everything_needs_is_refused(run: Run) -> None:
-    path = run.path / "documents.parquet"
-    pq.write_table(pq.ParquetFile(path).read().drop_columns(["on_policy"]), path)
-    with pytest.raises(RunUnreadable, match="on_policy"):
-        run.documents()
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", MADE_AGAIN)
+def test_what_the_log_can_tell_is_worked_out_again(run: Run, name: str, damage: str) -> None:
+    expected = read_all(run)
+    DAMAGE[damage](run.path / name)
+    again = Run.open(run.path)
+    assert read_all(again) == expected
+    assert again.damaged == ({name} if damage != "missing" or name == "documents.parquet" else set())
+    with pytest.raises(RunUnreadable, match=Path(name).name) as caught:
+        again.verify()
+    assert caught.value.hint == "alphaprof profile with --resume makes it again"
+    again.mend_documents()
+    write_totals(again)
+    Run.open(run.path).verify()
+
+
+def test_a_bit_in_a_file_that_is_too_large_to_be_read_whole_is_found_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the footer's digest, or by the checksum of its page: whatever bit it is but for the headers of pages."""
+    monkeypatch.setattr(files, "SMALL", 0)
+    path = run.path / LOG[0]
+    expected, content = run.positions("small", 1), path.read_bytes()
+    rng = np.random.default_rng(0)
+    silent = 0
+    for bit in rng.choice(8 * len(content), 300, replace=False):
+        path.write_bytes(flipped(path, int(bit)))
+        with contextlib.suppress(RunUnreadable):
+            silent += not run.positions("small", 1).equals(expected)
+        path.write_bytes(content)
+    assert silent == 0
+
+
+def test_shards_that_changed_places_are_found(run: Run) -> None:
+    first, second = (run.part("positions", index, "small") for index in (0, 1))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    with pytest.raises(RunUnreadable, match="is damaged"):
+        run.positions("small", 0)
+
+
+def test_a_manifest_that_speaks_of_other_documents_is_found(run: Run) -> None:
+    """Numbers of documents and positions, as two processes that wrote one directory would leave them."""
+    first = dataclasses.replace(run.shards[0], documents=3)
+    with pytest.raises(RunUnreadable, match="has 4 rows, and the manifest says 3"):
+        Run(run.path, dataclasses.replace(run.manifest, shards=(first, *run.shards[1:]))).documents()
+    first = dataclasses.replace(run.shards[0], positions=7)
+    odd = Run(run.path, dataclasses.replace(run.manifest, shards=(first, *run.shards[1:])))
+    for read in (odd.documents, lambda: odd.positions("small", 0)):
+        with pytest.raises(RunUnreadable, match="and the manifest says"):
+            read()
+    with pytest.raises(RunUnreadable, match="the manifest says"):
+        build_report(odd)
+
+
+def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: Run) -> None:
+    (totals,) = run.totals_parts("small")
+    named = {name: file for name, file in run.manifest.files.items() if not name.startswith("totals")}
+    assert Run(run.path, dataclasses.replace(run.manifest, files=named)).totals_parts("small") == []
+    with pytest.raises(RunUnreadable, match="not one of the files"):
+        Run(run.path, dataclasses.replace(run.manifest, files={})).continuations(0)
+    assert totals.path.exists()
 
 
 RICH = Recipe(domains={"story": STORY}, rules=("strict", "multi_draft_2"), certificates=True)
-
-
-def without(run: Run, columns: list[str]) -> None:
-    """Take columns out of the first shard of the position log."""
-    path = run.part("positions", 0, "small")
-    pq.write_table(pq.ParquetFile(path).read().drop_columns(columns), path)
-
-
-def test_a_log_of_an_earlier_version_is_read_as_what_it_holds(tmp_path: Path) -> None:
-    """It has the columns of its own manifest, and none that came later."""
-    run = write_run(tmp_path / "rich", RICH)
-    assert [column.name for column in run.log_rules.columns] == run.positions("small", 0).column_names
-    extra = ["emitted_multi_draft_2", "target_top_10_prob", "thresholds_exact", "threshold_strict"]
-    assert run.positions("small", 0).column_names[-4:] == extra
-    without(run, extra)
-    run.write_manifest(dataclasses.replace(run.manifest, emitted=(), certified=()))
-    earlier = Run.open(run.path)
-    assert earlier.log_rules == LogRules(("strict", "multi_draft_2"))
-    assert earlier.positions("small", 0).column_names[-2:] == ["accept_strict", "accept_multi_draft_2"]
 
 
 def test_columns_on_request_are_read_by_name(tmp_path: Path) -> None:
@@ -201,11 +277,108 @@ def test_columns_on_request_are_read_by_name(tmp_path: Path) -> None:
     assert set(run.positions("small", 0, ["threshold_top_m_3", "token"]).column_names) == {"token"}
 
 
-def test_thresholds_that_the_manifest_names_and_a_file_lacks_are_refused(tmp_path: Path) -> None:
-    """What may be null is null instead."""
+def test_a_log_of_an_earlier_profile_is_read_as_what_it_holds(tmp_path: Path) -> None:
+    """It has the columns of its own manifest, and none that came later."""
     run = write_run(tmp_path / "rich", RICH)
-    without(run, ["emitted_multi_draft_2"])
-    assert run.positions("small", 0)["emitted_multi_draft_2"].null_count == run.shards[0].positions
-    without(run, ["threshold_strict"])
-    with pytest.raises(RunUnreadable, match=r"lacks the columns threshold_strict$"):
-        run.positions("small", 0)
+    assert [column.name for column in run.log_rules.columns] == run.positions("small", 0).column_names
+    extra = ["emitted_multi_draft_2", "target_top_10_prob", "thresholds_exact", "threshold_strict"]
+    assert run.positions("small", 0).column_names[-4:] == extra
+    run.write_manifest(dataclasses.replace(run.manifest, emitted=(), certified=()))
+    assert Run.open(run.path).positions("small", 0).column_names[-2:] == ["accept_strict", "accept_multi_draft_2"]
+
+
+CONFIG: dict[str, object] = {"target": "a"}
+
+
+def test_a_directory_has_one_owner(tmp_path: Path) -> None:
+    """Another process is refused while it lives, whatever it asks for, and told who it is; afterwards nothing is left."""
+    out = tmp_path / "new" / "run"
+    with claimed(out, CONFIG) as claim:
+        for config, profile in ((CONFIG, "this profile"), ({"target": "b"}, "another profile")):
+            for resume in (False, True):
+                with (
+                    pytest.raises(
+                        RunExists, match=rf"is being written with {profile} \(process {os.getpid()} on "
+                    ) as caught,
+                    claimed(out, config, resume),
+                ):
+                    pass
+                assert caught.value.hint == "choose another --out, or wait"
+        claim.require()
+    assert not out.exists()
+    assert (tmp_path / "new").exists()
+
+
+def test_what_a_killed_process_left_is_taken_over_by_one(tmp_path: Path) -> None:
+    """Files without a manifest, as an import leaves them, are removed; a manifest stays."""
+    process = multiprocessing.get_context("fork").Process(target=abandon, args=(tmp_path / "run",))
+    process.start()
+    process.join()
+    assert (tmp_path / "run" / "totals" / "half").exists()
+    with claimed(tmp_path / "run", CONFIG) as claim:
+        assert (claim.number, claim.inherited) == (2, True)
+        begin(claim)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [claim.path.name]
+        (tmp_path / "run" / "manifest.json").touch()
+        with pytest.raises(RunExists, match="holds a run already"):
+            begin(claim)
+
+
+def abandon(out: Path) -> None:
+    """Claim a directory and end like a process that is killed."""
+    kept = claimed(out, CONFIG)
+    kept.__enter__()
+    (out / "totals").mkdir()
+    (out / "totals" / "half").touch()
+    (out / "documents.parquet").touch()
+    os._exit(9)
+
+
+def test_an_owner_on_another_machine_may_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only --resume takes its directory over; and what it still writes then is refused."""
+    with monkeypatch.context() as patch:
+        patch.setattr(claim_module, "_machine", lambda: "elsewhere")
+        before = claimed(tmp_path / "run", CONFIG)
+        first = before.__enter__()
+    with pytest.raises(RunExists) as caught, claimed(tmp_path / "run", CONFIG):
+        pass
+    assert caught.value.hint == "choose another --out; if that process has ended, add --resume"
+    said: list[str] = []
+    with claimed(tmp_path / "run", CONFIG, resume=True, say=said.append):
+        assert said == [f"taking {tmp_path / 'run'} over from process {os.getpid()} on {platform.node()}, {said[0][-31:]}"]
+        with pytest.raises(RunExists, match="another process has taken"):
+            first.require()
+    before.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("loss", ["deleted", "renamed"])
+def test_a_directory_that_is_gone_ends_the_run_at_the_next_write(tmp_path: Path, loss: str) -> None:
+    """It is not made again, half empty."""
+    source, out = write_run(tmp_path / "source"), tmp_path / "run"
+    with claimed(out, CONFIG) as claim:
+        run = Run(out, source.manifest, claim)
+        run.write_positions(source.positions("small", 0), 0, "small")
+        shutil.rmtree(out) if loss == "deleted" else out.rename(tmp_path / "elsewhere")
+        for write in (lambda: run.write_positions(source.positions("small", 0), 0, "small"), run.write_documents):
+            with pytest.raises(DiskFull, match="was deleted or renamed while it was written"):
+                write()
+        with pytest.raises(DiskFull, match="was deleted or renamed while it was written"):
+            run.write_manifest(run.manifest)
+    assert not out.exists()
+
+
+def test_a_directory_that_may_not_be_written_is_refused_in_our_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    run = write_run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refused)
+        with pytest.raises(DiskFull, match="Read-only file system"), claimed(run.path, CONFIG, resume=True):
+            pass
+    monkeypatch.setattr(Path, "unlink", refused)
+    (run.path / ".part.1.tmp").write_text("")
+    with pytest.raises(DiskFull, match="Read-only file system"):
+        run.remove_leftovers()

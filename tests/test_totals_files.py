@@ -19,7 +19,6 @@ from alphaprof.errors import RunUnreadable
 from alphaprof.log import parts
 from alphaprof.log.manifest import Shard
 from alphaprof.log.parts import Part, part_name, parts_in, ranges, readable
-from alphaprof.log.schema import DEPTH_COUNTS, depth_names
 from alphaprof.log.store import Run
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
@@ -130,17 +129,17 @@ def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: Run
         Held(going, "small").read(request, None, list)
 
 
-@pytest.mark.parametrize("log", [True, False])
-def test_files_with_columns_of_another_version_are_written_anew_from_the_log(run: Run, log: bool) -> None:
+def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(run: Run) -> None:
     (part,) = run.totals_parts("small")
     before = part.read()
-    parts.write_part(part.path, before.drop_columns(["near_ties"]))
-    if not log:
-        shutil.rmtree(run.path / "positions")
-    write_totals(run)
-    (part,) = run.totals_parts("small")
-    assert part.read().equals(before) == log
-    assert ("near_ties" in part.names) == log
+    part.path.write_bytes(part.path.read_bytes()[:-1])
+    assert rows(read_totals(run, "small", Request(RULES, run.gammas))) == rows(before)
+    assert run.damaged == {"totals/draft=small/part-00000-00009.parquet"}
+    again = Run.open(run.path)
+    write_totals(again)
+    (part,) = again.totals_parts("small")
+    assert (part.read().equals(before), again.damaged) == (True, set())
+    Run.open(run.path).verify()
 
 
 def test_a_file_without_rows_is_written_and_read(run: Run, tmp_path: Path) -> None:
@@ -163,23 +162,6 @@ def test_rules_and_columns_that_nobody_asked_for_are_not_read(run: Run) -> None:
         assert [row["document"] for row in mine] == list(range(20))
         expected = [whole[row["document"]]["rounds_2"] if rule == "lossless" else None for row in mine]
         assert [row["rounds_2"] for row in mine] == expected
-
-
-def test_files_with_lists_by_depth_are_read_as_columns(run: Run) -> None:
-    """As older versions wrote them: in the order of shards, nulls included. A mark shows that they are what is read."""
-    request = Request(RULES, run.gammas)
-    expected = rows(read_totals(run, "small", request))
-    (part,) = run.totals_parts("small")
-    table = pq.ParquetFile(part.path).read().sort_by("document")
-    table = table.set_column(table.column_names.index("accepted"), "accepted", pa.array([7.0] * len(table)))
-    for gamma in run.gammas:
-        for name in DEPTH_COUNTS:
-            columns = [table[each].to_pylist() for each in depth_names(name, gamma)]
-            lists = [None if None in values else list(values) for values in zip(*columns, strict=True)]
-            table = table.drop_columns(depth_names(name, gamma))
-            table = table.append_column(f"{name}_depths_{gamma}", pa.array(lists, pa.list_(pa.float64(), gamma)))
-    pq.write_table(table, part.path)
-    assert rows(read_totals(run, "small", request)) == [row | {"accepted": 7.0} for row in expected]
 
 
 def test_a_report_on_stored_totals_compiles_nothing(tmp_path: Path) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunUnreadable
 
 FORMAT = "alphaprof-run"
@@ -42,6 +40,17 @@ class Environment(TypedDict, total=False):
     cores: int | None
     torch_threads: int
     packages: dict[str, str]
+
+
+class Profile(TypedDict):
+    """What reports read of a profile, as far as its types matter here: `config.py` declares its options."""
+
+    drafts: dict[str, dict[str, Any]]
+    data: tuple[dict[str, Any], ...]
+    rules: tuple[str, ...]
+    gammas: tuple[int, ...]
+    costs: dict[str, Any]
+    decision: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -175,7 +184,11 @@ def digest_of(data: dict[str, Any]) -> str:
 
 
 def read_manifest(run: Path) -> Manifest:
-    """The manifest of the run in a directory. Raises `RunUnreadable`."""
+    """The manifest of the run in a directory. Raises `RunUnreadable`.
+
+    All of it is compared with the types declared here, but for the options in `config`: they were validated before the
+    manifest was written, and its digest says that they are the same still.
+    """
     path = run / "manifest.json"
     try:
         data = json.loads(path.read_bytes())
@@ -196,20 +209,13 @@ def read_manifest(run: Path) -> Manifest:
             raise ValueError("its content is not what its digest says: it was edited, or bits have changed")
         del data["format"], data["version"]
         manifest: Manifest = _typed(data, Manifest, "the manifest")
-        manifest = dataclasses.replace(manifest, config=_config(manifest.config))
+        read = {name: value for name, value in manifest.config.items() if name in Profile.__required_keys__}
+        _typed(read, Profile, "its profile")
         if problem := next(_problems(manifest), None):
             raise ValueError(problem)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise RunUnreadable(f"{path} is damaged: {str(error)[:150]}", "put the original back, or profile again") from None
     return manifest
-
-
-def _config(config: dict[str, Any]) -> dict[str, Any]:
-    """The profile in a manifest; options that its version did not have yet have their defaults. Raises `ValueError`."""
-    try:
-        return ProfileOptions.model_validate(config).model_dump(mode="json")
-    except ValueError as error:
-        raise ValueError(f"its profile: {' '.join(str(error).split())}") from None
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
@@ -246,11 +252,11 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
         return value
     if origin in (Union, UnionType):
         return _one_of(value, inner, place)
-    if dataclasses.is_dataclass(hint) or is_typeddict(hint):
-        fields, needed = _fields(hint)
-        if not isinstance(value, dict) or (odd := set(value) ^ needed.union(set(value) & set(fields))):
-            names = f": {', '.join(sorted(map(str, odd)))[:100]}" if isinstance(value, dict) else ""
-            raise TypeError(f"{place} has not the fields of {hint.__name__}{names}")
+    if (dataclasses.is_dataclass(hint) or is_typeddict(hint)) and isinstance(value, dict):
+        fields = get_type_hints(hint)
+        needed = hint.__required_keys__ if is_typeddict(hint) else set(fields)
+        if odd := (needed - set(value)) | (set(value) - set(fields)):
+            raise TypeError(f"{place} has not the fields of {hint.__name__}: {', '.join(sorted(odd))[:100]}")
         return hint(**{name: _typed(item, fields[name], f"{place}.{name}") for name, item in value.items()})
     if origin is dict and isinstance(value, dict):
         return {key: _typed(item, inner[1], f"{place}.{key}") for key, item in value.items()}
@@ -260,7 +266,7 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
         return value
     if hint is float and type(value) in (int, float) and math.isfinite(value):
         return value
-    if origin is None and type(value) is hint:
+    if hint in (str, int, bool, NoneType) and type(value) is hint:
         return value
     raise TypeError(f"{place} is {json.dumps(value)[:60]}")
 
@@ -274,16 +280,3 @@ def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
         except TypeError as error:
             failures.append(error)
     raise failures[0]
-
-
-@functools.cache
-def _fields(hint: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """The types of the fields of a dataclass or typed dictionary, and the names of those that must be there."""
-    if is_typeddict(hint):
-        return get_type_hints(hint), frozenset(hint.__required_keys__)
-    needed = (
-        item.name
-        for item in dataclasses.fields(hint)
-        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-    )
-    return get_type_hints(hint), frozenset(needed)

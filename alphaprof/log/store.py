@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.claim import Claim
 from alphaprof.log.files import file_of, replacing, require_same, unwritable
-from alphaprof.log.manifest import Manifest, Shard, read_manifest
+from alphaprof.log.manifest import File, Manifest, Shard, read_manifest
 from alphaprof.log.parts import Part, part_name, parts_in, readable, remove_parts, write_part
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
@@ -208,6 +208,7 @@ class Run:
         """Collect documents.parquet from the shards; or write it as it is, for a run without continuations. The next
         manifest names it.
         """
+        self.require_claim()
         self._put(self.path / "documents.parquet", self._collected() if table is None else table, DOCUMENT_COLUMNS)
 
     def write_latency(self, table: pa.Table) -> None:
@@ -223,6 +224,7 @@ class Run:
         """Take a file that was written into the manifest, which is not written yet, and take others out of it."""
         gone = set(map(self._name, instead_of))
         files = {name: file for name, file in self.manifest.files.items() if name not in gone}
+        self.damaged -= {self._name(path), *gone}
         self.manifest = dataclasses.replace(self.manifest, files=files | {self._name(path): file_of(path)})
 
     def _name(self, path: Path) -> str:
@@ -280,6 +282,14 @@ class Run:
         path = self.part("positions", index, draft)
         return self._rows(self._read(path, TEXT_KEPT, wanted), self._shard(index).positions, path)
 
+    def logged(self, draft: str, index: int) -> Path:
+        """The file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` where its size or its
+        footer is not what was written; what it holds is compared as it is read.
+        """
+        path = self.part("positions", index, draft)
+        require_same(path, self._file(path, TEXT_KEPT), TEXT_KEPT, whole=False)
+        return path
+
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
         self.require_positions()
@@ -301,7 +311,7 @@ class Run:
                 if not (self.path / "continuations").is_dir():
                     raise
                 self.damaged.add(path.name)
-        return self._collected()
+        return self._counted(self._collected(), path)
 
     def mend_documents(self) -> None:
         """Write documents.parquet of a complete run again where it is damaged or missing."""
@@ -336,7 +346,8 @@ class Run:
             if not self.has_log:
                 raise
             self.damaged.add(name)
-        return name not in self.damaged
+            return False
+        return True
 
     def totals(self, part: Part, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
@@ -375,12 +386,16 @@ class Run:
 
     def _read(self, path: Path, hint: str, columns: Sequence[Column]) -> pa.Table:
         """Columns of a file that the manifest names and that is as it was written."""
+        require_same(path, self._file(path, hint), hint)
+        with _naming(path, hint):
+            return pq.ParquetFile(path, page_checksum_verification=True).read([column.name for column in columns])
+
+    def _file(self, path: Path, hint: str) -> File:
+        """What the manifest says of a file."""
         file = self.manifest.files.get(self._name(path))
         if file is None:
             raise RunUnreadable(f"{path} is not one of the files that the run's manifest names", hint)
-        require_same(path, file, hint)
-        with _naming(path, hint):
-            return pq.ParquetFile(path, page_checksum_verification=True).read([column.name for column in columns])
+        return file
 
     @staticmethod
     def _rows(table: pa.Table, rows: int, path: Path) -> pa.Table:
@@ -390,7 +405,7 @@ class Run:
         return table
 
     def _counted(self, documents: pa.Table, path: Path) -> pa.Table:
-        """The documents of a complete run. Raises `RunUnreadable` where they are not as many as the manifest says."""
+        """The documents of a run. Raises `RunUnreadable` where they are not as many as the manifest says."""
         tokens = int(pc.sum(documents["continuation_tokens"]).as_py() or 0)
         if tokens != self.manifest.positions:
             raise RunUnreadable(f"{path} has {tokens} positions, and the manifest says {self.manifest.positions}", ANEW)

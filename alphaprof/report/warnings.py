@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from alphaprof.log.manifest import Manifest
+from alphaprof.log.store import Run
 from alphaprof.report.costs import ROOFLINE
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Report, ReportWarning
@@ -19,13 +20,15 @@ CUT_WORTH_SAYING = 0.2
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
-def report_warnings(report: Report, manifest: Manifest, has_log: bool) -> Report:
+def report_warnings(report: Report, run: Run) -> Report:
     """The report with its warnings: those of the profiling run, and those that its numbers call for."""
+    manifest = run.manifest
     noted = [ReportWarning(**warning) for warning in manifest.warnings]
     found = [
         *noted,
         *_partial(report),
-        *_without_log(manifest, has_log),
+        *_damaged(run),
+        *_without_log(manifest, run.has_log),
         *_part_of_log(report),
         *_stopped(manifest),
         *_left_out(manifest),
@@ -42,6 +45,15 @@ def _partial(report: Report) -> Iterator[ReportWarning]:
             "partial",
             f"the run was interrupted: this report covers its first {report.run.documents} documents",
             "finish it with alphaprof profile --resume",
+        )
+
+
+def _damaged(run: Run) -> Iterator[ReportWarning]:
+    for name in sorted(run.damaged):
+        yield ReportWarning(
+            "damaged",
+            f"{name} is damaged: what it held was worked out again from the position log, and no number is another one",
+            "alphaprof profile with --resume writes it anew; report --verify looks at every file",
         )
 
 
