@@ -342,7 +342,7 @@ class Engine(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        (message,) = body["messages"]
+        (message,) = body.get("messages") or [{"content": body["prompt"]}]
         assert (body["return_token_ids"], body["stream_options"]) == (True, {"include_usage": True})
         kind, answer = message["content"], ANSWERS["stream"]
         if kind == "hung up":
@@ -353,6 +353,8 @@ class Engine(http.server.BaseHTTPRequestHandler):
             return self.reply(200, "application/json", json.dumps(response()))
         chunks = [chunk(prompt_token_ids=[5, 6, 7]), chunk("One"), chunk(" two", "length"), answer]
         parts = {"no usage": [*chunks[:2], ANSWERS["stream without usage"]], "cut": chunks[:2]}
+        choice = {"index": 0, "text": "One", "prompt_token_ids": [8, 9], "finish_reason": "length"}
+        parts["text"] = [{"object": "text_completion", "choices": [choice]}, answer | {"object": "text_completion"}]
         parts["error within"] = [*chunks[:2], {"error": {"message": "out of memory", "code": 500}}]
         text = "".join(f"data: {json.dumps(part)}\n\n" for part in parts.get(kind, chunks))
         return self.reply(200, "text/event-stream; charset=utf-8", text + ("data: [DONE]\n\n" if kind != "cut" else ""))
@@ -387,7 +389,8 @@ def test_the_documented_client_writes_lines_that_can_be_imported(
     page = (Path(__file__).parent.parent / "docs" / "import.md").read_text()
     (client,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "urllib" in code]
     kinds = ["stream", "400", "no usage", "500", "one piece", "cut", "error within", "hung up", "again"]
-    rows = [{"domain": kind, "messages": [{"role": "user", "content": kind}]} for kind in kinds]
+    rows: list[dict[str, Any]] = [{"domain": kind, "messages": [{"role": "user", "content": kind}]} for kind in kinds]
+    rows.append({"domain": "text", "prompt": "text"})
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("no_proxy", "*")
@@ -397,7 +400,7 @@ def test_the_documented_client_writes_lines_that_can_be_imported(
         name: [json.loads(line) for line in Path(name).read_text().splitlines()]
         for name in ("requests.jsonl", "failed.jsonl")
     }
-    assert [row["domain"] for row in logs["requests.jsonl"]] == ["stream", "no usage", "one piece", "again"]
+    assert [row["domain"] for row in logs["requests.jsonl"]] == ["stream", "no usage", "one piece", "again", "text"]
     failed = {row["domain"]: (row.get("status"), str(row["error"])) for row in logs["failed.jsonl"]}
     assert [(kind, status) for kind, (status, _) in failed.items()] == [
         ("400", 400),
@@ -415,8 +418,10 @@ def test_the_documented_client_writes_lines_that_can_be_imported(
     run = imported(tmp_path, lines, *STRICT, "--leave-out", "--domain-key", "domain", "--target", "T", name="rest")
     assert run.manifest.skipped == {"a stream without usage, and so without metrics": 1}
     documents = run.documents().to_pandas()
-    assert documents["finish"].tolist() == ["length"] * 3
-    assert documents["prompt_tokens"].tolist() == [40, 5, 40]
+    assert documents["finish"].tolist() == ["length"] * 4
+    assert documents["prompt_tokens"].tolist() == [40, 5, 40, 40]
+    ids = {row["domain"]: row.get("prompt_token_ids") for row in logs["requests.jsonl"]}
+    assert (ids["stream"], ids["text"]) == ([5, 6, 7], [8, 9])
     assert run.manifest.imported is not None
     assert run.manifest.imported.prompts_known_by == "token ids"
 
