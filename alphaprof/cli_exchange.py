@@ -78,7 +78,6 @@ def import_vllm(
     ] = None,
     top_k: Annotated[int, typer.Option(min=0, help="Likewise; 0: all tokens.")] = 0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Likewise; 1: all tokens.")] = 1.0,
-    min_p: Annotated[float, typer.Option(min=0, max=1, help="Likewise; 0: all tokens.")] = 0.0,
     draft: Annotated[str, typer.Option(help="What to call the draft.")] = "engine",
     target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the responses.")] = None,
     gamma: Annotated[
@@ -104,7 +103,7 @@ def import_vllm(
 
     if domain and domain_key:
         raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
-    sampling = _sampling(rule, temperature, top_k, top_p, min_p)
+    sampling = _sampling(rule, temperature, top_k, top_p)
     names = Naming(draft, target, domain or (), domain_key, cluster_key)
     run = import_requests(Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ()), out)
     _say(run.manifest, out)
@@ -117,14 +116,14 @@ def _say(manifest: Manifest, out: Path) -> None:
     known_by, gamma = manifest.imported.prompts_known_by, manifest.imported.gamma
     for reason, count in manifest.skipped.items():
         print(f"warning: left out: {one_line(reason)} ({count})", file=sys.stderr)
-    print(f"prompts are known by {known_by or 'nothing: no request can be paired'}", file=sys.stderr)
+    weak = next((note for note in manifest.warnings if note["code"] == "prompts_unknown"), None)
+    known = f"warning: {one_line(weak['message'])}; {weak['remedy']}" if weak else f"prompts are known by {known_by}"
+    print(known, file=sys.stderr)
     said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {gamma}"
     print(f"{said}. Next: alphaprof report {out}")
 
 
-def _sampling(
-    rule: ServedRule, temperature: float | None, top_k: int, top_p: float, min_p: float
-) -> dict[str, float] | None:
+def _sampling(rule: ServedRule, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
     """The settings of sampled text; None: greedy. Raises `OptionInvalid` where rule and temperature do not fit."""
     if rule is ServedRule.strict:
         if temperature:
@@ -132,9 +131,9 @@ def _sampling(
                 f"strict is greedy decoding, and temperature {temperature:g} samples",
                 "name what the engine did: --rule one_hot (its default when it samples), or lossless",
             )
-        if top_k != 0 or top_p != 1 or min_p != 0:
+        if top_k != 0 or top_p != 1:
             raise OptionInvalid(
-                "strict is greedy decoding, which --top-k, --top-p and --min-p do not change",
+                "strict is greedy decoding, which --top-k and --top-p do not change",
                 "leave them out; where the engine sampled, --rule one_hot or lossless, with --temperature",
             )
         return None
@@ -143,4 +142,5 @@ def _sampling(
             f"{rule.value} keeps drafts by the target's distribution, and its temperature is not named",
             "add --temperature, as the requests had it; at temperature 0 the rule is strict",
         )
-    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    # vLLM refuses min_p beside speculation.
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

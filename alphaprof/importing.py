@@ -54,10 +54,11 @@ class Asked:
 
 @dataclass
 class Read:
-    """What was read: requests in order, and how many were left out by reason."""
+    """What was read: requests in order, how many were left out by reason, and the hint of each reason's first request."""
 
     labelled: list[Labelled] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    advice: dict[str, str] = field(default_factory=dict)
     seen: dict[str, Line] = field(default_factory=dict)
     digest: Any = field(default_factory=hashlib.sha256)  # of all lines
 
@@ -88,7 +89,9 @@ def _imported(asked: Asked, claim: Claim) -> Run:
         _read_file(read, source, path, asked)
     if not read.labelled:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "no line at all"
-        raise DataEmpty(f"no request to import: {reasons}", "see docs/import.md for how to get metrics out of vLLM")
+        (most,) = read.left_out.most_common(1) or [("", 0)]
+        hint = read.advice.get(most[0], "docs/import.md says how to get metrics out of an engine")
+        raise DataEmpty(f"no request to import: {reasons}", hint)
     requests = [item.request for item in read.labelled]
     served = Served(asked.rule, requests[0].rounds.gamma, asked.sampling)
     target = asked.names.target or _target(requests)
@@ -110,7 +113,8 @@ def _read_file(read: Read, source: int, path: Path, asked: Asked) -> None:
                 raise DataUnreadable(
                     f"{line.where}: {found.reason}", f"{found.hint}; --leave-out imports the other requests and counts these"
                 ) from None
-            read.left_out[found.reason if found.settled else "their metrics do not tell their rounds"] += 1
+            read.left_out[found.kind] += 1
+            read.advice.setdefault(found.kind, found.hint)
             continue
         _require_new_request(read, request)
         _require_gamma(read, request)

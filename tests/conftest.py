@@ -22,11 +22,15 @@ settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test opens a connection."""
+def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test opens a connection, but for those marked `loopback`, to a server of their own on this machine."""
+    connect = socket.socket.connect
+    own = request.node.get_closest_marker("loopback") is not None
 
-    def refuse(*_: Any) -> None:
-        raise AssertionError("a test tried to open a network connection")
+    def refuse(opened: socket.socket, address: Any) -> None:
+        if not (own and opened.family == socket.AF_INET and address[0] == "127.0.0.1"):
+            raise AssertionError("a test tried to open a network connection")
+        connect(opened, address)
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import http.server
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +207,223 @@ WRAPPINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS)
 def test_the_metrics_are_found_where_responses_hold_them(wrap: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     assert read(wrap(response())) == read(response())
+
+
+# Recorded from vLLM 0.32.0 (CPU, float32, `detailed` metrics). Its server, with SmolLM2-135M-Instruct and prompt lookup of 3
+# tokens, answered single requests of every kind, and ten chats; its offline engine wrote eight texts with stories15M.
+GOLDEN = Path(__file__).parent / "golden" / "vllm"
+ANSWERS = json.loads((GOLDEN / "answers-0.32.0.json").read_text())
+RECORDED = ("chat-ngram-g3-0.32.0.jsonl", "offline-draft-g1-0.32.0.jsonl")
+SINGLE = {  # known by; prompt and text tokens, finish; rounds with and without a draft; drafted and accepted by depth
+    "completions": ("token ids", (7, 8, "length"), (1, 6), (1, 1, 1), (0, 0, 0)),
+    "one token": ("token ids", (40, 1, "length"), (0, 0), (0, 0, 0), (0, 0, 0)),
+    "stream": ("request id", (40, 8, "unknown"), (2, 0), (2, 2, 2), (2, 2, 1)),
+}
+UNCOUNTED = {
+    "two prompts": "several prompts) in one answer, for which vLLM counts no rounds | ask with n = 1 and one prompt",
+    "two choices": "several choices (n > 1, or several prompts) in one answer, for which vLLM counts no rounds | ask with n",
+    "responses": "an answer of /v1/responses, where vLLM sends no metrics | send the requests to /v1/chat/completions",
+    "stream without usage": "a stream without usage, and so without metrics | ask with stream_options: {include_usage: tr",
+    "min_p": "answered with an error (1) | change the requests, and send them again: it said 'The min_p and logit_bias ",
+    "too long": "answered with an error (1) | change the requests, and send them again: it said 'max_tokens=5000 cannot ",
+}
+
+
+def test_each_recorded_answer_has_its_expected_outcome() -> None:
+    assert sorted(ANSWERS) == sorted((*SINGLE, *UNCOUNTED))
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_recorded_answer_is_read_as_the_engine_counted_it(name: str, tmp_path: Path) -> None:
+    known_by, (prompt, written, finish), (steps, plain), drafted, accepted = SINGLE[name]
+    metrics = ANSWERS[name]["metrics"]["speculative_decoding"]
+    run = imported(tmp_path, [ANSWERS[name]])
+    assert run.manifest.imported is not None
+    assert (run.manifest.imported.prompts_known_by, run.manifest.target.reference) == (known_by, "TARGET")
+    (document,) = run.documents().to_pylist()
+    assert [document[key] for key in ("prompt_tokens", "continuation_tokens", "finish")] == [prompt, written, finish]
+    rounds = read(ANSWERS[name])
+    assert (rounds.steps, rounds.plain, rounds.beyond) == (metrics["num_spec_steps"], plain, 0) == (steps, plain, 0)
+    assert (rounds.drafted, rounds.accepted) == (drafted, accepted)
+    assert (sum(drafted), sum(accepted)) == (metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"])
+
+
+@pytest.mark.parametrize(("name", "words"), UNCOUNTED.items(), ids=UNCOUNTED)
+def test_a_recorded_answer_without_metrics_says_why_and_what_to_do(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(AlphaprofError) as found:
+        imported(tmp_path, [ANSWERS[name]])
+    assert found.value.exit_code == 3
+    assert words in f"{found.value.message} | {found.value.hint}"
+    run = imported(tmp_path, [response(), ANSWERS[name]], *STRICT, "--leave-out", name="others")
+    assert (run.manifest.documents, sum(run.manifest.skipped.values())) == (1, 1)
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
+
+
+def metrics_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of a recorded request, of the server's or of the offline engine's."""
+    found = row["spec_decode_metrics"] if "spec_decode_metrics" in row else row["metrics"]["speculative_decoding"]
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_requests_are_imported_with_the_numbers_that_the_engine_gave(name: str, tmp_path: Path) -> None:
+    rows = recorded(name)
+    run = imported(tmp_path, rows, *STRICT, "--domain-key", "domain")
+    documents, totals = run.documents().to_pandas(), alphaprof.open(run.path).totals()
+    for number, row in enumerate(rows):
+        metrics, usage = metrics_of(row), row.get("usage", row)
+        gamma, steps = metrics["num_spec_tokens"], [metrics[f"per_step_{name}"] for name in ("accepted", "drafted")]
+        depths = {name: totals.loc[number, list(depth_names(name, gamma))].tolist() for name in ("accepted", "drafted")}
+        assert depths["accepted"] == [sum(count >= d for count in steps[0]) for d in range(1, gamma + 1)]
+        assert depths["drafted"] == [sum(count >= d for count in steps[1]) for d in range(1, gamma + 1)]
+        assert 1 + sum(depths["accepted"]) / len(steps[0]) == pytest.approx(metrics["mean_acceptance_length"])
+        assert sum(depths["accepted"]) / sum(depths["drafted"]) == pytest.approx(metrics["draft_acceptance_rate"])
+        assert documents.loc[number, "continuation_tokens"] == usage["completion_tokens"]
+        assert documents.loc[number, "prompt_tokens"] == len(row["prompt_token_ids"])
+        assert documents.loc[number, "domain"] == row["domain"]
+    assert run.manifest.skipped == {}
+    for result in build_report(run).results:
+        mine = [metrics_of(row) for row in rows if row["domain"] == result.domain]
+        accepted, steps = (sum(found[key] for found in mine) for key in ("num_accepted_draft_tokens", "num_spec_steps"))
+        assert result.gammas[0].acceptance_length == pytest.approx(1 + accepted / steps)
+
+
+def test_a_summary_of_prompt_lookup_is_refused_with_the_option_that_tells_more(tmp_path: Path) -> None:
+    rows = recorded(RECORDED[0])
+    for row in rows:
+        metrics_of(row).update(per_step_accepted=None, per_step_drafted=None)
+    short = [row for row in rows if metrics_of(row)["num_draft_tokens"] < 3 * metrics_of(row)["num_spec_steps"]]
+    assert len(short) == 2
+    with pytest.raises(AlphaprofError, match="and not which of them fewer than 3") as found:
+        imported(tmp_path, rows)
+    assert "--per-request-spec-decode-metrics detailed" in found.value.hint
+    run = imported(tmp_path, rows, *STRICT, "--leave-out")
+    assert run.manifest.skipped == {"drafts of several lengths, in metrics that are not detailed": 2}
+
+
+def chunk(content: str = "", finish: str | None = None, **fields: Any) -> dict[str, Any]:
+    """A chunk of a chat that vLLM streams, as its source writes it."""
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
+    return {"id": "chatcmpl-9", "object": "chat.completion.chunk", "model": "TARGET", "choices": [choice]} | fields
+
+
+def test_the_first_and_the_last_chunk_of_a_stream_are_one_line() -> None:
+    first, last = chunk(prompt_token_ids=[5, 6, 7]), ANSWERS["stream"]
+    request = request_of(Line(Path("log.jsonl"), 1, first | last), None)
+    assert request.rounds == read(last)
+    assert {"token ids", "request id"} == set(request.names)
+
+
+USED = {"usage": {"prompt_tokens": 3, "completion_tokens": 0}}
+PARTS = {
+    "the first": chunk(prompt_token_ids=[5, 6, 7]),
+    "one with its usage so far": chunk("One", **USED),
+    "one of /v1/completions": {"object": "text_completion", "choices": [{"index": 0, "text": "a", "finish_reason": None}]},
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("options", [STRICT, (*STRICT, "--leave-out")], ids=["all", "leave out"])
+def test_chunks_of_a_stream_one_by_one_are_refused(part: dict[str, Any], options: tuple[str, ...], tmp_path: Path) -> None:
+    """Also where requests may be left out: each chunk would count as one."""
+    with pytest.raises(AlphaprofError, match="line 1: a chunk from within a stream") as found:
+        imported(tmp_path, [part, chunk(finish="length"), ANSWERS["stream"]], *options)
+    assert "one line for each request, its chunks merged" in found.value.hint
+
+
+class Engine(http.server.BaseHTTPRequestHandler):
+    """Answers as vLLM does, by what the prompt asks for."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        (message,) = body.get("messages") or [{"content": body["prompt"]}]
+        assert (body["return_token_ids"], body["stream_options"]) == (True, {"include_usage": True})
+        kind, answer = message["content"], ANSWERS["stream"]
+        if kind == "hung up":
+            return None
+        if kind in ("400", "500"):
+            return self.reply(int(kind), "application/json", json.dumps(ANSWERS["min_p"]))
+        if kind == "one piece":
+            return self.reply(200, "application/json", json.dumps(response()))
+        chunks = [chunk(prompt_token_ids=[5, 6, 7]), chunk("One"), chunk(" two", "length"), answer]
+        parts = {"no usage": [*chunks[:2], ANSWERS["stream without usage"]], "cut": chunks[:2]}
+        choice = {"index": 0, "text": "One", "prompt_token_ids": [8, 9], "finish_reason": "length"}
+        parts["text"] = [{"object": "text_completion", "choices": [choice]}, answer | {"object": "text_completion"}]
+        parts["error within"] = [*chunks[:2], {"error": {"message": "out of memory", "code": 500}}]
+        text = "".join(f"data: {json.dumps(part)}\n\n" for part in parts.get(kind, chunks))
+        return self.reply(200, "text/event-stream; charset=utf-8", text + ("data: [DONE]\n\n" if kind != "cut" else ""))
+
+    def reply(self, status: int, kind: str, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def engine() -> Iterator[str]:
+    """The address of a server that answers as vLLM does."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.loopback
+def test_the_documented_client_writes_lines_that_can_be_imported(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It logs failed requests apart and goes on; of a stream without usage, the import says what it lacks."""
+    page = (Path(__file__).parent.parent / "docs" / "import.md").read_text()
+    (client,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "urllib" in code]
+    kinds = ["stream", "400", "no usage", "500", "one piece", "cut", "error within", "hung up", "again"]
+    rows: list[dict[str, Any]] = [{"domain": kind, "messages": [{"role": "user", "content": kind}]} for kind in kinds]
+    rows.append({"domain": "text", "prompt": "text"})
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("no_proxy", "*")
+    assert "http://localhost:8000" in client
+    exec(compile(client.replace("http://localhost:8000", engine), "import.md", "exec"), {})  # noqa: S102  (our own page)
+    logs = {
+        name: [json.loads(line) for line in Path(name).read_text().splitlines()]
+        for name in ("requests.jsonl", "failed.jsonl")
+    }
+    assert [row["domain"] for row in logs["requests.jsonl"]] == ["stream", "no usage", "one piece", "again", "text"]
+    failed = {row["domain"]: (row.get("status"), str(row["error"])) for row in logs["failed.jsonl"]}
+    assert [(kind, status) for kind, (status, _) in failed.items()] == [
+        ("400", 400),
+        ("500", 500),
+        ("cut", None),
+        ("error within", None),
+        ("hung up", None),
+    ]
+    words = {"400": "min_p", "500": "min_p", "cut": "the stream broke off", "error within": "out of memory"}
+    words["hung up"] = "RemoteDisconnected"
+    assert [kind for kind, word in words.items() if word not in failed[kind][1]] == []
+    code, text = failure(invoke("import", "vllm", "requests.jsonl", *STRICT, "--out", "all"))
+    assert (code, "line 2: a stream without usage, and so without metrics" in text) == (3, True)
+    lines = [row | {"id": str(number)} for number, row in enumerate(logs["requests.jsonl"])]
+    run = imported(tmp_path, lines, *STRICT, "--leave-out", "--domain-key", "domain", "--target", "T", name="rest")
+    assert run.manifest.skipped == {"a stream without usage, and so without metrics": 1}
+    documents = run.documents().to_pandas()
+    assert documents["finish"].tolist() == ["length"] * 4
+    assert documents["prompt_tokens"].tolist() == [40, 5, 40, 40]
+    ids = {row["domain"]: row.get("prompt_token_ids") for row in logs["requests.jsonl"]}
+    assert (ids["stream"], ids["text"]) == ([5, 6, 7], [8, 9])
+    assert run.manifest.imported is not None
+    assert run.manifest.imported.prompts_known_by == "token ids"
 
 
 def as_requests(run: Run, draft: str, gamma: int, beyond: int = 0) -> list[dict[str, Any]]:
@@ -473,13 +693,67 @@ def test_runs_that_kept_drafts_by_different_rules_are_not_comparable(tmp_path: P
     assert (code, "rule one_hot" in text, "rule lossless" in text) == (12, True, True)
 
 
-def test_prompts_known_by_different_things_are_not_paired(pair: tuple[Run, Run], tmp_path: Path) -> None:
-    row = response()
-    del row["prompt_token_ids"]
-    code, text = failure(invoke("compare", pair[0].path, imported(tmp_path, [row | {"prompt": "Hi"}]).path))
+UNPAIRED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]] = {
+    "other kinds": (
+        {},
+        {"prompt_token_ids": None, "prompt": "Hi"},
+        (),
+        "known by token ids, and those of TWO by text | log prompt",
+    ),
+    "streams": (
+        {},
+        {"prompt_token_ids": None},
+        (),
+        "by request id | log prompt_token_ids with every request (return_token_ids: true",
+    ),
+    "request ids": (
+        {"prompt_token_ids": None},
+        {"prompt_token_ids": None, "id": "another"},
+        (),
+        "known by request id, which an engine makes anew for every request | log prompt_token_ids with every request",
+    ),
+    "nothing": (
+        {"prompt_token_ids": None, "id": None},
+        {"prompt_token_ids": None, "id": None, "created": 2},
+        (),
+        "known by nothing | log prompt_token_ids with every request",
+    ),
+    "prompts": ({}, {"prompt_token_ids": [8]}, (), "were sent other prompts, or made other token ids of them"),
+    "domains": ({}, {}, ("--domain", "code"), "share 1 prompts, but none in one domain"),
+    "targets": (
+        {},
+        {"model": "other"},
+        (),
+        "ONE was served by served/target, and TWO by other | compare drafts of one target",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["compare", "check"])
+@pytest.mark.parametrize(("one", "two", "options", "words"), UNPAIRED.values(), ids=UNPAIRED)
+def test_imported_runs_without_a_common_prompt_say_what_to_log(
+    one: dict[str, Any], two: dict[str, Any], options: tuple[str, ...], words: str, command: str, tmp_path: Path
+) -> None:
+    first = imported(tmp_path, [response() | one], name="one").path
+    second = imported(tmp_path, [response() | two], *STRICT, *options, name="two").path
+    call = (first, second) if command == "compare" else (second, "--baseline", first)
+    code, text = failure(invoke(command, *call))
     assert code == 12
-    assert "known by token ids" in text
-    assert "by text" in text
+    assert words in text.replace(str(first), "ONE").replace(str(second), "TWO")
+
+
+def test_ids_of_the_caller_pair_requests(tmp_path: Path) -> None:
+    """The engine's own are new in each answer, and `custom_id` is what a batch file asked with."""
+    rows = [response(number) | {"prompt_token_ids": None, "custom_id": f"prompt {number}"} for number in range(3)]
+    sides = [imported(tmp_path, rows, name=name).path for name in ("one", "two")]
+    assert json.loads(invoke("compare", *sides, "--format", "json").stdout)["documents"] == 3
+
+
+def test_answers_of_one_token_cannot_be_held_against_a_baseline(tmp_path: Path) -> None:
+    short = response(**counted([], [], 3)) | {"usage": {"prompt_tokens": 5, "completion_tokens": 1}}
+    sides = [imported(tmp_path, [row], name=name).path for name, row in {"short": short, "long": response()}.items()]
+    code, text = failure(invoke("check", sides[0], "--baseline", sides[1]))
+    assert (code, text.endswith("| import requests with longer answers")) == (12, True)
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -577,6 +851,7 @@ UNREADABLE = {
     "many digits": (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
     "deep": (b"[" * 100_000, "nested too deeply"),
     "not UTF-8": (b'{"a": "\xff"}', "codec"),
+    "an event": (b"data: " + json.dumps(RESPONSE).encode(), "an event of a stream, not an answer | write one line for each"),
     "twice": (b'{"a": 1, "a": 2}', "the key 'a' occurs twice"),
     "long": (b" " * (LONGEST_LINE + 1), "longer than 64 MiB"),
 }
@@ -611,7 +886,6 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "greedy top p": ((*STRICT, "--top-p", "0.5"), 2, "strict is greedy decoding"),
     "greedy top k": ((*STRICT, "--top-k", "5"), 2, "--rule one_hot or lossless, with --temperature"),
-    "greedy min p": ((*STRICT, "--temperature", "0", "--min-p", "0.1"), 2, "strict is greedy decoding"),
     "a roofline": ((*STRICT, "--set", "costs.source=roofline"), 2, "| give step times of your engine"),
     "no path": ((*STRICT, "--set", "costs.source=table"), 2, "| name it as well: --set costs.path=VALUE"),
     "top p": (("--rule", "one_hot", "--temperature", "1", "--top-p", "0"), 2, "| name another --top-p"),
@@ -628,6 +902,14 @@ def test_options_that_do_not_fit_the_log_are_refused(
         imported(tmp_path, [response()], *options)
     assert found.value.exit_code == code
     assert words in f"{found.value.message} | {found.value.hint}"
+
+
+def test_min_p_is_no_option(tmp_path: Path) -> None:
+    """vLLM refuses to speculate with it."""
+    result = invoke(
+        "import", "vllm", "x.jsonl", "--rule", "one_hot", "--temperature", "1", "--min-p", "0.1", "--out", tmp_path
+    )
+    assert (result.exit_code, "No such option: --min-p" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize("option", ["--rule", "--out"])
@@ -664,7 +946,9 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
     assert run.manifest.skipped == {
         "the engine answered with an error": 4,
         "no token was written": 1,
-        "their metrics do not tell their rounds": 3,
+        "no metrics.speculative_decoding": 1,
+        "drafts of several lengths, in metrics that are not detailed": 1,
+        "more rounds than their tokens allow": 1,
     }
     notes = {warning.code: warning.message for warning in report.warnings}
     assert notes["no_steps"].startswith("1 of 2 requests have no round with a draft")
@@ -675,8 +959,24 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
 def test_a_file_without_any_request_says_what_was_found(tmp_path: Path) -> None:
     with pytest.raises(AlphaprofError, match="no line at all"):
         imported(tmp_path, [])
-    with pytest.raises(AlphaprofError, match=r"do not tell their rounds \(1\)"):
+    with pytest.raises(AlphaprofError, match=r"no metrics.speculative_decoding \(1\)") as found:
         imported(tmp_path, [response() | {"metrics": None}], *STRICT, "--leave-out", name="other")
+    assert "--per-request-spec-decode-metrics detailed" in found.value.hint
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": "no room"},
+        {"object": "error", "message": "no room", "code": 400},
+        {"custom_id": "c", "response": {"status_code": 400, "body": {"error": {"message": "no room"}}}, "error": None},
+        {"status": 400, "error": "no room", "messages": [{"role": "user", "content": "Hi"}]},
+    ],
+)
+def test_errors_alone_say_what_the_engine_said(answer: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(AlphaprofError, match=r"no request to import: the engine answered with an error \(1\)") as found:
+        imported(tmp_path, [answer])
+    assert found.value.hint == "change the requests, and send them again: it said 'no room'"
 
 
 def test_a_field_that_means_nothing_here_is_said(tmp_path: Path) -> None:
@@ -699,7 +999,14 @@ def test_prompts_are_known_by_the_best_that_all_requests_have(
     run = imported(tmp_path, [response(1) | fields, response(2) | {"prompt": "Ho"}])
     assert run.manifest.imported is not None
     assert run.manifest.imported.prompts_known_by == known_by
-    assert ("prompts_unknown" in codes(build_report(run))) == (known_by in (None, "request id"))
+    notes = {note["code"]: f"{note['message']}; {note['remedy']}" for note in run.manifest.warnings}
+    assert ("prompts_unknown" in notes) == (known_by in (None, "request id"))
+    if "prompts_unknown" in notes:
+        assert (
+            f"(1 of 2 requests hold no prompt_token_ids, first {tmp_path / 'run.jsonl'}, line 1)" in notes["prompts_unknown"]
+        )
+        assert f"pair {'requests of the same id only' if known_by else 'none of them'}" in notes["prompts_unknown"]
+        assert "log prompt_token_ids with every request" in notes["prompts_unknown"]
     assert len(set(run.documents()["prompt_hash"].to_pylist())) == 2
 
 

@@ -13,6 +13,7 @@ from alphaprof.errors import ColumnMissing, DataUnreadable
 LONGEST_LINE = 64 * 2**20  # bytes: a request with the token ids of its prompt fits, and no file fills the memory
 MOST = 2**31 - 1  # of a count: what the log's columns hold
 SHOWN = 60  # characters of a value that a message repeats
+MERGE = "write one line for each request, its chunks merged: the first and the last are needed (docs/import.md has a client)"
 
 
 @dataclass(frozen=True)
@@ -108,19 +109,21 @@ class Line:
 
 
 class LeftOut(Exception):
-    """A request that has no rounds to tell of. `settled`: nothing was measured; else its metrics do not tell enough."""
+    """A request whose rounds are not known. `settled`: nothing was measured, so that it is left out without being asked for;
+    else its metrics do not tell enough. `kind`: what such requests are counted under, without the numbers of this one.
+    """
 
-    def __init__(self, reason: str, hint: str, settled: bool = False) -> None:
+    def __init__(self, reason: str, hint: str, settled: bool = False, kind: str | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.hint, self.settled = reason, hint, settled
+        self.reason, self.hint, self.settled, self.kind = reason, hint, settled, kind or reason
 
 
-def shown(value: Any) -> str:
-    """The beginning of a value, for messages."""
+def shown(value: Any, most: int = SHOWN) -> str:
+    """The first `most` characters of a value, for messages."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
@@ -145,6 +148,8 @@ def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
+        if line.startswith((b"data:", b"event:")):
+            raise DataUnreadable(f"{path}, line {number}: an event of a stream, not an answer", MERGE) from None
         reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", None) or str(error)
         raise DataUnreadable(f"{path}, line {number}: {reason}", "each line is one JSON object, in UTF-8") from None
     if not isinstance(found, dict):

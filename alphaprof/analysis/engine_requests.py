@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.engine_lines import LeftOut, Line
+from alphaprof.analysis.engine_lines import MERGE, LeftOut, Line, shown
 from alphaprof.analysis.engine_steps import BY_LENGTH, BY_STEP, joint_of
 from alphaprof.errors import ColumnMissing
 
@@ -28,6 +28,8 @@ ENDED = {"stop": "eos", "tool_calls": "eos", "function_call": "eos", "length": "
 ACCEPTED = ("num_accepted_draft_tokens", "num_accepted_tokens")  # vLLM's name first
 DERIVED = ("mean_acceptance_length", "draft_acceptance_rate")  # they follow from the others
 COUNTS = ("acceptance_histogram", "num_spec_steps", "num_draft_tokens", "num_spec_tokens")
+STREAMED = ("chat.completion.chunk", "text_completion")  # chunks of /v1/completions are called as its answers are
+QUOTED = 160  # characters of an engine's error that a message repeats
 READ = frozenset((*COUNTS, *ACCEPTED, BY_LENGTH, *BY_STEP, *DERIVED))
 
 
@@ -70,15 +72,17 @@ def request_of(line: Line, gamma: int | None) -> EngineRequest:
     Raises `LeftOut`, and `DataUnreadable` or `ColumnMissing` for a line that contradicts itself or lacks what it needs.
     """
     body = _body(line)
+    choices = body.fields.get("choices")
+    if isinstance(choices, list) and len(choices) > 1:
+        several = "several choices (n > 1, or several prompts) in one answer"
+        raise LeftOut(f"{several}, for which vLLM counts no rounds", "ask with n = 1 and one prompt a request", kind=several)
+    first = body.inside(choices[0]) if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+    _require_answer(body, first)
     usage = body.group("usage") or body
     written = usage.required("completion_tokens")
     if written == 0:
-        raise LeftOut("no token was written", "nothing was decoded", settled=True)
+        raise LeftOut("no token was written", "ask for one at least: max_tokens", settled=True)
     metrics = _metrics(body)
-    choices = body.fields.get("choices")
-    if isinstance(choices, list) and len(choices) > 1:
-        raise LeftOut("several choices (n > 1) in one response", "ask with n = 1")
-    first = body.inside(choices[0]) if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
     names = _names(line, body, first)
     prompt = usage.count("prompt_tokens")
     if prompt is None and "token ids" in names:
@@ -122,8 +126,38 @@ def _body(line: Line) -> Line:
                 "an error stands beside the metrics of an answer",
                 "was it answered? take the error out of the line, or the line out of the file",
             )
-        raise LeftOut("the engine answered with an error", "nothing was decoded", settled=True)
+        said = [_error_text(place.fields) for place in (line, body)]
+        text = next(filter(None, said), None)
+        hint = f"change the requests, and send them again: it said {shown(text, QUOTED)}" if text else "see its own log"
+        raise LeftOut("the engine answered with an error", hint, settled=True)
     return body
+
+
+def _error_text(fields: Mapping[str, Any]) -> str | None:
+    """What an engine said of an error: `error` is its text or an object with a `message`. None where it said nothing."""
+    error = fields if fields.get("object") == "error" else fields.get("error")
+    text = error.get("message") if isinstance(error, Mapping) else error
+    return text if isinstance(text, str) and text else None
+
+
+def _require_answer(body: Line, first: Line | None) -> None:
+    """Raise `LeftOut` for an answer of a kind that has no metrics, and `DataUnreadable` for a part of an answer."""
+    kind = body.fields.get("object")
+    if _holds_metrics(body.fields):
+        return
+    if kind == "response":
+        reason = "an answer of /v1/responses, where vLLM sends no metrics"
+        raise LeftOut(reason, "send the requests to /v1/chat/completions or /v1/completions")
+    if kind not in STREAMED or first is None:
+        return
+    if first.fields.get("finish_reason") is None:
+        raise body.refuse("a chunk from within a stream", MERGE)
+    if body.fields.get("usage") is None:
+        raise LeftOut(
+            "a stream without usage, and so without metrics",
+            "ask with stream_options: {include_usage: true}, which adds a chunk with both behind this one; "
+            "docs/import.md has a client that logs it",
+        )
 
 
 def _holds_metrics(fields: Mapping[str, Any]) -> bool:
@@ -138,7 +172,7 @@ def _metrics(body: Line) -> Line:
                 return found
     raise LeftOut(
         "no metrics.speculative_decoding",
-        "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and ask with n = 1",
+        "start vLLM with --per-request-spec-decode-metrics detailed, and ask with n = 1 and one prompt a request",
     )
 
 
@@ -194,6 +228,7 @@ def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
             f"completion_tokens is {written}, and {steps} rounds that accepted {accepted} tokens write {steps + accepted} "
             "after the first",
             "only the last round may reach beyond the end of a text: see docs/import.md",
+            kind="more rounds than their tokens allow",
         )
     joint = joint_of(metrics, histogram, drafted)
     depth = np.arange(1, gamma + 1)

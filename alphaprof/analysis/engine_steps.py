@@ -40,7 +40,9 @@ def joint_of(metrics: Line, histogram: Array, drafted: int) -> Array:
         partner = f"; {lacking[0]} is missing" if len(lacking) == 1 else ""
         raise LeftOut(
             f"{int(histogram.sum())} rounds drafted {drafted} tokens, and not which of them fewer than {size - 1}{partner}",
-            "start vLLM with --per-request-spec-decode-metrics detailed",
+            "start vLLM with --per-request-spec-decode-metrics detailed: summary is too little for drafts of several "
+            "lengths, as prompt lookup makes them",
+            kind="drafts of several lengths, in metrics that are not detailed",
         )
     return joint
 

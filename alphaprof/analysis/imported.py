@@ -28,6 +28,8 @@ from alphaprof.log.schema import (
 )
 
 KINDS = ("token ids", "text", "request id")  # what prompts are known by, the best first
+NO_PROMPT = (None, KINDS[-1])  # what requests are known by where the log does not hold all prompts
+LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,15 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None) -> Iterator[d
         "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
         "remedy": "alphaprof profile measures them, for drafts that it can load",
     }
-    if known_by in (None, "request id"):
+    if known_by in NO_PROMPT:
+        lacking = [request for request in requests if KINDS[0] not in request.names]
+        pairs = "requests of the same id only" if known_by else "none of them"
         yield {
             "code": "prompts_unknown",
-            "message": f"prompts are known by {known_by or 'nothing'}: equal ones count as independent, which makes "
-            "intervals too narrow where prompts repeat",
-            "remedy": "log prompt_token_ids (return_token_ids: true) or the prompt's text with every request",
+            "message": f"prompts are known by {known_by or 'nothing'} ({len(lacking)} of {len(requests)} requests hold no "
+            f"prompt_token_ids, first {lacking[0].line.where}): compare and check --baseline pair {pairs}, and equal "
+            "prompts count as independent, which makes intervals too narrow",
+            "remedy": f"{LOG_PROMPTS}, or the prompt's text",
         }
     plain = [request for request in requests if request.rounds.plain]
     if plain:

@@ -249,10 +249,10 @@ def _unpaired(old: Run, new: Run, found: Paired) -> Iterable[Unjudged]:
 def _nothing_to_judge(old: Side, unjudged: Sequence[Unjudged]) -> NotComparable:
     """Why nothing at all can be held against the baseline."""
     reasons = "; ".join(dict.fromkeys(item.reason for item in unjudged))
-    silent = any("proposes nothing" in item.reason for item in unjudged)
-    return NotComparable(
-        f"nothing can be held against {old.label}: {reasons}",
-        "name a baseline whose draft proposes something, or check against --min-acceptance-length"
-        if silent
-        else "name the rule of this text: --rule strict, or one_hot",
-    )
+    if any("proposes nothing" in item.reason for item in unjudged):
+        hint = "name a baseline whose draft proposes something, or check against --min-acceptance-length"
+    elif old.run.imported:
+        hint = "import requests with longer answers"
+    else:
+        hint = "name the rule of this text: --rule strict, or one_hot"
+    return NotComparable(f"nothing can be held against {old.label}: {reasons}", hint)

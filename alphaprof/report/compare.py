@@ -20,7 +20,7 @@ from alphaprof.analysis.totals_files import read_totals
 from alphaprof.analysis.units import Units
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.store import Run
-from alphaprof.report.comparable import require_comparable
+from alphaprof.report.comparable import no_imported_pair, require_comparable
 from alphaprof.report.documents import SETTINGS, Documents
 from alphaprof.report.model import Interval
 from alphaprof.report.pool import Pool, pools
@@ -189,6 +189,8 @@ def _gammas(first: Run, second: Run, wanted: int | None) -> list[int]:
 
 def _nothing_in_common(first: Side, second: Side, tables: Sequence[pa.Table]) -> NotComparable:
     """Why no document has a partner: other prompts, or other text on the same prompts."""
+    if first.run.imported:
+        return no_imported_pair(first, second, tables)
     prompts = [set(table["prompt_hash"].to_pylist()) for table in tables]
     shared = len(prompts[0] & prompts[1])
     if shared:
