@@ -158,17 +158,21 @@ def test_an_existing_directory_is_not_overwritten(tmp_path: Path) -> None:
     assert (folder / "run" / "notes.txt").read_text() == "mine"
 
 
-def test_resuming_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    result = run(profile(tmp_path / "place"), "profile", "profile.yaml", "--out", "run", "--resume")
-    assert_two_lines(result, 6, "run holds no run", "alphaprof profile --out")
+def test_resuming_in_a_directory_of_other_things_is_refused(tmp_path: Path) -> None:
+    folder = profile(tmp_path / "place")
+    (folder / "run").mkdir()
+    (folder / "run" / "notes.txt").write_text("mine")
+    result = run(folder, "profile", "profile.yaml", "--out", "run", "--resume")
+    assert_two_lines(result, 6, "run exists and is not empty", "--out")
+    assert [path.name for path in (folder / "run").iterdir()] == ["notes.txt"]
 
 
 MANIFESTS: dict[str, tuple[str | None, str]] = {
     "none": (None, "holds no run"),
     "no JSON": ("{", "manifest.json cannot be read"),
-    "of something else": (json.dumps({"format": "other"}), "is not version 1 of an alphaprof run"),
-    "of the future": (json.dumps({"format": "alphaprof-run", "version": 99}), "is not version 1 of an alphaprof run"),
-    "damaged": (json.dumps({"format": "alphaprof-run", "version": 1}), "is damaged"),
+    "of something else": (json.dumps({"format": "other"}), "is not version 2 of an alphaprof run"),
+    "of the future": (json.dumps({"format": "alphaprof-run", "version": 99}), "is not version 2 of an alphaprof run"),
+    "damaged": (json.dumps({"format": "alphaprof-run", "version": 2}), "is damaged"),
 }
 
 
@@ -182,7 +186,7 @@ def test_a_report_on_what_is_no_run_ends_in_two_lines(tmp_path: Path, manifest: 
 
 def test_a_report_on_a_file_ends_in_two_lines(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    assert_two_lines(run(tmp_path, "report", "run"), 6, "manifest.json cannot be read", "profile")
+    assert_two_lines(run(tmp_path, "report", "run"), 6, "run holds no run", "profile")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from alphaprof.analysis.totals_files import read_totals
 from alphaprof.config import Markers
 from alphaprof.errors import (
     DataEmpty,
+    DiskFull,
     ModelUnloadable,
     OptionInvalid,
     OutOfMemory,
@@ -399,6 +400,81 @@ def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(pipeline, "measure_shard", limited)
         with pytest.raises(KeyboardInterrupt):
             run_profile(path, out)
+
+
+def test_another_profile_into_the_same_directory_is_refused_while_the_first_runs(
+    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it loads anything, with or without --resume; the first run is what it would have been alone."""
+    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
+    (tmp_path / "other").mkdir()
+    other = profile_file(tmp_path / "other", tiny, gammas=[1])
+    load, measure, refusals = pipeline.load, pipeline.measure_shard, []
+
+    def second(kind: str) -> None:
+        for another, resume in ((path, False), (other, False), (path, True)):
+            with pytest.raises(RunExists, match=f"run is being written .*process {os.getpid()} on") as caught:
+                run_profile(another, out, resume)
+            refusals.append((kind, "another profile" in caught.value.message))
+
+    def loading(*rest: Any) -> Any:
+        monkeypatch.setattr(pipeline, "load", None)  # nothing is loaded for those that are refused
+        second("loading")
+        monkeypatch.setattr(pipeline, "load", load)
+        return load(*rest)
+
+    def measuring(plan: Any, index: int, *rest: Any) -> Any:
+        if index == 1:
+            second("measuring")
+        return measure(plan, index, *rest)
+
+    monkeypatch.setattr(pipeline, "load", loading)
+    monkeypatch.setattr(pipeline, "measure_shard", measuring)
+    run = run_profile(path, out)
+    assert refusals == [(kind, odd) for kind in ("loading", "measuring") for odd in (False, True, False)]
+    assert list(out.glob(".owner*")) == []
+    expected, found = tables(finished.path), tables(run.path)
+    assert [name for name in expected if not found[name].equals(expected[name])] == []
+
+
+def test_a_run_whose_directory_is_renamed_ends_at_the_next_batch(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out, measure = profile_file(tmp_path, tiny), tmp_path / "run", pipeline.measure_shard
+
+    def renaming(plan: Any, index: int, *rest: Any) -> Any:
+        assert index < 2
+        if index == 1:
+            out.rename(tmp_path / "moved")
+        return measure(plan, index, *rest)
+
+    monkeypatch.setattr(pipeline, "measure_shard", renaming)
+    with pytest.raises(DiskFull, match="run was deleted or renamed while it was written"):
+        run_profile(path, out)
+    assert not out.exists()
+    monkeypatch.setattr(pipeline, "measure_shard", measure)
+    (owner,) = (tmp_path / "moved").glob(".owner*")
+    owner.write_text(json.dumps(json.loads(owner.read_text()) | {"ticks": 1}))  # another process with this number, long ago
+    assert run_profile(path, tmp_path / "moved", resume=True).manifest.documents == 15
+
+
+def test_resuming_where_nothing_is_yet_begins(tiny: Path, tmp_path: Path) -> None:
+    """A scheduler repeats one line, wherever the first process was killed."""
+    assert run_profile(profile_file(tmp_path, tiny), tmp_path / "run", resume=True).manifest.status == "complete"
+
+
+def test_damaged_step_times_are_measured_again_and_nothing_else(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.open(Path(shutil.copytree(finished.path, tmp_path / "run")))
+    for name in ("latency.parquet", "documents.parquet", "totals/draft=close/part-00000-00003.parquet"):
+        (run.path / name).write_bytes(b"PAR1")
+    monkeypatch.setattr(pipeline, "measure_shard", None)
+    again = run_profile(finished.path.parent / "profile.yaml", run.path, resume=True)
+    again.verify()
+    expected, found = tables(finished.path), tables(again.path)
+    assert [name for name in expected if not found[name].equals(expected[name])] == []
+    assert len(again.latency()) == len(finished.latency())
 
 
 def test_changed_profile_data_or_model_is_noticed_on_resume(
