@@ -30,6 +30,7 @@ from transformers.utils import logging
 
 from alphaprof.analysis.totals_files import write_totals
 from alphaprof.config import ProfileOptions
+from alphaprof.log.claim import claimed
 from alphaprof.profiling import pipeline
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.corpus import Document
@@ -149,8 +150,9 @@ def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
 
 def run_figures(bench: Bench, progress: Progress) -> Figures:
     """Seconds and tokens a second of a run on disk and of its totals."""
-    with tempfile.TemporaryDirectory() as folder:
-        plan = pipeline._open(bench.loaded.options, Path(folder) / "run", None, pipeline.Course(), progress)
+    options = bench.loaded.options
+    with tempfile.TemporaryDirectory() as folder, claimed(Path(folder) / "run", options.model_dump(mode="json")) as claim:
+        plan = pipeline._open(options, claim, None, pipeline.Course(), progress)
         spent = {"run": seconds(lambda: pipeline._fill(plan, progress)), "totals": seconds(lambda: write_totals(plan.run))}
         tokens = plan.run.manifest.positions
     return {"tokens": tokens, "seconds": spent, "tokens_per_second": tokens / sum(spent.values())}

@@ -278,11 +278,14 @@ def test_what_was_left_out_is_counted_as_of_the_shard(tiny: Path, tmp_path: Path
     path = profile_file(tmp_path, tiny, data=[source], shard_documents=2)
     waiting: list[Any] = []
     monkeypatch.setattr(Writer, "put", lambda self, work: waiting.append(work))
-    monkeypatch.setattr(pipeline, "_finish", lambda *_: None)
-    pipeline.profile(load_profile(path), tmp_path / "run", Silent())
     told = []
-    for work in waiting:  # all is read when the first is written
-        work()
-        told.append(sum(Run.open(tmp_path / "run").manifest.skipped.values()))
+
+    def finish(*_: object) -> None:
+        for work in waiting:  # all is read when the first is written
+            work()
+            told.append(sum(Run.open(tmp_path / "run").manifest.skipped.values()))
+
+    monkeypatch.setattr(pipeline, "_finish", finish)
+    pipeline.profile(load_profile(path), tmp_path / "run", Silent())
     assert told == [0, 2]
     assert [shard.documents for shard in Run.open(tmp_path / "run").shards] == [2, 2]

@@ -11,6 +11,7 @@ import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -139,6 +140,7 @@ class Run:
         self.manifest = manifest
         self.claim = claim
         self.damaged: set[str] = set()
+        self._recording = Lock()
 
     @classmethod
     def open(cls, path: Path, claim: Claim | None = None) -> Run:
@@ -222,10 +224,11 @@ class Run:
 
     def _record(self, path: Path, instead_of: Iterable[Path] = ()) -> None:
         """Take a file that was written into the manifest, which is not written yet, and take others out of it."""
-        gone = set(map(self._name, instead_of))
-        files = {name: file for name, file in self.manifest.files.items() if name not in gone}
-        self.damaged -= {self._name(path), *gone}
-        self.manifest = dataclasses.replace(self.manifest, files=files | {self._name(path): file_of(path)})
+        gone, written = set(map(self._name, instead_of)), file_of(path)
+        with self._recording:  # files may be written by several threads
+            files = {name: file for name, file in self.manifest.files.items() if name not in gone}
+            self.damaged -= {self._name(path), *gone}
+            self.manifest = dataclasses.replace(self.manifest, files=files | {self._name(path): written})
 
     def _name(self, path: Path) -> str:
         """How the manifest calls a file."""
