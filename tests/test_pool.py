@@ -9,6 +9,7 @@ import pytest
 
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals
+from alphaprof.errors import RunUnreadable
 from alphaprof.log.store import Run
 from alphaprof.report.documents import Documents
 from alphaprof.report.pool import SHARED, Pool, columns_of, pools
@@ -87,5 +88,5 @@ def test_documents_that_totals_lack_are_a_bug(run: Run) -> None:
     totals = read_totals(run, "small", Request(["strict"], run.gammas), columns_of(run.gammas))
     for missing in (0, 5, 12):
         some = totals.filter(pc.not_equal(totals["document"], missing))
-        with pytest.raises(ValueError, match="totals lack documents"):
+        with pytest.raises(RunUnreadable, match="totals lack documents"):
             list(pools([some], Documents.of(run.documents()), "strict", run.gammas))

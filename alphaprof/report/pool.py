@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from alphaprof.analysis.speedup import RoundCounts
 from alphaprof.analysis.units import Units
+from alphaprof.errors import RunUnreadable
 from alphaprof.log.parts import of_rule
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
 from alphaprof.report.documents import Documents
@@ -120,6 +121,11 @@ def pools(
         yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
 
 
+def lacking() -> RunUnreadable:
+    """The failure of totals that are not those of the documents."""
+    return RunUnreadable("the run's totals lack documents that it has", "delete totals/ there: they are worked out again")
+
+
 class _Filling:
     """The columns of a group of documents, of which one table after the other holds some."""
 
@@ -134,7 +140,7 @@ class _Filling:
         self._to, self._places = slice(0), np.empty(0, dtype=np.int64)
 
     def locate(self, known: Array) -> bool:
-        """Turn to a table of documents, whose numbers ascend: whether it has any of these. Raises `ValueError` where some
+        """Turn to a table of documents, whose numbers ascend: whether it has any of these. Raises `RunUnreadable` where some
         that lie between them are not in it.
         """
         first, last = np.searchsorted(self._numbers, [known[0], known[-1] + 1])
@@ -142,7 +148,7 @@ class _Filling:
         mine = self._numbers[first:last]
         self._to, self._places = slice(first, last), mine - known[0] if whole else np.searchsorted(known, mine)
         if not np.array_equal(known.take(self._places, mode="clip"), mine):
-            raise ValueError("totals lack documents")  # a bug: both are written by shard
+            raise lacking()
         self._missing -= int(last - first)
         return bool(last > first)
 
@@ -166,9 +172,9 @@ class _Filling:
         values.take(self._places, out=self._depths[name][self._to, depth], mode="clip")  # they lie there: no copy
 
     def columns(self) -> dict[str, Array]:
-        """All columns in the order of the group. Raises `ValueError` where no table had some of its documents."""
+        """All columns in the order of the group. Raises `RunUnreadable` where no table had some of its documents."""
         if self._missing:
-            raise ValueError("totals lack documents")
+            raise lacking()
         nothing = np.broadcast_to(np.nan, len(self._numbers))
         single = {name: nothing if values is None else values for name, values in self._columns.items()}
         found = {"document": self._numbers} | single | (self._depths if self.defined else {})
