@@ -43,6 +43,7 @@ HOMES = {
         "report/latency.py",
         "report/check_text.py",
         "report/comparison.py",
+        "report/counters.py",
         "report/prediction.py",
         "report/preflight_text.py",
         "report/rollout_text.py",

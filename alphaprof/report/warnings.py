@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from alphaprof.log.manifest import Manifest
+from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.report.costs import ROOFLINE
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Report, ReportWarning
@@ -32,7 +32,7 @@ def report_warnings(report: Report, manifest: Manifest, has_log: bool) -> Report
         *_halved(manifest),
         *_cut(report),
     ]
-    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report)]
+    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report, manifest)]
     return dataclasses.replace(report, warnings=tuple(found))
 
 
@@ -175,7 +175,9 @@ def _cut(report: Report) -> Iterator[ReportWarning]:
         )
 
 
-def _cost(report: Report) -> Iterator[ReportWarning]:
+def _cost(report: Report, manifest: Manifest) -> Iterator[ReportWarning]:
+    if manifest.drafting != CHAIN:  # nor would step times say anything: see the note of the import
+        return
     if report.cost is None and report.run.imported is not None:
         yield ReportWarning(
             "no_step_times",
