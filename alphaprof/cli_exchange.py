@@ -70,6 +70,20 @@ class ServedRule(StrEnum):
     lossless = "lossless"
 
 
+Domains = Annotated[
+    list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
+]
+DomainKey = Annotated[str | None, typer.Option(help="Or the field that names it: domain, or metadata.domain.")]
+ClusterKey = Annotated[str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")]
+LeaveOut = Annotated[
+    bool, typer.Option("--leave-out", help="Leave out requests whose metrics do not tell their rounds, and count them.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
+]
+
+
 @import_app.command("vllm")
 def import_vllm(
     requests: Annotated[list[Path], typer.Argument(metavar="REQUESTS.jsonl", help="Responses of vLLM, one a line.")],
@@ -86,20 +100,11 @@ def import_vllm(
     gamma: Annotated[
         int | None, typer.Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
     ] = None,
-    domain: Annotated[
-        list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
-    ] = None,
-    domain_key: Annotated[str | None, typer.Option(help="Or the field that names it: domain, or metadata.domain.")] = None,
-    cluster_key: Annotated[
-        str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")
-    ] = None,
-    leave_out: Annotated[
-        bool, typer.Option("--leave-out", help="Leave out requests whose metrics do not tell their rounds, and count them.")
-    ] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
-    ] = None,
+    domain: Domains = None,
+    domain_key: DomainKey = None,
+    cluster_key: ClusterKey = None,
+    leave_out: LeaveOut = False,
+    overrides: Overrides = None,
 ) -> None:
     """Per-request speculative decoding metrics of vLLM as a run, for report, check and compare."""
     from alphaprof.importing import Asked, Naming, import_requests
@@ -149,20 +154,11 @@ def import_sglang(
             help="--speculative-num-steps, for adaptive ones the most; default: what the counts of a chain say.",
         ),
     ] = None,
-    domain: Annotated[
-        list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
-    ] = None,
-    domain_key: Annotated[str | None, typer.Option(help="Or the field that names it: domain, or metadata.domain.")] = None,
-    cluster_key: Annotated[
-        str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")
-    ] = None,
-    leave_out: Annotated[
-        bool, typer.Option("--leave-out", help="Leave out requests whose counts do not tell their rounds, and count them.")
-    ] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
-    ] = None,
+    domain: Domains = None,
+    domain_key: DomainKey = None,
+    cluster_key: ClusterKey = None,
+    leave_out: LeaveOut = False,
+    overrides: Overrides = None,
 ) -> None:
     """Per-request speculative decoding counts of SGLang as a run, for report, check and compare."""
     from alphaprof.importing import SGLANG, Asked, Naming, import_requests

@@ -121,6 +121,8 @@ def test_every_function_can_be_read_at_once(path: Path) -> None:
             ["schema"],
         ),
         ["import", "vllm", "--help"],
+        ["import", "sglang", "--help"],
+        ["import", "prometheus", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:

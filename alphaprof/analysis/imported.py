@@ -137,24 +137,7 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
         "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
         "remedy": "alphaprof profile measures them, for drafts that it can load",
     }
-    if served.drafting != CHAIN:
-        what = "the most steps" if served.drafting == ADAPTIVE else "the levels of the tree"
-        yield {
-            "code": "rounds_only",
-            "message": f"drafting was {served.drafting}: tokens per round are known, and not what rounds drafted; gamma "
-            f"{served.gamma} is {what}",
-            "remedy": "acceptance by depth, exports and speedups need chains of one length",
-        }
-    deepest = max(
-        (depth for request in requests for depth, count in enumerate(request.rounds.accepted, 1) if count), default=0
-    )
-    if served.drafting == CHAIN and 0 < deepest < served.gamma:
-        yield {
-            "code": "never_full",
-            "message": f"no round accepted more than {deepest} of {served.gamma} drafts",
-            "remedy": "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with "
-            "--drafting tree",
-        }
+    yield from _about_drafting(requests, served)
     if known_by in (None, "request id"):
         yield {
             "code": "prompts_unknown",
@@ -183,4 +166,26 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
             "code": "unread_fields",
             "message": f"fields of the metrics that are not read: {names}",
             "remedy": "a newer version of the engine may tell more, or mean something else: see docs/import.md",
+        }
+
+
+def _about_drafting(requests: Sequence[EngineRequest], served: Served) -> Iterator[dict[str, str]]:
+    """What rounds drafted where that is no chain, or may be none."""
+    if served.drafting != CHAIN:
+        what = "the most steps" if served.drafting == ADAPTIVE else "the levels of the tree"
+        yield {
+            "code": "rounds_only",
+            "message": f"drafting was {served.drafting}: tokens per round are known, and not what rounds drafted; gamma "
+            f"{served.gamma} is {what}",
+            "remedy": "acceptance by depth, exports and speedups need chains of one length",
+        }
+    deepest = max(
+        (depth for request in requests for depth, count in enumerate(request.rounds.accepted, 1) if count), default=0
+    )
+    if served.drafting == CHAIN and 0 < deepest < served.gamma:
+        yield {
+            "code": "never_full",
+            "message": f"no round accepted more than {deepest} of {served.gamma} drafts",
+            "remedy": "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with "
+            "--drafting tree",
         }

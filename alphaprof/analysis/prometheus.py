@@ -22,7 +22,7 @@ PREFIX = "vllm:spec_decode_num_"
 DRAFTS, DRAFTED, ACCEPTED = "drafts", "draft_tokens", "accepted_tokens"
 POSITION = "accepted_tokens_per_pos"
 COUNTERS = (DRAFTS, DRAFTED, ACCEPTED, POSITION)
-LONGEST_LINE = 2**20  # bytes
+LONGEST_LINE = 2**16  # bytes
 MOST_SAMPLES = 100_000  # of these counters: 64 positions of more engines than anybody serves
 MOST_COUNT = 2**53  # counters are floats: whole numbers up to here
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -72,7 +72,7 @@ def samples(path: Path) -> Iterator[Sample]:
                 number += 1
                 where = f"{path}, line {number}"
                 if len(line) > LONGEST_LINE:
-                    raise DataUnreadable(f"{where}: longer than {LONGEST_LINE // 2**20} MiB", "save the page as it is")
+                    raise DataUnreadable(f"{where}: longer than {LONGEST_LINE // 2**10} KiB", "save the page as it is")
                 try:
                     text = line.decode().strip(" \t\r\n")
                 except UnicodeDecodeError:

@@ -18,7 +18,7 @@ from alphaprof.report.tables import plain
 
 FORMAT = "alphaprof-counters"
 VERSION = 1
-NO_INTERVAL = "no interval: no requests"
+NO_REQUESTS = "no interval: no requests"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Counters:
     acceptance_length: float  # 1 + accepted / drafts
     marginal: tuple[float, ...]
     conditional: tuple[float | None, ...]
-    interval: str  # why there is none
+    reason: str  # why there is neither an interval nor a verdict
 
 
 def build_counters(before: Path, after: Path) -> Counters:
@@ -64,7 +64,7 @@ def build_counters(before: Path, after: Path) -> Counters:
         acceptance_length=1 + rise.accepted / rise.drafts,
         marginal=tuple(count / rise.drafts for count in rise.by_position),
         conditional=tuple(conditional),
-        interval=NO_INTERVAL,
+        reason=NO_REQUESTS,
     )
 
 
@@ -92,9 +92,10 @@ def counters_terminal(counters: Counters, console: Console) -> None:
     for depth, shares in enumerate(zip(counters.marginal, counters.conditional, strict=True), 1):
         table.add_row(str(depth), *map(fmt.share, shares))
     console.print(table)
-    console.print(f"{counters.interval}; no verdict either", highlight=False, style="bold")
+    console.print(counters.reason, highlight=False, style="bold")
     short = "conditional: n/a where some rounds drafted fewer tokens. " if None in counters.conditional else ""
     for line in (
+        "Counters are sums over all requests: how much these differ is not in them, so there is no verdict either.",
         f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were. {short}".rstrip(),
         "For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).",
     ):
