@@ -197,6 +197,11 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     ),
     "a counter is missing": (BEFORE, edited("accepted_tokens_total", "x", AFTER), "does not"),
     "drafted too much": (BEFORE, edited(" 135.0", " 136.0"), "43 rounds drafted 130 tokens"),
+    "accepted out of order": (
+        BEFORE,
+        edited('position="0"} 5.0', 'position="0"} 4.0', edited('position="1"} 4.0', 'position="1"} 5.0')),
+        "by position 3, 4, 3, which contradict each other",
+    ),
     "accepted too often": (BEFORE, edited('position="1"} 4.0', 'position="1"} 9.0'), "contradict each other"),
     "JSON": (b'{"a": 1}\n', AFTER, "line 1: "),
     "HTML": (b"<!DOCTYPE html>\n", AFTER, "is no sample of a counter's page"),

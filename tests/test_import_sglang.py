@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,7 @@ def test_trees_and_adaptive_steps_have_tokens_per_round_alone(rounds_only: tuple
     pages = {output: invoke("report", run.path, "--format", output).stdout for output in ("terminal", "md", "html")}
     assert all(pages.values())
     assert not any("nan" in page.lower().split("<script")[0] for page in pages.values())
+    assert "At the largest γ. Solid: conditional" not in pages["html"]
 
 
 def test_trees_and_adaptive_steps_are_compared_by_tokens_per_round(rounds_only: tuple[Run, Run]) -> None:
@@ -245,6 +247,9 @@ def test_trees_and_adaptive_steps_are_compared_by_tokens_per_round(rounds_only: 
     assert (found["first"], found["second"]) == pytest.approx((31 / 12, 19 / 12))
     result = invoke("check", bad.path, "--baseline", good.path, "--format", "json")
     assert json.loads(result.stdout)["items"][0]["value"] == pytest.approx(-1)
+    shutil.copytree(good.path, good.path.parent / "again", dirs_exist_ok=True)
+    result = invoke("check", good.path.parent / "again", "--baseline", good.path, "--format", "json")
+    assert "identical on all 4 documents" in json.loads(result.stdout)["items"][0]["note"]
 
 
 NEEDS_DEPTHS: dict[str, tuple[tuple[str, ...], int, str]] = {

@@ -179,7 +179,7 @@ def _histogram(counts: Line, rounds: int, correct: int, most: int) -> list[int]:
     if isinstance(value, list) and len(value) > most + 1:
         raise counts.refuse(
             f"{name} counts rounds that accepted {len(value) - 1} drafts, and a round drafts {most}",
-            "where the number of steps adapts itself: --drafting adaptive, with --gamma for the most of them",
+            "where the number of steps adapts itself: --drafting adaptive; of trees --gamma is the number of levels",
         )
     histogram = counts.wholes(str(name), value)
     if sum(histogram) != rounds:

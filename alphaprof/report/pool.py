@@ -32,7 +32,8 @@ class Pool:
     """Totals of several documents of one kind of text, one array [documents] a column; depth counts are [documents, gamma].
 
     `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `sampling`: the settings that p and
-    q were processed with; None: the plain softmax. Where rounds are not `defined` no method on them may be used.
+    q were processed with; None: the plain softmax. Where rounds are not `defined` no method on them may be used. Counts by
+    depth are NaN where an engine drafted trees, or a number of tokens that adapts itself.
     """
 
     columns: dict[str, Array]
@@ -56,12 +57,6 @@ class Pool:
         """Whether every position is known: alpha, coverage, near-ties. An engine's metrics tell of rounds alone."""
         return not np.isnan(self.columns["proposals"]).any()
 
-    def by_depth(self, gamma: int) -> bool:
-        """Whether it is known what rounds drafted and accepted at each depth. An engine that drafts trees, or a number of
-        tokens that adapts itself, tells of rounds alone.
-        """
-        return not np.isnan(self[f"drafted_depths_{gamma}"][:1]).any()  # of all documents, or of none
-
     def __getitem__(self, name: str) -> Array:
         """One column."""
         return self.columns[name]
@@ -79,8 +74,6 @@ class Pool:
     def _counts(self, gamma: int) -> RoundCounts:
         rounds, drafted, control = (self[f"{name}_{gamma}"] for name in ("rounds", "drafted_depths", "control"))
         full = self[f"accepted_depths_{gamma}"][:, -1]
-        if not self.by_depth(gamma):  # what was drafted costs nothing: `open_costs` refuses step times for such rounds
-            drafted, full = np.zeros_like(drafted), np.zeros_like(full)
         return RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
 
 
