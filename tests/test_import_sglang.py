@@ -196,6 +196,13 @@ def test_one_prompt_beside_a_list_is_that_of_all_its_answers() -> None:
     assert all("text" not in request.names for request in requests_in({"prompt": ["Hi", "Ho"], "response": rows}))
 
 
+def test_the_messages_of_a_request_are_those_of_all_its_choices() -> None:
+    row = openai(details=False)
+    row["choices"] = [{**row["choices"][0], "prompt_token_ids": None} for _ in range(2)]
+    texts = [request.names["text"] for request in requests_in({"messages": ["Hi"], "request": {"n": 2}, "response": row})]
+    assert texts == [read({"messages": ["Hi"], "response": answer()}).names["text"]] * 2
+
+
 @pytest.fixture(scope="module", params=["tree", "adaptive"])
 def rounds_only(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
     """Answers of a server whose rounds drafted no chain of one length, twice: the second one accepts less."""
@@ -325,6 +332,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "no prompt": (changed(prompt_tokens=None) | {"prompt_token_ids": None}, "prompt_tokens is missing, or 0"),
     "several choices": (openai() | {"sglext": {"spec_tokens_details": [DETAILS, DETAILS]}}, "several choices (n > 1)"),
     "an error beside counts": ({"response": answer(), "error": "cut off"}, "an error stands beside the counts"),
+    "an error beside details": (openai() | {"error": {"message": "cut off"}}, "an error stands beside the counts"),
     "a list of numbers": ([1, 2], "a list of answers holds something else"),
     "a number": (3, "is no JSON object"),
     "no object": (answer() | {"meta_info": [1]}, "meta_info is a list, no object"),

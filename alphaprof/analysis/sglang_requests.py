@@ -52,8 +52,9 @@ def answers_of(line: Line) -> list[Line]:
     listed = body if isinstance(body, list) else list(_choices(body))
     if not all(isinstance(answer, dict) for answer in listed):
         raise line.refuse("a list of answers holds something else", "each answer is one object")
-    # A list of prompts beside a list of answers does not say which is whose.
-    about = {name: value for name, value in _asked(line).items() if len(listed) == 1 or not isinstance(value, list)}
+    about = _asked(line)
+    if len(listed) > 1 and isinstance(body, list):  # a list of prompts does not say which is whose
+        about = {name: value for name, value in about.items() if not isinstance(value, list)}
     return [line.inside(about | answer | failed) for answer in listed]
 
 
@@ -78,8 +79,8 @@ def _choices(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _asked(line: Line) -> dict[str, Any]:
     request = line.fields.get("request")
     asked = {name: line.fields[name] for name in PROMPT if line.fields.get(name) is not None}
-    if isinstance(request, dict):
-        asked.setdefault("prompt", request.get("text", request.get("prompt", request.get("messages"))))
+    if isinstance(request, dict) and not {"prompt", "messages"} & set(asked):
+        asked |= {"prompt": request.get("text", request.get("prompt", request.get("messages")))}
     return asked
 
 
@@ -117,7 +118,7 @@ def _require_answered(answer: Line, info: Line | None) -> None:
     failed = (
         answer.fields.get("error") or answer.fields.get("object") == "error" or (answer.count("status_code") or 0) >= 400
     )
-    if failed and info is not None and info.count(ROUNDS):
+    if failed and ((info is not None and info.count(ROUNDS)) or answer.fields.get("sglext")):
         raise answer.refuse(
             "an error stands beside the counts of an answer",
             "was it answered? take the error out of the line, or the line out of the file",
