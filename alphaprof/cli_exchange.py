@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from alphaprof.cli_support import one_line, print_text
+from alphaprof.cli_support import ReportFormat, one_line, print_text
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.export_formats import EXPORTS
 
@@ -57,7 +57,9 @@ def export(
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
 
 
-import_app = typer.Typer(help="A run from what an engine logged about its drafts.", no_args_is_help=True)
+import_app = typer.Typer(
+    help="What an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
+)
 
 
 class ServedRule(StrEnum):
@@ -66,6 +68,20 @@ class ServedRule(StrEnum):
     strict = "strict"
     one_hot = "one_hot"
     lossless = "lossless"
+
+
+Domains = Annotated[
+    list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
+]
+DomainKey = Annotated[str | None, typer.Option(help="Or the field that names it: domain, or metadata.domain.")]
+ClusterKey = Annotated[str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")]
+LeaveOut = Annotated[
+    bool, typer.Option("--leave-out", help="Leave out requests whose metrics do not tell their rounds, and count them.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
+]
 
 
 @import_app.command("vllm")
@@ -83,20 +99,11 @@ def import_vllm(
     gamma: Annotated[
         int | None, typer.Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
     ] = None,
-    domain: Annotated[
-        list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
-    ] = None,
-    domain_key: Annotated[str | None, typer.Option(help="Or the field that names it: domain, or metadata.domain.")] = None,
-    cluster_key: Annotated[
-        str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")
-    ] = None,
-    leave_out: Annotated[
-        bool, typer.Option("--leave-out", help="Leave out requests whose metrics do not tell their rounds, and count them.")
-    ] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
-    ] = None,
+    domain: Domains = None,
+    domain_key: DomainKey = None,
+    cluster_key: ClusterKey = None,
+    leave_out: LeaveOut = False,
+    overrides: Overrides = None,
 ) -> None:
     """Per-request speculative decoding metrics of vLLM as a run, for report, check and compare."""
     from alphaprof.importing import Asked, Naming, import_requests
@@ -107,6 +114,79 @@ def import_vllm(
     names = Naming(draft, target, domain or (), domain_key, cluster_key)
     run = import_requests(Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ()), out)
     _say(run.manifest, out)
+
+
+class Drafting(StrEnum):
+    """What SGLang drafts in a round."""
+
+    chain = "chain"
+    tree = "tree"
+    adaptive = "adaptive"
+
+
+@import_app.command("sglang")
+def import_sglang(
+    requests: Annotated[
+        list[Path], typer.Argument(metavar="REQUESTS.jsonl", help="Answers of SGLang, one or a list a line.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of the run; new.")],
+    rule: Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")],
+    drafting: Annotated[
+        Drafting,
+        typer.Option(
+            help="What a round drafted: a chain (--speculative-eagle-topk 1), a tree (topk above 1, or NGRAM), or adaptive "
+            "steps (--speculative-adaptive). Of the last two, tokens per round are known alone."
+        ),
+    ],
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=0, help="The top_k that it sampled with; 0: all tokens.")] = 0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="The top_p that it sampled with; 1: all tokens.")] = 1.0,
+    draft: Annotated[str, typer.Option(help="What to call the draft.")] = "engine",
+    target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the answers.")] = None,
+    gamma: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="--speculative-num-steps, for adaptive ones the most; default: what the counts of a chain say.",
+        ),
+    ] = None,
+    domain: Domains = None,
+    domain_key: DomainKey = None,
+    cluster_key: ClusterKey = None,
+    leave_out: LeaveOut = False,
+    overrides: Overrides = None,
+) -> None:
+    """Per-request speculative decoding counts of SGLang as a run, for report, check and compare."""
+    from alphaprof.importing import SGLANG, Asked, Naming, import_requests
+
+    if domain and domain_key:
+        raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
+    if drafting is not Drafting.chain and gamma is None:
+        raise OptionInvalid(
+            f"with --drafting {drafting.value} the counts do not say how many drafts a round may accept",
+            "add --gamma: --speculative-num-steps of the server; where they adapt themselves, the most of them",
+        )
+    sampling = _sampling(rule, temperature, top_k, top_p)
+    names = Naming(draft, target, domain or (), domain_key, cluster_key)
+    asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or (), SGLANG, drafting.value)
+    _say(import_requests(asked, out).manifest, out)
+
+
+@import_app.command("prometheus")
+def import_prometheus(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE.txt", help="What vLLM's /metrics said before the traffic.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER.txt", help="What it said after it.")],
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+) -> None:
+    """A first look at vLLM's counters between two readings: acceptance as numbers, no interval, no verdict, no run."""
+    from alphaprof.report.counters import build_counters
+    from alphaprof.report.render import render_counters
+
+    print_text(render_counters(build_counters(before, after), output.value, to_file=out is not None), out)
 
 
 def _say(manifest: Manifest, out: Path) -> None:
@@ -142,5 +222,5 @@ def _sampling(rule: ServedRule, temperature: float | None, top_k: int, top_p: fl
             f"{rule.value} keeps drafts by the target's distribution, and its temperature is not named",
             "add --temperature, as the requests had it; at temperature 0 the rule is strict",
         )
-    # vLLM refuses min_p beside speculation.
+    # Neither engine speculates with min_p: vLLM refuses it, SGLang does not look at it.
     return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

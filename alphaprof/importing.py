@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from alphaprof import __version__
 from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines, shown
 from alphaprof.analysis.engine_requests import EngineRequest, request_of
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, notes, served_model, totals_table
+from alphaprof.analysis.sglang_requests import answers_of, sglang_request
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
 from alphaprof.loader import apply_override, validate
 from alphaprof.log.claim import Claim, claimed
-from alphaprof.log.manifest import Imported, Manifest, Shard
+from alphaprof.log.manifest import CHAIN, Drafting, Imported, Manifest, Shard
 from alphaprof.log.store import Run, begin
 from alphaprof.options import DRAFT_NAME
 
 MOST_DOMAINS = 200  # more are no domains
-VLLM = "vLLM"
 ORIGIN = "import"  # in messages about options
 
 
@@ -40,8 +40,26 @@ class Naming:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """An engine whose lines are read: the answers in a line (which may be a list: `lists`), and the request of an answer, by
+    the gamma that was asked for and what rounds drafted.
+    """
+
+    name: str
+    answers: Callable[[Line], Sequence[Line]]
+    request: Callable[[Line, int | None, Drafting], EngineRequest]
+    lists: bool
+
+
+VLLM = Engine("vLLM", lambda line: (line,), lambda answer, gamma, _: request_of(answer, gamma), lists=False)
+SGLANG = Engine("SGLang", answers_of, sglang_request, lists=True)
+
+
+@dataclass(frozen=True)
 class Asked:
-    """What `alphaprof import` is asked for. `sampling` None: greedily; `gamma` None: what the metrics say."""
+    """What `alphaprof import` is asked for. `sampling` None: greedily; `gamma` None: what the metrics say; `drafting`: see
+    `log.manifest.Imported`.
+    """
 
     files: Sequence[Path]
     rule: str
@@ -50,6 +68,8 @@ class Asked:
     gamma: int | None
     leave_out: bool
     overrides: Sequence[str]
+    engine: Engine = VLLM
+    drafting: Drafting = CHAIN
 
 
 @dataclass
@@ -90,10 +110,10 @@ def _imported(asked: Asked, claim: Claim) -> Run:
     if not read.labelled:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "no line at all"
         (most,) = read.left_out.most_common(1) or [("", 0)]
-        hint = read.advice.get(most[0], "docs/import.md says how to get metrics out of an engine")
+        hint = read.advice.get(most[0], f"see docs/import.md for how to get metrics out of {asked.engine.name}")
         raise DataEmpty(f"no request to import: {reasons}", hint)
     requests = [item.request for item in read.labelled]
-    served = Served(asked.rule, requests[0].rounds.gamma, asked.sampling)
+    served = Served(asked.rule, requests[0].rounds.gamma, asked.sampling, asked.drafting)
     target = asked.names.target or _target(requests)
     config = _config(asked, served, list(dict.fromkeys(item.domain for item in read.labelled)))
     known_by = identity(requests)
@@ -105,22 +125,24 @@ def _imported(asked: Asked, claim: Claim) -> Run:
 
 
 def _read_file(read: Read, source: int, path: Path, asked: Asked) -> None:
-    for line in json_lines(path, read.digest.update):
-        try:
-            request = request_of(line, asked.gamma)
-        except LeftOut as found:
-            if not found.settled and not asked.leave_out:
-                raise DataUnreadable(
-                    f"{line.where}: {found.reason}", f"{found.hint}; --leave-out imports the other requests and counts these"
-                ) from None
-            read.left_out[found.kind] += 1
-            read.advice.setdefault(found.kind, found.hint)
-            continue
-        _require_new_request(read, request)
-        _require_gamma(read, request)
-        domain = _domain(line, source, asked)
-        cluster = _named(line, asked.names.cluster_key, "--cluster-key") if asked.names.cluster_key else None
-        read.labelled.append(Labelled(request, source, domain, cluster))
+    for line in json_lines(path, read.digest.update, asked.engine.lists):
+        for answer in asked.engine.answers(line):
+            try:
+                request = asked.engine.request(answer, asked.gamma, asked.drafting)
+            except LeftOut as found:
+                if not found.settled and not asked.leave_out:
+                    raise DataUnreadable(
+                        f"{line.where}: {found.reason}",
+                        f"{found.hint}; --leave-out imports the other requests and counts these",
+                    ) from None
+                read.left_out[found.kind] += 1
+                read.advice.setdefault(found.kind, found.hint)
+                continue
+            _require_new_request(read, request)
+            _require_gamma(read, request)
+            domain = _domain(line, source, asked)
+            cluster = _named(line, asked.names.cluster_key, "--cluster-key") if asked.names.cluster_key else None
+            read.labelled.append(Labelled(request, source, domain, cluster))
 
 
 def _require_new_request(read: Read, request: EngineRequest) -> None:
@@ -208,6 +230,12 @@ def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, A
 
 def _answerable(tree: dict[str, Any], served: Served) -> dict[str, Any]:
     """The profile as a manifest holds it. Raises `ProfileInvalid`, also for questions that such a run can never answer."""
+    if served.drafting != CHAIN and "source" in tree.get("costs", {}):
+        raise ProfileInvalid(
+            f"--set costs.source={tree['costs']['source']}: with drafting {served.drafting} it is not known what rounds "
+            "drafted, so that step times say nothing",
+            "leave it out: tokens per round need no step times",
+        )
     if tree.get("costs", {}).get("source") == "roofline":
         raise ProfileInvalid(
             "--set costs.source=roofline: it needs the shapes of target and draft, and those of served models are not known",
@@ -261,9 +289,9 @@ def _manifest(asked: Asked, read: Read, found: Found) -> Manifest:
         environment={},
         shards=(shard,),
         skipped=dict(read.left_out),
-        warnings=tuple(notes(requests, found.known_by)),
+        warnings=tuple(notes(requests, found.known_by, found.served)),
         imported=Imported(
-            engine=VLLM,
+            engine=asked.engine.name,
             files=tuple(str(path) for path in asked.files),
             rule=found.served.rule,
             gamma=found.served.gamma,
@@ -272,5 +300,6 @@ def _manifest(asked: Asked, read: Read, found: Found) -> Manifest:
             without_steps=sum(request.rounds.steps == 0 for request in requests),
             plain_steps=sum(request.rounds.plain for request in requests),
             beyond_the_end=sum(request.rounds.beyond for request in requests),
+            drafting=found.served.drafting,
         ),
     )

@@ -29,6 +29,7 @@ from alphaprof.log.schema import LATENCY_COLUMNS, Column
 from alphaprof.report import (
     check_text,
     comparison,
+    counters,
     latency,
     prediction,
     preflight_text,
@@ -41,6 +42,7 @@ from alphaprof.report import (
 )
 from alphaprof.report.check import Check
 from alphaprof.report.compare import Comparison
+from alphaprof.report.counters import Counters
 from alphaprof.report.latency import Latency
 from alphaprof.report.model import Report
 from alphaprof.report.predict import Prediction
@@ -60,6 +62,7 @@ WRITERS = (  # the module with FORMAT and VERSION, and the value that it writes
     (rollout_text, Rollout),
     (latency, Latency),
     (preflight_text, Preflight),
+    (counters, Counters),
 )
 NUMBER = {"$ref": "#/$defs/Number"}
 NUMBER_DEFINITION = {

@@ -43,6 +43,7 @@ HOMES = {
         "report/latency.py",
         "report/check_text.py",
         "report/comparison.py",
+        "report/counters.py",
         "report/prediction.py",
         "report/preflight_text.py",
         "report/rollout_text.py",
@@ -120,6 +121,8 @@ def test_every_function_can_be_read_at_once(path: Path) -> None:
             ["schema"],
         ),
         ["import", "vllm", "--help"],
+        ["import", "sglang", "--help"],
+        ["import", "prometheus", "--help"],
     ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:

@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INDEX = ROOT / "docs" / "README.md"
 
 
-GROUPS = {"import": ("vllm",)}  # commands that have commands of their own
+GROUPS = {"import": ("vllm", "sglang", "prometheus")}  # commands that have commands of their own
 
 
 def help_of(command: str) -> str:

@@ -29,6 +29,8 @@ from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
 from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
+from tests import test_import_prometheus as prometheus
+from tests import test_import_sglang as sglang
 from tests.synthetic import Domain, Recipe, write_run
 from tests.test_import import counted, response
 from tests.test_predict_page import LLAMA
@@ -104,6 +106,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "eagle3.csv").write_text(times)
     for name, chances in {"requests": (0.7, 0.5), "requests-new": (0.8, 0.65)}.items():
         (folder / f"{name}.jsonl").write_text("\n".join(logged(dict(zip(("code", "chat"), chances, strict=True)))))
+    answers = [sglang.answer(number) | {"domain": "code"} for number in range(3)]
+    (folder / "sglang.jsonl").write_text("\n".join(map(json.dumps, answers)))
+    (folder / "before.txt").write_text(prometheus.BEFORE)
+    (folder / "after.txt").write_text(prometheus.AFTER)
     (folder / "my-independent.yaml").write_text(yaml.safe_dump(tree | INDEPENDENT))
     return folder
 

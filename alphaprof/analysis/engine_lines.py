@@ -126,8 +126,10 @@ def shown(value: Any, most: int = SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
-    """The lines of a file that are not blank; `digest` gets the bytes of each line. Raises `DataUnreadable`."""
+def json_lines(path: Path, digest: Callable[[bytes], object], lists: bool = False) -> Iterator[Line]:
+    """The lines of a file that are not blank; `digest` gets the bytes of each line. `lists`: a line may be a list, which
+    becomes the `response` of an object. Raises `DataUnreadable`.
+    """
     try:
         with path.open("rb") as file:
             number = 0
@@ -139,12 +141,12 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
                         f"{path}, line {number}: longer than {LONGEST_LINE // 2**20} MiB", "write one response a line"
                     )
                 if line.strip():
-                    yield Line(path, number, _object(path, number, line))
+                    yield Line(path, number, _object(path, number, line, lists))
     except OSError as error:
         raise DataUnreadable(f"cannot read {path}: {error.strerror}", "give a file of JSON lines") from None
 
 
-def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
+def _object(path: Path, number: int, line: bytes, lists: bool) -> Mapping[str, Any]:
     try:
         found = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -152,6 +154,8 @@ def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
             raise DataUnreadable(f"{path}, line {number}: an event of a stream, not an answer", MERGE) from None
         reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", None) or str(error)
         raise DataUnreadable(f"{path}, line {number}: {reason}", "each line is one JSON object, in UTF-8") from None
+    if lists and isinstance(found, list):
+        return {"response": found}
     if not isinstance(found, dict):
         raise DataUnreadable(f"{path}, line {number}: {shown(found)} is no JSON object", "write one response a line")
     return found

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from alphaprof.analysis.engine_lines import shown
 from alphaprof.analysis.engine_requests import EngineRequest
-from alphaprof.log.manifest import SERVED, ModelFacts
+from alphaprof.log.manifest import ADAPTIVE, CHAIN, SERVED, Drafting, ModelFacts
 from alphaprof.log.schema import (
     DEPTH_COUNTS,
     DOCUMENT_COLUMNS,
@@ -34,11 +34,14 @@ LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; 
 
 @dataclass(frozen=True)
 class Served:
-    """How the engine served the requests. `sampling`: temperature, top_k, top_p, min_p; None: greedily."""
+    """How the engine served the requests. `sampling`: temperature, top_k, top_p, min_p; None: greedily. `drafting`: see
+    `log.manifest.Imported`.
+    """
 
     rule: str
     gamma: int
     sampling: dict[str, float] | None
+    drafting: Drafting = CHAIN
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,9 @@ def _document(number: int, item: Labelled, known_by: str | None, digest: str) ->
 
 
 def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
-    """Rows of the totals. A round without a draft is one that the tokens ask for and the metrics do not count."""
+    """Rows of the totals. A round without a draft is one that the tokens ask for and the metrics do not count. What rounds
+    drafted and accepted at each depth is known of chains only.
+    """
     gamma = served.gamma
     schema = arrow_schema(imported_totals_columns([gamma]))
     unknown = dict.fromkeys(
@@ -99,9 +104,10 @@ def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
     for number, item in enumerate(labelled):
         rounds, written = item.request.rounds, item.request.completion_tokens
         row = {"document": number, "rule": served.rule, "positions": written, "tokens": float(written - 1)} | unknown
-        row |= {f"rounds_{gamma}": float(rounds.steps + rounds.plain), f"drafted_{gamma}": float(sum(rounds.drafted))}
-        row |= {f"control_{gamma}": 0.0}
-        for name in DEPTH_COUNTS:
+        row |= {f"rounds_{gamma}": float(rounds.steps + rounds.plain), f"control_{gamma}": 0.0}
+        chain = served.drafting == CHAIN
+        row |= {f"drafted_{gamma}": float(sum(rounds.drafted)) if chain else None}
+        for name in DEPTH_COUNTS if chain else ():
             row |= zip(depth_names(name, gamma), map(float, getattr(rounds, name)), strict=True)
         rows.append(row)
     return pa.Table.from_pylist(rows, schema=schema)
@@ -125,7 +131,7 @@ def served_model(name: str) -> ModelFacts:
     )
 
 
-def notes(requests: Sequence[EngineRequest], known_by: str | None) -> Iterator[dict[str, str]]:
+def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Served) -> Iterator[dict[str, str]]:
     """What a reader of the report has to know, as code, message and remedy."""
     yield {
         "code": "imported",
@@ -133,6 +139,7 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None) -> Iterator[d
         "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
         "remedy": "alphaprof profile measures them, for drafts that it can load",
     }
+    yield from _about_drafting(requests, served)
     if known_by in NO_PROMPT:
         lacking = [request for request in requests if KINDS[0] not in request.names]
         pairs = "requests of the same id only" if known_by else "none of them"
@@ -163,5 +170,27 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None) -> Iterator[d
         yield {
             "code": "unread_fields",
             "message": f"fields of the metrics that are not read: {names}",
-            "remedy": "a newer vLLM may tell more, or mean something else: see docs/import.md",
+            "remedy": "a newer version of the engine may tell more, or mean something else: see docs/import.md",
+        }
+
+
+def _about_drafting(requests: Sequence[EngineRequest], served: Served) -> Iterator[dict[str, str]]:
+    """What rounds drafted where that is no chain, or may be none."""
+    if served.drafting != CHAIN:
+        what = "the most steps" if served.drafting == ADAPTIVE else "the levels of the tree"
+        yield {
+            "code": "rounds_only",
+            "message": f"drafting was {served.drafting}: tokens per round are known, and not what rounds drafted; gamma "
+            f"{served.gamma} is {what}",
+            "remedy": "acceptance by depth, exports and speedups need chains of one length",
+        }
+    deepest = max(
+        (depth for request in requests for depth, count in enumerate(request.rounds.accepted, 1) if count), default=0
+    )
+    if served.drafting == CHAIN and 0 < deepest < served.gamma:
+        yield {
+            "code": "never_full",
+            "message": f"no round accepted more than {deepest} of {served.gamma} drafts",
+            "remedy": "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with "
+            "--drafting tree",
         }

@@ -18,6 +18,9 @@ FORMAT = "alphaprof-run"
 VERSION = 2
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 SERVED = "served"  # the kind of models that another engine ran
+Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
+CHAIN: Drafting = "chain"
+ADAPTIVE: Drafting = "adaptive"
 
 
 class RandomOrder(TypedDict):
@@ -119,7 +122,8 @@ class ModelFacts:
 class Imported:
     """Where an imported run comes from. `prompts_known_by`: what tells prompts apart: token ids, text or request id; None:
     nothing does. Of its requests: those `without_steps` (no round with a draft), `plain_steps` (rounds without a draft that
-    follow from the tokens), and drafts accepted `beyond_the_end` of texts.
+    follow from the tokens), and drafts accepted `beyond_the_end` of texts. `drafting`: a chain of gamma tokens each
+    round; a tree of gamma levels, or a number of steps that adapts itself, up to gamma: then no counts by depth are known.
     """
 
     engine: str
@@ -131,6 +135,7 @@ class Imported:
     without_steps: int
     plain_steps: int
     beyond_the_end: int
+    drafting: Drafting = CHAIN
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,11 @@ class Manifest:
     def positions(self) -> int:
         """Positions in complete shards."""
         return sum(shard.positions for shard in self.shards)
+
+    @property
+    def drafting(self) -> Drafting:
+        """What the rounds drafted: chains, but where another engine did otherwise."""
+        return self.imported.drafting if self.imported is not None else CHAIN
 
     def to_json(self) -> str:
         """The text of manifest.json."""

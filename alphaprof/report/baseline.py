@@ -90,7 +90,7 @@ class Both:
             names = ["tokens", f"rounds_{self.gamma}", f"drafted_depths_{self.gamma}", f"accepted_depths_{self.gamma}"]
         elif not np.allclose(self.old["accepted"], self.new["accepted"], rtol=NO_SPREAD, atol=0):
             return False
-        return all(np.array_equal(self.old[name], self.new[name]) for name in names)
+        return all(np.array_equal(self.old[name], self.new[name], equal_nan=True) for name in names)
 
     @property
     def measure(self) -> Measure:

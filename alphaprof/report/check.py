@@ -13,6 +13,7 @@ from alphaprof.analysis.estimate import bounded_interval, by_cluster, distinct, 
 from alphaprof.analysis.gates import Gate, Judged, Outcome, judge, together
 from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
+from alphaprof.log.manifest import CHAIN
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.compare import require_drafts
@@ -118,6 +119,11 @@ def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Chec
             f"{run.path} was imported from an engine's metrics, which do not tell alpha (what follows a rejection is never "
             "tested)",
             "check --min-acceptance-length instead",
+        )
+    if LENGTH in thresholds and (drafting := run.manifest.drafting) != CHAIN:
+        raise OptionInvalid(
+            f"{run.path} was served with drafting {drafting}: acceptance length is over rounds with a draft, not known here",
+            "check --baseline compares tokens per round with another run",
         )
     inquiry = Inquiry.of(run, "engine", run.manifest.config)
     draft, rule, gamma = _settled(run, inquiry, subject, needs_gamma=bool({LENGTH, SPEEDUP} & set(thresholds)))

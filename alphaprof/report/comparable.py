@@ -55,7 +55,7 @@ def _require_same_origin(first: Side, second: Side) -> None:
         )
     if one.imported is None or two.imported is None:
         return
-    for name in ("gamma", "rule"):
+    for name in ("drafting", "gamma", "rule"):
         served = [getattr(found, name) for found in (one.imported, two.imported)]
         if served[0] != served[1]:
             raise NotComparable(

@@ -17,7 +17,8 @@ from alphaprof.analysis.roofline import ACCELERATORS, Accelerator, draft_memory
 from alphaprof.analysis.roofline_costs import LOOKUP, RooflineSetting, roofline_rows, shape_of
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.analysis.speedup import StepTimes
-from alphaprof.log.manifest import Manifest, ModelFacts
+from alphaprof.errors import CostsUnreadable
+from alphaprof.log.manifest import CHAIN, Manifest, ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.report.model_costs import Cost, Memory
 from alphaprof.report.verdict import Timing
@@ -69,10 +70,17 @@ class CostBook:
 def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostBook | None:
     """The step times that `costs` options name; None where they were to be measured and were not.
 
-    `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`.
+    `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`, also for rounds of which it
+    is not known what they drafted.
     """
     manifest = run.manifest
     gamma, mode = max(run.gammas), None
+    if manifest.drafting != CHAIN and options["source"] != MEASURED:
+        raise CostsUnreadable(
+            f"step times say nothing about {run.path}: it was served with drafting {manifest.drafting}, and what its rounds "
+            "drafted is not known",
+            "leave costs out: tokens per round need none",
+        )
     if options["source"] == MEASURED:
         latency = run.latency()
         measured = latency.to_pylist() if latency is not None else []

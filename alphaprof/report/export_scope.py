@@ -13,6 +13,7 @@ from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.speedup import Mix, StepTimes
 from alphaprof.analysis.totals import by_chance
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.manifest import CHAIN
 from alphaprof.report.compare import Side
 from alphaprof.report.costs import CostBook
 from alphaprof.report.export_formats import EXPORTS
@@ -93,6 +94,11 @@ def named(domain: str) -> str:
 def scope_of(side: Side, to: str, wanted: Wanted) -> Scope:
     """What to export. Raises `OptionInvalid`."""
     run, gammas = side.run, _gammas(side, to, wanted)
+    if (drafting := run.manifest.drafting) != CHAIN:
+        raise OptionInvalid(
+            f"{run.path} was served with drafting {drafting}, and {to} wants rates by depth",
+            "import requests of chains: topk 1",
+        )
     decision = run.manifest.config["decision"] | {"draft": side.draft}
     asked = {"rule": wanted.rule, "gamma": wanted.gamma}
     decision |= {name: value for name, value in asked.items() if value is not None}

@@ -30,7 +30,8 @@ class GammaResult:
     """One speculation length: rounds, and what they say about tokens and time.
 
     `marginal[d-1]`: share of rounds with a proposal whose first d drafts were all accepted; `conditional[d-1]`: share
-    accepted of the drafts at depth d that were reached. Counts are expectations where the estimator is `expected`.
+    accepted of the drafts at depth d that were reached. Counts are expectations where the estimator is `expected`, and None
+    where an engine drafted trees, or a number of tokens that adapts itself.
     """
 
     gamma: int
@@ -51,7 +52,7 @@ class GammaResult:
     iid_speedup: float | None  # what the textbook formula would have said: iid_tokens_per_round / the cost of its rounds
     iid_speedup_error: float | None  # by what share that is too high
     of_documents: DocumentSpeedups | None  # speedups of single documents
-    reached: tuple[float, ...]  # drafts at depth d that were reached: what `conditional` is a share of
+    reached: tuple[float | None, ...]  # drafts at depth d that were reached: what `conditional` is a share of
     marginal: tuple[float | None, ...]
     conditional: tuple[float | None, ...]
 

@@ -15,6 +15,7 @@ from alphaprof.report.check import Check
 from alphaprof.report.check_text import check_json, check_terminal
 from alphaprof.report.compare import Comparison
 from alphaprof.report.comparison import comparison_json, comparison_terminal
+from alphaprof.report.counters import Counters, counters_json, counters_terminal
 from alphaprof.report.html.page import render_html
 from alphaprof.report.json import render_json
 from alphaprof.report.latency import latency_csv, latency_json, latency_terminal
@@ -68,6 +69,13 @@ def render_prediction(prediction: Prediction, output: str, to_file: bool = False
     if output == "json":
         return prediction_json(prediction) + "\n"
     return _drawn(partial(prediction_terminal, prediction), to_file)
+
+
+def render_counters(counters: Counters, output: str, to_file: bool = False) -> str:
+    """What an engine's counters say as text, `terminal` or `json`."""
+    if output == "json":
+        return counters_json(counters) + "\n"
+    return _drawn(partial(counters_terminal, counters), to_file)
 
 
 def render_validation(validation: Validation, output: str) -> str:

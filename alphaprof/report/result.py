@@ -209,8 +209,8 @@ def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence
         gamma=gamma,
         rounds=rounds,
         tokens_per_round=tokens_interval(free, gamma, confidence),
-        acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] else None,
-        accepted_per_drafted=float(accepted.sum() / drafted.sum()) if drafted.sum() else None,
+        acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] > 0 else None,
+        accepted_per_drafted=float(accepted.sum() / drafted.sum()) if drafted.sum() > 0 else None,
         iid_tokens_per_round=iid,
         iid_error=iid / free.value - 1 if iid is not None and free else None,
         break_even_length=free.value / faster.value if free and faster else None,
@@ -222,14 +222,14 @@ def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence
         iid_speedup=iid_speedup,
         iid_speedup_error=iid_speedup / faster.value - 1 if iid_speedup and faster else None,
         of_documents=of_documents(counts, times) if times else None,
-        reached=tuple(map(float, tested)),
-        marginal=tuple(float(count / drafted[0]) if drafted[0] else None for count in accepted),
-        conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
+        reached=tuple(float(count) if count >= 0 else None for count in tested),
+        marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),
+        conditional=tuple(float(a / t) if t > 0 else None for a, t in zip(accepted, tested, strict=True)),
     )
 
 
 def counted(pool: Pool, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
-    """Rounds, and by depth rounds that drafted, were tested and accepted, over all documents.
+    """Rounds, and by depth rounds that drafted, were tested and accepted, over all documents; NaN where that is not known.
 
     Where rounds are expectations, the control variate that mends tokens per round mends all of them: tokens stay what
     rounds and accepted drafts add up to.

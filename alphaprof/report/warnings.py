@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from alphaprof.log.manifest import Manifest
+from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.costs import ROOFLINE
 from alphaprof.report.format import percent, short, text_kind
@@ -35,7 +35,7 @@ def report_warnings(report: Report, run: Run) -> Report:
         *_halved(manifest),
         *_cut(report),
     ]
-    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report)]
+    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report, manifest)]
     return dataclasses.replace(report, warnings=tuple(found))
 
 
@@ -187,7 +187,9 @@ def _cut(report: Report) -> Iterator[ReportWarning]:
         )
 
 
-def _cost(report: Report) -> Iterator[ReportWarning]:
+def _cost(report: Report, manifest: Manifest) -> Iterator[ReportWarning]:
+    if manifest.drafting != CHAIN:  # nor would step times say anything: see the note of the import
+        return
     if report.cost is None and report.run.imported is not None:
         yield ReportWarning(
             "no_step_times",

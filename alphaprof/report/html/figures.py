@@ -123,7 +123,7 @@ def _speed_said(result: Result, name: str, item: GammaResult) -> str:
 
 def depths(report: Report, style: Style) -> Figure | None:
     """Acceptance by depth at the largest gamma, conditional and marginal, a panel a domain."""
-    shown = by_text([item for item in report.results if item.gammas])
+    shown = by_text([item for item in report.results if item.gammas and None not in item.gammas[-1].reached])
     if not shown:
         return None
     grid = Grid(list(shown), {"title": "depth in the round", "dtick": 1}, {"title": "accepted", "range": [0, 1.02]})
@@ -152,7 +152,7 @@ def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: St
         "line": line,
         "marker": {
             "size": 5,
-            "symbol": [style.symbol(result.rule, not conditional or reached >= FEW) for reached in last.reached],
+            "symbol": [style.symbol(result.rule, not conditional or (reached or 0) >= FEW) for reached in last.reached],
         },
         "text": text,
         "hoverinfo": "text",
