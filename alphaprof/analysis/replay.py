@@ -100,7 +100,7 @@ def steps(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Steps:
     """The rounds of all documents for one gamma, document by document."""
     from alphaprof.analysis.replay_loops import list_rounds
 
-    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, _mode(flavour)).T)
+    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, flavour == "hf").T)
 
 
 def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
@@ -114,7 +114,7 @@ def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") ->
 
     found = _nothing(trace, gammas)
     places = _positions(trace, flavour)
-    count_rounds(places, _documents(trace), np.array(gammas), _mode(flavour), found[:2])
+    count_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", found[:2])
     return _by_gamma(trace, gammas, flavour, found)
 
 
@@ -137,18 +137,8 @@ def expected_replays(
     found = _nothing(trace, gammas)
     kept, accept = (np.ascontiguousarray(values, dtype=np.float64) for values in chances)
     places = _most_drafted(trace, flavour), kept, accept
-    expect_rounds(places, _documents(trace), np.array(gammas), _mode(flavour), found)
+    expect_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", found)
     return _by_gamma(trace, gammas, flavour, found)
-
-
-def _first(flavour: Flavour) -> int:
-    """Where in a document its first round starts."""
-    return 0 if flavour == "hf" else 1
-
-
-def _mode(flavour: Flavour) -> tuple[bool, int]:
-    """What the loops have to know of a flavour."""
-    return flavour == "hf", _first(flavour)
 
 
 def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:
@@ -185,7 +175,8 @@ def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
 
 def _by_gamma(trace: Trace, gammas: Sequence[int], flavour: Flavour, found: tuple[Array, Array, Array]) -> dict[int, Rounds]:
     rounds, depths, control = found
-    tokens = np.maximum(trace.stop - trace.start - _first(flavour), 0).astype(np.float64)
+    by_prefill = 0 if flavour == "hf" else 1
+    tokens = np.maximum(trace.stop - trace.start - by_prefill, 0).astype(np.float64)
     by_gamma = np.split(depths, np.cumsum(gammas)[:-1], axis=2)
     return {
         gamma: Rounds(rounds[index], tokens, by_gamma[index][0], by_gamma[index][1], by_gamma[index][2], control[index])

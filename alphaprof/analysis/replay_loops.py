@@ -1,7 +1,8 @@
 """The loops of `replay`, compiled: every round of every document for several gammas in one call.
 
 A trace comes as two tuples of int64 arrays: `positions` = (run, tokens drafted at most, next end of the draft) [positions],
-and `documents` = (start, stop) [documents]; `mode` = (hf, where in a document its first round starts).
+and `documents` = (start, stop) [documents]; `hf`: the rounds are Hugging Face's, of which the first starts at a document's
+first token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from alphaprof.compiled import compiled
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, Array, Array]
 Documents = tuple[Array, Array]
-Mode = tuple[bool, int]
 
 
 @compiled
@@ -34,15 +34,15 @@ def one_round(positions: Arrays, at: int, stop: int, gamma: int, hf: bool) -> tu
 
 
 @compiled
-def list_rounds(positions: Arrays, documents: Documents, gamma: int, mode: Mode) -> Array:
+def list_rounds(positions: Arrays, documents: Documents, gamma: int, hf: bool) -> Array:
     """All rounds in order: document, place, drafted, accepted and emitted, [rounds, 5]."""
     found = np.empty((len(positions[0]), 5), dtype=np.int64)
     count = 0
     for document in range(len(documents[0])):
         start, stop = documents[0][document], documents[1][document]
-        at = start + mode[1]
+        at = start if hf else start + 1
         while at < stop:
-            drafted, accepted, emitted = one_round(positions, at, stop, gamma, mode[0])
+            drafted, accepted, emitted = one_round(positions, at, stop, gamma, hf)
             found[count] = np.array((document, at, drafted, accepted, emitted))
             at += emitted
             count += 1
@@ -50,7 +50,7 @@ def list_rounds(positions: Arrays, documents: Documents, gamma: int, mode: Mode)
 
 
 @compiled
-def count_rounds(positions: Arrays, documents: Documents, gammas: Array, mode: Mode, found: tuple[Array, Array]) -> None:
+def count_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bool, found: tuple[Array, Array]) -> None:
     """Add up all rounds: `found` = rounds [gammas, documents], and drafted, tested and accepted by depth
     [3, documents, sum of gammas].
     """
@@ -61,9 +61,9 @@ def count_rounds(positions: Arrays, documents: Documents, gammas: Array, mode: M
         first = 0
         for index, gamma in enumerate(gammas):
             seen[:] = 0
-            at, count = start + mode[1], 0
+            at, count = (start if hf else start + 1), 0
             while at < stop:
-                drafted, accepted, emitted = one_round(positions, at, stop, gamma, mode[0])
+                drafted, accepted, emitted = one_round(positions, at, stop, gamma, hf)
                 seen[0, drafted] += 1
                 # What would have come after the end is neither right nor wrong.
                 seen[1, min(drafted, accepted + 1, stop - at)] += 1
@@ -84,7 +84,7 @@ def expect_rounds(
     positions: Arrays,
     documents: Documents,
     gammas: Array,
-    mode: Mode,
+    hf: bool,
     found: tuple[Array, Array, Array],
 ) -> None:
     """The same in expectation: `positions` = (tokens drafted at most, a_t, beta_t); `found` = those of above, and the
@@ -102,9 +102,9 @@ def expect_rounds(
             state[:] = 0.0
             state[0] = 1.0
             drafts[:] = 0.0
-            for at in range(start + mode[1], stop):
+            for at in range(start if hf else start + 1, stop):
                 a = kept[at]
-                counted = 0.0 if mode[0] and at + 1 == stop else a
+                counted = 0.0 if hf and at + 1 == stop else a
                 rounds[index, document] += state[0]
                 drafts[min(gamma, most[at])] += state[0]
                 total = 0.0
