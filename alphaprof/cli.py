@@ -36,7 +36,7 @@ class ReplayFlavour(StrEnum):
     """Flavours of rounds."""
 
     engine = "engine"
-    hf = "hf"
+    llamacpp = "llamacpp"
 
 
 def _version(wanted: bool) -> None:
@@ -74,7 +74,8 @@ def report(
         typer.Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
     ] = None,
     replay: Annotated[
-        ReplayFlavour, typer.Option(help="Rounds as engines run them, or as Hugging Face does.")
+        ReplayFlavour,
+        typer.Option(help="How rounds end a text: engine caps nothing; llamacpp drafts at most the tokens left - 1."),
     ] = ReplayFlavour.engine,
     whole_log: Annotated[
         bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")

@@ -259,7 +259,8 @@ def _lookup(rng: np.random.Generator, target: dict[str, Array], hits: Array, lef
     proposed = np.where(rng.random(len(hits)) < 0.5, rng.integers(1, 11, len(hits)), 0)
     found = _proposal(rng, target, hits)
     most = np.minimum(np.minimum(rng.geometric(0.35, len(hits)), proposed), left)
-    return found | {"proposed": proposed, "accepted_run": np.where(found["draft_top"] == target["token"], most, 0)}
+    accepted = np.where(found["draft_top"] == target["token"], most, 0)
+    return found | {"proposed": proposed, "accepted_run": accepted, "proposed_before_eos": proposed}
 
 
 def _proposal(rng: np.random.Generator, target: dict[str, Array], hits: Array) -> dict[str, Array]:

@@ -398,6 +398,7 @@ def _lookup_columns(document: Document, target: dict[str, Array], rng: np.random
         "target_rank_of_draft_top": rank,
         "proposed": proposed,
         "accepted_run": accepted,
+        "proposed_before_eos": np.where(np.arange(size) % 4 == 3, proposed // 2, proposed),
     }
 
 

@@ -365,12 +365,12 @@ def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest:
     rng = np.random.default_rng(ids)
     texts = [rng.integers(0, ids, length) for length in (1, 2, 40, 90)]
     start = np.cumsum([0, *map(len, texts[:-1])])
-    found = np.split(first_proposals(np.concatenate(texts), start, (1,), longest), start[1:])
+    found = np.split(first_proposals(np.concatenate(texts), start, longest), start[1:])
     draft = PromptLookup("ngram", longest, (1,), ids, "float32")
     for text, proposed in zip(texts, found, strict=True):
         assert proposed[0] == -1
         assert proposed[1:].tolist() == draft.proposals(text, 1).first.tolist()
-    assert first_proposals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), ()).tolist() == []
+    assert first_proposals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)).tolist() == []
 
 
 # What is not known, and what has no rounds.

@@ -77,6 +77,25 @@ def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, alphapro
         assert (result["lossy"], result["verdict"], result["gammas"]) == (True, None, [])
 
 
+def test_rounds_as_llama_cpp_runs_them_are_as_many_and_other_ones(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
+    """A draft less at the end of a text is a token more of the target's own."""
+    plain, content = answered(alphaprof, run.path), answered(alphaprof, run.path, "--replay", "llamacpp")
+    assert content == as_json(build_report(run, "llamacpp"))
+    assert (plain["replay"], content["replay"]) == ("engine", "llamacpp")
+    pairs = [
+        (one, other)
+        for ours, theirs in zip(plain["results"], content["results"], strict=True)
+        for one, other in zip(ours["gammas"], theirs["gammas"], strict=True)
+    ]
+    assert all(one["tokens_per_round"]["value"] == pytest.approx(two["tokens_per_round"]["value"]) for one, two in pairs)
+    assert any(one["accepted_per_drafted"] != two["accepted_per_drafted"] for one, two in pairs)
+    page = tmp_path / "page.html"
+    assert alphaprof("report", run.path, "--replay", "llamacpp", "--format", "html", "--out", page)[0] == 0
+    assert "Rounds as llama.cpp runs them." in page.read_text()
+    code, _, errors = alphaprof("report", run.path, "--replay", "hf")
+    assert (code, "'llamacpp'" in errors) == (2, True)  # what it takes instead
+
+
 def test_several_rules_stand_beside_those_of_the_verdict_in_their_order(run: Run, alphaprof: Runner) -> None:
     asked = ["top_m:2", "typical:0.1,0.2", "top_m_2", "additive:0.5"]
     content = answered(alphaprof, run.path, *(part for rule in asked for part in ("--rules", rule)))

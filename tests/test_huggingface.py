@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from alphaprof.analysis.replay import Trace, replay, run_lengths, steps
 from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.totals import proposed_in
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.lookup import PromptLookup
@@ -96,7 +98,7 @@ def one_document(item: Continuation, columns: dict[str, np.ndarray], run: np.nda
     """The trace of one document, with EOS 256."""
     size, limit = len(item.ids), item.document.max_new_tokens
     ends = columns["draft_top"] == 256
-    proposed = columns["proposed"].astype(np.int64)
+    proposed = proposed_in("hf", columns).astype(np.int64) if looked_up else columns["proposed"].astype(np.int64)
     return Trace(run, proposed, np.array([0]), np.array([size]), np.array([limit]), ends, looked_up)
 
 
@@ -148,10 +150,16 @@ def few_tokens(number: int, length: int, limit: int) -> Document:
     return Document(number, "a", None, 0, number, ids, None, False, limit, "greedy", True)
 
 
+def with_ends(item: Document) -> Document:
+    """The same prompt with an EOS at every fourth place, as between the turns of a chat."""
+    return dataclasses.replace(item, prompt=np.where(np.arange(len(item.prompt)) % 4 == 3, 38, item.prompt).astype(np.int32))
+
+
 LOOKED_UP = [
     few_tokens(number, length, limit)
     for number, (length, limit) in enumerate([(3, 40), (17, 40), (8, 7), (30, 40), (5, 12), (1, 23), (20, 2), (9, 1)])
 ]
+LOOKED_UP += [with_ends(few_tokens(number, 30, 40)) for number in (8, 9)]
 
 
 @pytest.mark.parametrize("max_ngram", [1, 3])
@@ -169,12 +177,14 @@ def test_replayed_rounds_equal_those_of_live_prompt_lookup(seed: int, max_ngram:
             assert replayed(one, gamma) == rounds
             seen.add(item.finish)
             starts = np.cumsum([0, *(matched + 1 for _, matched in rounds)])
-            pairs = zip(rounds, starts, strict=False)
+            pairs = list(zip(rounds, starts, strict=False))
             seen |= {"beyond the limit" for (drafted, _), start in pairs if drafted > limit - start}
             seen |= {"accepted" for drafted, matched in rounds if drafted > 1 and matched == drafted}
             seen |= {"rejected" for drafted, matched in rounds if drafted > matched > 0}
             seen |= {"nothing" for drafted, _ in rounds if drafted == 0}
-    assert seen == {"eos", "length", "accepted", "rejected", "nothing", "beyond the limit"}
+            whole = columns["proposed"]
+            seen |= {"cut before an EOS" for (drafted, _), start in pairs if 0 < drafted < min(gamma, whole[start])}
+    assert seen == {"eos", "length", "accepted", "rejected", "nothing", "beyond the limit", "cut before an EOS"}
 
 
 def test_batched_greedy_text_equals_each_document_alone(pair: tuple[Model, Model]) -> None:

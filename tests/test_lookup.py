@@ -1,7 +1,8 @@
-"""Prompt lookup: the proposals of transformers at every position of a text."""
+"""Prompt lookup: the proposals of transformers at every position of a text, and those of vLLM, which go on after an EOS."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,18 @@ def candidates(text: list[int], end: int, max_ngram: int, eos: tuple[int, ...], 
     return found[0, end:].tolist()
 
 
+def matched(proposal: list[int], text: list[int]) -> int:
+    """Tokens of a proposal that a text begins with."""
+    agreeing = [ours == theirs for ours, theirs in zip(proposal, text, strict=False)]
+    return agreeing.index(False) if False in agreeing else len(agreeing)
+
+
 def assert_proposes(text: list[int], place: int, end: int, found: lookup.Proposals, expected: list[int]) -> None:
     """One position against the whole proposal that is expected there."""
-    agreeing = [ours == theirs for ours, theirs in zip(expected, text[end:], strict=False)]
-    run = agreeing.index(False) if False in agreeing else len(agreeing)
     assert (int(found.first[place]), int(found.proposed[place]), int(found.accepted[place])) == (
         expected[0] if expected else -1,
         len(expected),
-        run,
+        matched(expected, text[end:]),
     )
 
 
@@ -60,36 +65,37 @@ def repetitive(draw: st.DrawFn) -> tuple[list[int], int]:
 def test_every_proposal_is_that_of_transformers_whatever_the_number_of_tokens(
     given_text: tuple[list[int], int], max_ngram: int, eos: tuple[int, ...], count: int
 ) -> None:
+    """Without EOS ids the whole one, as vLLM proposes; with them its tokens before an EOS."""
     text, prompt = given_text
     found = draft(max_ngram, eos).proposals(np.array(text, dtype=np.int32), prompt)
-    assert len(found.first) == len(found.proposed) == len(found.accepted) == len(text) - prompt
+    assert {len(column) for column in vars(found).values()} == {len(text) - prompt}
     for place, end in enumerate(range(prompt, len(text))):
+        whole = candidates(text, end, max_ngram, (), PROPOSED_LIMIT)
+        assert_proposes(text, place, end, found, whole)
         expected = candidates(text, end, max_ngram, eos, PROPOSED_LIMIT)
-        assert_proposes(text, place, end, found, expected)
+        assert whole[: found.before_eos[place]] == expected
+        assert min(found.accepted[place], found.before_eos[place]) == matched(expected, text[end:])
         assert candidates(text, end, max_ngram, eos, count) == expected[:count]
 
 
 BY_HAND = [
-    # text, prompt, max_ngram, eos: first, proposed, accepted
-    ([5, 6, 7, 5, 6, 7, 8], 4, 3, (), [6, 7, 5], [3, 3, 3], [2, 1, 0]),
-    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 2, (), [2], [3], [1]),  # 4 9 never stood before, 9 did
-    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 1, (), [2], [3], [1]),
-    ([1, 2, 0, 1, 2, 4], 5, 2, (0,), [-1], [0], [0]),  # what followed is an EOS
-    ([1, 2, 3, 0, 1, 2, 3, 4], 6, 2, (0,), [3, -1], [1, 0], [1, 0]),
-    ([4, 5, 6, 7], 1, 3, (), [-1, -1, -1], [0, 0, 0], [0, 0, 0]),
-    ([4, 4, 4, 4, 4], 1, 3, (), [-1, 4, 4, 4], [0, 1, 1, 1], [0, 1, 1, 1]),
-    ([8, 1, 8, 2, 8, 3], 5, 1, (), [1], [4], [0]),  # the first place from the left, not the last
+    # text, prompt, max_ngram, eos: first, proposed, accepted, before_eos
+    ([5, 6, 7, 5, 6, 7, 8], 4, 3, (), [[6, 7, 5], [3, 3, 3], [2, 1, 0], [3, 3, 3]]),
+    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 2, (), [[2], [3], [1], [3]]),  # 4 9 never stood before, 9 did
+    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 1, (), [[2], [3], [1], [3]]),
+    ([1, 2, 0, 1, 2, 4], 5, 2, (0,), [[0], [3], [0], [0]]),  # what followed is an EOS
+    ([1, 2, 3, 0, 1, 2, 3, 4], 6, 2, (0,), [[3, 0], [4, 4], [1, 0], [1, 0]]),
+    ([1, 2, 3, 0, 1, 2, 3, 0], 6, 2, (0,), [[3, 0], [4, 4], [2, 1], [1, 0]]),  # and the text ends with one
+    ([4, 5, 6, 7], 1, 3, (), [[-1, -1, -1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]),
+    ([4, 4, 4, 4, 4], 1, 3, (), [[-1, 4, 4, 4], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]]),
+    ([8, 1, 8, 2, 8, 3], 5, 1, (), [[1], [4], [0], [4]]),  # the first place from the left, not the last
 ]
 
 
-@pytest.mark.parametrize(("text", "prompt", "max_ngram", "eos", "first", "proposed", "accepted"), BY_HAND)
-def test_proposals_by_hand(
-    text: list[int], prompt: int, max_ngram: int, eos: Any, first: list[int], proposed: list[int], accepted: list[int]
-) -> None:
+@pytest.mark.parametrize(("text", "prompt", "max_ngram", "eos", "expected"), BY_HAND)
+def test_proposals_by_hand(text: list[int], prompt: int, max_ngram: int, eos: Any, expected: list[list[int]]) -> None:
     found = draft(max_ngram, eos).proposals(np.array(text), prompt)
-    assert found.first.tolist() == first
-    assert found.proposed.tolist() == proposed
-    assert found.accepted.tolist() == accepted
+    assert [column.tolist() for column in (found.first, found.proposed, found.accepted, found.before_eos)] == expected
 
 
 def test_a_proposal_has_at_most_so_many_tokens_as_the_log_holds() -> None:
@@ -120,21 +126,23 @@ def test_a_search_is_timed_at_the_last_token_of_a_text_that_is_indexed_before(mo
         searched.append(end)
         return add(self, tokens, end)
 
-    def spy_at(self: PromptLookup, *where: Any) -> tuple[int, int, int]:
+    def spy_at(self: PromptLookup, *where: Any) -> tuple[int, int, int, int]:
         found.append(at(self, *where))
         return found[-1]
 
-    found: list[tuple[int, int, int]] = []
+    found: list[tuple[int, int, int, int]] = []
     monkeypatch.setattr(lookup._Index, "add", spy_add)
     monkeypatch.setattr(PromptLookup, "_at", spy_at)
     monkeypatch.setattr(lookup.time, "perf_counter", lambda: len(searched))
     assert draft(2).search(text) == 1  # between the two looks at the clock: one step
     assert searched == list(range(1, len(text) + 1))
-    assert found == [(2, 3, 0)]  # 3 1 stood before; 2 3 1 followed
+    assert found == [(2, 3, 0, 3)]  # 3 1 stood before; 2 3 1 followed
 
 
 def test_facts_of_drafts_that_look_up_differently_differ() -> None:
     first, again, other = (draft(size).facts() for size in (2, 2, 3))
     assert first == again
     assert first.fingerprint != other.fingerprint
+    before_eos_alone = hashlib.sha256(b"prompt_lookup 2").hexdigest()  # of version 0.1.0: its log holds other proposals
+    assert first.fingerprint != before_eos_alone
     assert (first.kind, first.dtype, first.vocabulary, first.context) == ("prompt_lookup", "float32", 260, None)

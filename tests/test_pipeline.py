@@ -822,6 +822,7 @@ def test_prompt_lookup_of_a_run_is_that_of_its_texts(mixed: Run) -> None:
             assert found["proposed"].tolist() == expected.proposed.tolist()
             assert found["draft_top"].fillna(-1).tolist() == np.where(expected.proposed > 0, expected.first, -1).tolist()
             assert found["accepted_run"].fillna(0).tolist() == expected.accepted.tolist()
+            assert found["proposed_before_eos"].fillna(0).tolist() == expected.before_eos.tolist()
     assert 0 < (log["proposed"] > 0).mean() < 1
     assert log["accepted_run"].max() > 1
 
@@ -863,7 +864,9 @@ def test_a_run_with_prompt_lookup_alone_is_whole(mixed: Run, tiny: Path, tmp_pat
     assert build_report(run).results
 
 
-def test_prompt_lookup_of_a_run_proposes_no_eos_of_the_target(tiny: Path, tmp_path: Path) -> None:
+def test_the_log_holds_what_prompt_lookup_proposes_through_an_eos_of_the_target_and_before_it(
+    tiny: Path, tmp_path: Path
+) -> None:
     row = {"prompt": [1, 2, 7, 256, 5, 3, 1, 2], "response": [7, 9]}
     (tmp_path / "ids.jsonl").write_text(json.dumps(row) + "\n")
     source = {
@@ -874,7 +877,11 @@ def test_prompt_lookup_of_a_run_proposes_no_eos_of_the_target(tiny: Path, tmp_pa
     }
     drafts = {"ngram": {"kind": "prompt_lookup"}}
     run = run_profile(profile_file(tmp_path, tiny, data=[source], drafts=drafts), tmp_path / "run")
-    assert log_of(run, "ngram")["proposed"].tolist() == [1, 0]  # 7, and then nothing: an EOS followed
+    log = log_of(run, "ngram")  # 7 256 5 3 1 2, and after the 7 that came 256 5 3 1 2 7
+    assert log[["draft_top", "proposed", "accepted_run", "proposed_before_eos"]].to_numpy().tolist() == [
+        [7, 6, 1, 1],
+        [256, 6, 0, 0],
+    ]
     assert run.manifest.drafts["ngram"].eos == (256,)
 
 

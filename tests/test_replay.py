@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, steps
+from alphaprof.profiling.lookup import PromptLookup
 
 Array = np.ndarray[Any, Any]
 UNLIMITED = 10_000
 READY = 256  # `proposed` of a draft that is always ready
-FLAVOURS: tuple[Flavour, ...] = ("engine", "hf")
-both_flavours = pytest.mark.parametrize("flavour", FLAVOURS)
+every_flavour = pytest.mark.parametrize("flavour", get_args(Flavour))
 
 
 def trace(
@@ -92,6 +94,21 @@ def test_engine_rounds_by_hand() -> None:
     assert counted.drafted.tolist() == [[3, 3, 3]]
     assert counted.tested.tolist() == [[3, 2, 2]]
     assert counted.accepted.tolist() == [[2, 2, 1]]
+
+
+def test_llamacpp_rounds_by_hand() -> None:
+    # As engine's, but with three, two and one token left a round drafts two, one and none.
+    assert rounds(trace([0, 1, 1, 1, 0, 0], limit=6), 3, "llamacpp") == [(3, 3), (0, 0)]
+    assert rounds(trace([0, 1, 0, 0, 0], limit=5), 3, "llamacpp") == [(3, 1), (1, 0), (0, 0)]
+    assert rounds(trace([0, 1, 0, 0, 0], limit=9), 3, "llamacpp") == [(3, 1), (3, 0), (3, 0)]  # EOS ended the text
+
+
+def test_a_flavour_counts_the_tokens_left_in_each_document_of_some() -> None:
+    """The second and third of three documents, as where only some have rounds."""
+    three = corpus(np.zeros(9), np.full(9, READY), [2, 3, 4], np.array([2, 3, 5]))
+    some = dataclasses.replace(three, **{name: getattr(three, name)[1:] for name in ("start", "stop", "limit")})
+    assert steps(some, 4, "llamacpp").drafted.tolist() == [1, 0, 3, 2, 1]
+    assert steps(some, 4, "hf").drafted.tolist() == [2, 1, 0, 4, 3, 2, 1]
 
 
 def test_hf_rounds_by_hand() -> None:
@@ -167,10 +184,10 @@ def test_always_agreeing_gives_gamma_plus_one_tokens_a_round_and_never_agreeing_
     assert (none.tokens / none.rounds).tolist() == [1.0]
 
 
-@both_flavours
+@every_flavour
 def test_a_document_of_one_token(flavour: Any) -> None:
     counted = replay(trace([1], limit=1), 3, flavour)
-    assert counted.rounds.tolist() == ([0] if flavour == "engine" else [1])
+    assert counted.rounds.tolist() == ([1] if flavour == "hf" else [0])
     assert counted.drafted.sum() == 0
 
 
@@ -200,7 +217,7 @@ def assert_equal(found: Rounds, expected: Rounds) -> None:
         assert getattr(found, item.name).tolist() == getattr(expected, item.name).tolist(), item.name
 
 
-@both_flavours
+@every_flavour
 @given(documents, st.integers(1, 6), st.integers(0, 3))
 @settings(max_examples=300, deadline=None)
 def test_expectations_of_what_is_certain_are_the_facts(
@@ -279,7 +296,7 @@ def process(models: Models, gamma: int, flavour: Flavour) -> dict[Outcome, float
         if models.ended(history):
             return {(history, ()): 1.0}
         left = models.limit - len(history)
-        drafts = min(gamma, models.proposed(len(history)), left - 1 if flavour == "hf" else gamma)
+        drafts = min(gamma, models.proposed(len(history)), gamma if flavour == "engine" else left - 1)
         law: Counter[Outcome] = Counter()
         for chance, emitted, accepted in one_round(models, history, drafts):
             text = cut(models, history + emitted)
@@ -363,7 +380,7 @@ def tiny_models(request: pytest.FixtureRequest) -> tuple[Models, int]:
     return random_models(request.param, vocabulary, limit, gamma, eos, context), gamma
 
 
-@both_flavours
+@every_flavour
 def test_speculative_sampling_writes_the_targets_texts(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
     """The law of the text is the target's own: the enumeration is of the right process."""
     models, gamma = tiny_models
@@ -373,7 +390,7 @@ def test_speculative_sampling_writes_the_targets_texts(flavour: Flavour, tiny_mo
     assert law == pytest.approx(texts(models), abs=1e-12)
 
 
-@both_flavours
+@every_flavour
 def test_expected_counts_are_those_of_every_way_it_can_go(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
     """Given each text: rounds, and drafted, tested and accepted tokens by depth."""
     models, gamma = tiny_models
@@ -382,10 +399,10 @@ def test_expected_counts_are_those_of_every_way_it_can_go(flavour: Flavour, tiny
     enumerated = conditional_counts(process(models, gamma, flavour), written, gamma)
     for name in ("rounds", "drafted", "tested", "accepted"):
         assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
-    assert found.tokens.tolist() == [len(text) - (1 if flavour == "engine" else 0) for text in written]
+    assert found.tokens.tolist() == [len(text) - (0 if flavour == "hf" else 1) for text in written]
 
 
-@both_flavours
+@every_flavour
 def test_control_is_zero_on_average_over_texts(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
     """But not on each of them; given a text it is the tested positions' a_t less beta_t."""
     models, gamma = tiny_models
@@ -431,7 +448,7 @@ def test_acceptance_before_the_token_is_known_must_not_be_propagated() -> None:
 bits = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=8)
 
 
-@both_flavours
+@every_flavour
 @given(bits, st.integers(1, 4), st.integers(0, 2))
 @settings(max_examples=60, deadline=None)
 def test_expected_counts_are_the_mean_over_independent_acceptances(
@@ -511,10 +528,11 @@ def test_long_texts_drawn_round_by_round_agree_within_their_error() -> None:
 def plain_lookup(run: list[int], proposed: list[int], limit: int, gamma: int, flavour: Flavour) -> list[tuple[int, ...]]:
     """Rounds of one document under prompt lookup as (drafted, tested, accepted, emitted), in a plain loop."""
     found, size = [], len(run)
-    place = 1 if flavour == "engine" else 0
+    place = 0 if flavour == "hf" else 1
     while place < size:
-        inside = size - place
-        drafted = 0 if flavour == "hf" and limit - place == 1 else min(gamma, proposed[place])
+        inside, left = size - place, limit - place
+        room = {"engine": gamma, "llamacpp": left - 1, "hf": 0 if left == 1 else gamma}[flavour]
+        drafted = min(gamma, proposed[place], room)
         matched = min(drafted, run[place])
         emitted = matched + 1 if matched < inside else inside
         accepted = emitted - 1 if flavour == "hf" else matched
@@ -534,7 +552,7 @@ def lookups(draw: st.DrawFn) -> list[tuple[list[int], list[int], int]]:
     return found
 
 
-@both_flavours
+@every_flavour
 @given(lookups(), st.integers(1, 7))
 @settings(max_examples=200, deadline=None)
 def test_rounds_of_prompt_lookup_are_those_of_the_plain_loop(
@@ -549,15 +567,20 @@ def test_rounds_of_prompt_lookup_are_those_of_the_plain_loop(
     for index, (its_run, its_proposed, limit) in enumerate(given_documents):
         expected = np.array(plain_lookup(its_run, its_proposed, limit, gamma, flavour), dtype=int).reshape(-1, 4)
         assert counted.rounds[index] == len(expected)
-        assert counted.tokens[index] == expected[:, 3].sum() == lengths[index] - (flavour == "engine")
+        assert counted.tokens[index] == expected[:, 3].sum() == lengths[index] - (flavour != "hf")
         for name, column in (("drafted", 0), ("tested", 1), ("accepted", 2)):
             assert getattr(counted, name)[index].tolist() == (depth <= expected[:, column, None]).sum(0).tolist(), name
         assert counted.control[index] == 0
 
 
-@pytest.mark.parametrize(("flavour", "expected"), [("engine", [(3, 2), (3, 2)]), ("hf", [(0, 0), (3, 2), (3, 1)])])
+@pytest.mark.parametrize(
+    ("flavour", "expected"),
+    [("engine", [(3, 2), (3, 2)]), ("llamacpp", [(3, 2), (1, 1)]), ("hf", [(0, 0), (3, 2), (3, 1)])],
+)
 def test_rounds_of_prompt_lookup_by_hand(flavour: Flavour, expected: list[tuple[int, int]]) -> None:
-    """Six tokens, no more allowed: with two left and three drafted, Hugging Face counts the last one as the target's own."""
+    """Six tokens, no more allowed: with two left llama.cpp drafts one. Hugging Face drafts three, and counts the last one as
+    the target's own.
+    """
     offered = trace([0] * 6, proposed=[0, 5, 4, 3, 3, 3], limit=6)
     assert rounds(dataclasses.replace(offered, run=np.array([0, 2, 1, 0, 2, 0]), looked_up=True), 3, flavour) == expected
 
@@ -568,3 +591,62 @@ def test_prompt_lookup_drafts_beyond_what_is_left_but_not_for_one_token() -> Non
     found = dataclasses.replace(offered, run=np.zeros(4, dtype=int), looked_up=True)
     assert rounds(offered, 3, "hf") == [(3, 0), (2, 0), (1, 0), (0, 0)]
     assert rounds(found, 3, "hf") == [(3, 0), (3, 0), (3, 0), (0, 0)]
+
+
+# Rounds that a real vLLM ran; golden/vllm/README.md says how they were recorded.
+def recorded(name: str, way: str) -> Iterator[tuple[dict[str, Any], dict[str, list[int]], list[int], PromptLookup]]:
+    """Requests of a file, each with what vLLM counted when it decoded them in a way, the text, and prompt lookup for it."""
+    content = json.loads((Path(__file__).parent / "golden" / "vllm" / name).read_text())
+    lookup = PromptLookup("ngram", 3, tuple(content["eos"]), 50_000, "float32")
+    for request in content["requests"]:
+        if counted := request["vllm"].get(way):
+            yield request, counted, request["continuation_ids"][: counted["tokens"]], lookup
+
+
+def looked_up(prompt: list[int], text: list[int], lookup: PromptLookup, before_eos: bool = False) -> Trace:
+    """One document of prompt lookup."""
+    found = lookup.proposals(np.array(prompt + text), len(prompt))
+    proposed = found.before_eos if before_eos else found.proposed
+    return dataclasses.replace(trace([0] * len(text), proposed.tolist()), run=found.accepted, looked_up=True)
+
+
+def with_a_proposal(one: Trace, gamma: int) -> tuple[list[int], list[int], list[int]]:
+    """Of one document's rounds that drafted something, as vLLM lists them: drafted, accepted, and the tokens left."""
+    found = steps(one, gamma)
+    chosen = found.drafted > 0
+    return found.drafted[chosen].tolist(), found.accepted[chosen].tolist(), (one.stop[0] - found.at[chosen]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("way", "requests", "rounds", "accepted"),
+    [
+        ("draft_model 1", 8, 402, 233),
+        ("draft_model 3", 30, 2187, 2351),
+        ("draft_model 5", 8, 276, 361),
+        ("ngram 3", 30, 1874, 853),
+        ("ngram 5", 8, 248, 67),
+    ],
+)
+def test_rounds_that_vllm_ran_are_replayed_one_by_one(way: str, requests: int, rounds: int, accepted: int) -> None:
+    """All 84 pairs of a request and a way to decode it. vLLM counts drafts that it accepted after the text's end as well."""
+    totals = np.zeros(3, dtype=int)
+    for request, counted, text, lookup in recorded("rounds-stories15m.json", way):
+        by_model = trace([int(top == token) for top, token in zip(request["draft_top"], text, strict=False)])
+        one = looked_up(request["prompt_ids"], text, lookup) if way.startswith("ngram") else by_model
+        drafted, kept, left = with_a_proposal(one, int(way[-1]))
+        assert drafted == counted["drafted"]
+        assert kept == np.minimum(counted["accepted"], left).tolist()
+        totals += 1, len(kept), sum(kept)
+    assert totals.tolist() == [requests, rounds, accepted]
+
+
+def test_prompt_lookup_in_chats_drafts_what_vllm_did_and_less_before_an_eos() -> None:
+    """Each prompt has ends of turns, which are EOS ids: three of ten chats come out otherwise where proposals end there."""
+    otherwise = 0
+    for request, counted, text, lookup in recorded("rounds-smollm2-chat.json", "ngram 3"):
+        drafted, kept, left = with_a_proposal(looked_up(request["prompt_ids"], text, lookup), 3)
+        assert drafted == counted["drafted"]
+        assert kept == np.minimum(counted["accepted"], left).tolist()
+        before_eos, _, _ = with_a_proposal(looked_up(request["prompt_ids"], text, lookup, before_eos=True), 3)
+        otherwise += before_eos != counted["drafted"]
+    assert otherwise == 3

@@ -519,7 +519,7 @@ def test_json_holds_every_result_of_every_rule(report: Report) -> None:
     assert set(content["cost"]["draft_ms"]) == {"small", "large"}
 
 
-@pytest.mark.parametrize("flavour", ["engine", "hf"])
+@pytest.mark.parametrize("flavour", ["engine", "llamacpp", "hf"])
 def test_hugging_face_rounds_emit_one_token_more_a_document(run: Run, flavour: Any) -> None:
     found = build_report(run, flavour, rules=["lossless"])
     more = 1 if flavour == "hf" else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,23 @@ def test_one_hot_texts_are_plain_samples_and_rounds_are_those_of_replay(kind: st
             assert rounds(found) == replayed(item, columns, gamma)
             accepted += found.accepted.sum()
     assert accepted > 0
+
+
+def test_prompt_lookup_drafts_what_followed_an_end_of_turn_as_replay_says() -> None:
+    """The prompt holds an EOS at every fourth place, as a chat does; a proposal goes on after it."""
+    ours, draft = pair("lookup")
+    given = [document(number, 30, 40, largest=12) for number in range(4)]
+    ends = [np.where(np.arange(30) % 4 == 3, 38, item.prompt).astype(np.int32) for item in given]
+    beyond = 0
+    for item, columns in scored(ours, draft, [replace(item, prompt=ids) for item, ids in zip(given, ends, strict=True)]):
+        found = decoded(Speculation(ours, draft, STRICT, 6), item.document)
+        assert found.ids.tolist() == item.ids.tolist()
+        assert rounds(found) == replayed(item, columns, 6)
+        place = 1
+        for drafted, accepted in rounds(found):
+            beyond += drafted > columns["proposed_before_eos"][place]
+            place += accepted + 1
+    assert beyond > 0
 
 
 def test_a_draft_proposes_nothing_behind_a_token_that_it_does_not_have() -> None:

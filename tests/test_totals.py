@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from alphaprof.analysis.replay import Flavour
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import DEFAULT_RULES, RULES
 from alphaprof.analysis.totals import Request, Shape, columns_of, counts, shard_totals, table_of, trace_of
@@ -50,6 +51,7 @@ def log(**columns: list) -> pa.Table:
         "draft_rank_of_token": [1] * 8,
         "overlap": [0.8] * 8,
         "accepted_run": pa.nulls(8, pa.int16()),
+        "proposed_before_eos": pa.nulls(8, pa.int16()),
         "phase": pa.nulls(8, pa.string()),
     } | columns
     return pa.table({name: pa.array(values) for name, values in base.items()})
@@ -173,6 +175,7 @@ def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: b
         "accept_multi_draft_2": [0.95] * size,
         "emitted_multi_draft_2": [0.99] * size,
         "accepted_run": pa.nulls(size, pa.int16()),
+        "proposed_before_eos": pa.nulls(size, pa.int16()),
         "phase": pa.nulls(size, pa.string()),
     } | columns
     rows = {
@@ -185,9 +188,11 @@ def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: b
     return pa.table({name: pa.array(values) for name, values in base.items()}), pa.table(rows)
 
 
-def row_of(rule: str, columns: dict[str, list], draft: ModelFacts = FACTS, **options: Any) -> dict:
+def row_of(
+    rule: str, columns: dict[str, list], draft: ModelFacts = FACTS, flavour: Flavour = "engine", **options: Any
+) -> dict:
     positions, texts = text(columns, **options)
-    (row,) = totals(positions, texts, draft, rules=[rule])
+    (row,) = totals(positions, texts, draft, rules=[rule], flavour=flavour)
     return row
 
 
@@ -487,7 +492,7 @@ def test_a_mixed_shard_counts_what_belongs_to_each_policy() -> None:
     assert [row["accepted"] for row in rows] == [3.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("flavour", ["engine", "hf"])
+@pytest.mark.parametrize("flavour", ["engine", "llamacpp", "hf"])
 def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shards(flavour: Any, tmp_path: Path) -> None:
     """Many texts of one to three tokens are accepted or rejected for certain: alone their rounds are expectations, too."""
     texts = Domain(documents=64, shortest=1, longest=3, temperature=1.0, continuation="sampled", alpha=0.8)
@@ -548,6 +553,43 @@ def test_rounds_of_prompt_lookup_are_those_of_its_runs(rule: str, temperature: f
         "accepted_depths_2": [2.0, 1.0],
     }
     assert {name: row[name] for name in expected} == expected
+
+
+# The proposal at 1 is 2 0 5, of which 2 is right; those at 3 and 4 begin with an EOS, 0, with which the text ends.
+THROUGH_EOS = FOUND | {
+    "token": [1, 2, 3, 4, 0],
+    "draft_top": [None, 2, None, 0, 0],
+    "proposed": [0, 3, 0, 2, 3],
+    "accepted_run": [None, 1, None, 0, 1],
+    "proposed_before_eos": [None, 1, None, 0, 0],
+    "draft_rank_of_token": pa.nulls(5, pa.int32()),
+}
+
+
+@pytest.mark.parametrize(
+    ("flavour", "expected"),
+    [
+        # [2, 3], [4], [0]: of three drafts one is right, of two none, of three the EOS.
+        ("engine", {"proposals": 3, "emitted": 2.0, "drafted_depths_2": [3.0, 3.0], "accepted_depths_2": [2.0, 0.0]}),
+        # The same rounds; with two tokens left at 3 it drafts one, and at the last token none.
+        ("llamacpp", {"proposals": 3, "emitted": 2.0, "drafted_depths_2": [2.0, 1.0], "accepted_depths_2": [1.0, 0.0]}),
+        # [1], [2, 3], [4], [0]: one draft in all, the one before the EOS.
+        ("hf", {"proposals": 1, "emitted": 1.0, "drafted_depths_2": [1.0, 0.0], "accepted_depths_2": [1.0, 0.0]}),
+    ],
+)
+def test_proposals_of_prompt_lookup_go_through_an_eos_or_end_before_it_as_the_flavour_says(
+    flavour: Flavour, expected: dict[str, Any]
+) -> None:
+    row = row_of("strict", THROUGH_EOS, LOOKUP, flavour, temperature=None)
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_proposals_of_a_log_without_their_length_before_an_eos_are_as_long_as_it_says() -> None:
+    """As earlier versions logged them, which ended every proposal before an EOS."""
+    earlier = THROUGH_EOS | {"proposed": [0, 1, 0, 0, 0], "draft_top": [None, 2, None, None, None]}
+    earlier |= {"accepted_run": [None, 1, None, None, None], "proposed_before_eos": pa.nulls(5, pa.int16())}
+    found, expected = (row_of("strict", log, LOOKUP, "hf", temperature=None) for log in (earlier, THROUGH_EOS))
+    assert found == expected
 
 
 def test_thinking_is_counted_apart() -> None:

@@ -22,7 +22,7 @@ from alphaprof.analysis.certified import columns_at
 from alphaprof.analysis.lookup import first_proposals
 from alphaprof.analysis.replay import Flavour, Rounds, Trace, run_lengths
 from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
-from alphaprof.analysis.totals import Request, Shape, by_chance, columns_of, rounds_of, some_documents, trace_of
+from alphaprof.analysis.totals import Request, Shape, by_chance, columns_of, proposed_in, rounds_of, some_documents, trace_of
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROPOSED_LIMIT
 from alphaprof.log.store import Run
@@ -90,7 +90,7 @@ def losses(run: Run, jobs: Sequence[Job], flavour: Flavour) -> list[Losses]:
     for shard, texts in zip(run.shards, _texts(run), strict=True):
         rows = slice(at, at + len(texts.shape.document))
         for job, parts in zip(jobs, found, strict=True):
-            columns = _columns(run, job, shard.index, texts.shape)
+            columns = _columns(run, job, shard.index, texts.shape, flavour)
             parts.append(_losses(run, Part(job, columns, texts, job.gamma[rows]), flavour))
         at = rows.stop
     return [_joined(parts) for parts in found]
@@ -106,14 +106,14 @@ def _texts(run: Run) -> Iterator[Texts]:
         prompts = table["prompt_tokens"].to_numpy()
         place = np.arange(shape.stop[-1] if len(shape.stop) else 0) - shape.each(shape.start)
         if own is None:
-            found = _worked_out(table, prompts, shape, run.manifest.target.eos)
+            found = _worked_out(table, prompts, shape)
         else:
             log = run.positions(own, shard.index, ["draft_top", "proposed"])
             found = np.where(log["proposed"].to_numpy() > 0, log["draft_top"].fill_null(-1).to_numpy(), -1)
         yield Texts(shape, shape.each(prompts) + place - 1, found)
 
 
-def _worked_out(table: Any, prompts: Array, shape: Shape, eos: Sequence[int]) -> Array:
+def _worked_out(table: Any, prompts: Array, shape: Shape) -> Array:
     """Prompt lookup's first proposals at the positions of a shard, from its token ids."""
     ids = [table[name].combine_chunks().flatten().to_numpy() for name in ("prompt_ids", "continuation_ids")]
     lengths = shape.stop - shape.start
@@ -123,12 +123,13 @@ def _worked_out(table: Any, prompts: Array, shape: Shape, eos: Sequence[int]) ->
     continued = np.zeros(len(tokens), dtype=bool)
     continued[inside] = True
     tokens[continued], tokens[~continued] = ids[1], ids[0]
-    return first_proposals(tokens, start, eos)[continued]
+    return first_proposals(tokens, start)[continued]
 
 
-def _columns(run: Run, job: Job, index: int, shape: Shape) -> dict[str, Array]:
-    """What rules, replay and causes read of one shard; nulls become -1 or NaN."""
-    columns = columns_at(run, job.draft, index, columns_of([job.rule.id]))
+def _columns(run: Run, job: Job, index: int, shape: Shape, flavour: Flavour) -> dict[str, Array]:
+    """What rules, replay and causes read of one shard; nulls become -1 or NaN, and `proposed` is that of the flavour."""
+    columns = columns_at(run, job.draft, index, columns_of([job.rule.id], flavour))
+    columns["proposed"] = proposed_in(flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
     return columns

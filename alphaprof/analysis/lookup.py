@@ -5,7 +5,6 @@ The matching is that of `profiling.lookup`, which proposes whole runs and is bui
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,11 @@ NONE = -1
 LONGEST = 3  # tokens of the longest run that is looked up: the default of `max_ngram`
 
 
-def first_proposals(tokens: Ints, start: Ints, eos: Sequence[int], longest: int = LONGEST) -> Ints:
+def first_proposals(tokens: Ints, start: Ints, longest: int = LONGEST) -> Ints:
     """The first token that prompt lookup proposes for each place of several texts, [tokens]; NONE: no match.
 
     The texts follow each other in `tokens` and begin at `start` [texts]; none is empty. A place is looked up by the tokens
-    before it: the last `longest` of them, else fewer, where they first stood in the same text. EOS is never proposed.
+    before it: the last `longest` of them, else fewer, where they first stood in the same text.
     """
     found = np.full(len(tokens), NONE, dtype=np.int64)
     if len(tokens) == 0:
@@ -40,6 +39,5 @@ def first_proposals(tokens: Ints, start: Ints, eos: Sequence[int], longest: int 
         match[ends] = np.where(earlier < ends, earlier, match[ends])
     places = np.flatnonzero(offset > 0)
     known = places[match[places - 1] >= 0]
-    proposed = tokens[match[known - 1] + 1]
-    found[known] = np.where(np.isin(proposed, eos), NONE, proposed)
+    found[known] = tokens[match[known - 1] + 1]
     return found

@@ -10,10 +10,11 @@ independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program
 far in the round gives the expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
 average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together.
 
-Two flavours. `engine`: the prefill emits the first token; a round drafts as many tokens as the draft proposes, up to gamma,
-and nothing is capped at the end. `hf` follows Hugging Face's assisted generation: the first round starts at the first
-token; a round drafts min(gamma, tokens left - 1) (prompt lookup: only none where one token is left); the draft stops after
-its own EOS; a matched EOS counts as the target's own token.
+Three flavours. `engine`: the prefill emits the first token; a round drafts as many tokens as the draft proposes, up to
+gamma, and nothing is capped at the end. `llamacpp`: the same, but a round drafts at most the tokens left - 1, since
+llama.cpp's server leaves room for the target's own token. `hf` follows Hugging Face's assisted generation: the first round
+starts at the first token; a round drafts at most the tokens left - 1 (prompt lookup: only none where one token is left);
+the draft stops after its own EOS, and prompt lookup before one; a matched EOS counts as the target's own token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Flavour = Literal["engine", "hf"]
+Flavour = Literal["engine", "llamacpp", "hf"]
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -35,8 +36,8 @@ class Trace:
 
     `run` [positions]: drafts that a round starting there would get accepted, if it drafted without end; `proposed`
     [positions]: tokens that it would propose at most; `start`, `stop` [documents]: where each document begins and ends;
-    `limit` [documents]: its max_new_tokens; `draft_ends` [positions]: the draft's proposal is EOS; `looked_up`: the draft is
-    prompt lookup. The last three matter to `hf` only.
+    `limit` [documents]: its max_new_tokens, which `engine` does not read; `draft_ends` [positions]: the draft's proposal is
+    EOS; `looked_up`: the draft is prompt lookup. The last two matter to `hf` only.
     """
 
     run: Array
@@ -99,7 +100,7 @@ def steps(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Steps:
     """The rounds of all documents for one gamma, document by document."""
     from alphaprof.analysis.replay_loops import list_rounds
 
-    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, _mode(trace, flavour)).T)
+    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, flavour == "hf").T)
 
 
 def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
@@ -113,7 +114,7 @@ def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") ->
 
     found = _nothing(trace, gammas)
     places = _positions(trace, flavour)
-    count_rounds(places, _documents(trace), np.array(gammas), _mode(trace, flavour), found[:2])
+    count_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", found[:2])
     return _by_gamma(trace, gammas, flavour, found)
 
 
@@ -135,29 +136,34 @@ def expected_replays(
 
     found = _nothing(trace, gammas)
     kept, accept = (np.ascontiguousarray(values, dtype=np.float64) for values in chances)
-    places = _positions(trace, "engine"), (kept, accept)
-    expect_rounds(places, _documents(trace), np.array(gammas), _mode(trace, flavour), found)
+    places = _most_drafted(trace, flavour), kept, accept
+    expect_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", found)
     return _by_gamma(trace, gammas, flavour, found)
 
 
-def _first(flavour: Flavour) -> int:
-    """Where in a document its first round starts."""
-    return 1 if flavour == "engine" else 0
-
-
-def _mode(trace: Trace, flavour: Flavour) -> tuple[bool, bool, int]:
-    """What the loops have to know of a trace and a flavour."""
-    return flavour == "hf", trace.looked_up, _first(flavour)
-
-
 def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:
-    run, proposed = (np.ascontiguousarray(values, dtype=np.int64) for values in (trace.run, trace.proposed))
-    return run, proposed, _next_draft_end(trace) if flavour == "hf" else run
+    run = np.ascontiguousarray(trace.run, dtype=np.int64)
+    return run, _most_drafted(trace, flavour), _next_draft_end(trace) if flavour == "hf" else run
 
 
-def _documents(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    start, stop, limit = (np.ascontiguousarray(part, dtype=np.int64) for part in (trace.start, trace.stop, trace.limit))
-    return start, stop, limit
+def _documents(trace: Trace) -> tuple[Ints, Ints]:
+    start, stop = (np.ascontiguousarray(part, dtype=np.int64) for part in (trace.start, trace.stop))
+    return start, stop
+
+
+def _most_drafted(trace: Trace, flavour: Flavour) -> Ints:
+    """Tokens that a round starting at each position drafts at most, before gamma and the draft's own EOS; [positions]."""
+    proposed = np.ascontiguousarray(trace.proposed, dtype=np.int64)
+    if flavour == "engine":
+        return proposed
+    length = trace.stop - trace.start
+    inside = np.repeat(trace.start - np.cumsum(length) + length, length) + np.arange(length.sum())
+    left = np.repeat(trace.start + trace.limit, length) - inside
+    lookup_of_hf = flavour == "hf" and trace.looked_up
+    room = np.where(left == 1, 0, proposed[inside]) if lookup_of_hf else np.maximum(left - 1, 0)
+    capped = proposed.copy()
+    capped[inside] = np.minimum(proposed[inside], room)
+    return capped
 
 
 def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
@@ -169,7 +175,8 @@ def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
 
 def _by_gamma(trace: Trace, gammas: Sequence[int], flavour: Flavour, found: tuple[Array, Array, Array]) -> dict[int, Rounds]:
     rounds, depths, control = found
-    tokens = np.maximum(trace.stop - trace.start - _first(flavour), 0).astype(np.float64)
+    by_prefill = 0 if flavour == "hf" else 1
+    tokens = np.maximum(trace.stop - trace.start - by_prefill, 0).astype(np.float64)
     by_gamma = np.split(depths, np.cumsum(gammas)[:-1], axis=2)
     return {
         gamma: Rounds(rounds[index], tokens, by_gamma[index][0], by_gamma[index][1], by_gamma[index][2], control[index])

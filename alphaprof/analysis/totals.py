@@ -100,7 +100,7 @@ def counts(positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, M
     """Totals of one shard; `models`: target and draft."""
     target, draft = models
     shape = Shape.of(documents)
-    columns = _columns(positions, shape, columns_of(request.rules))
+    columns = _columns(positions, shape, request)
     ready = columns["proposed"] > 0
     shared = _shared_counts(columns, shape, target.measured_noise)
     found: Counts = {}
@@ -132,11 +132,24 @@ def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
 def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: ModelFacts) -> Trace:
     """What replay reads. The runs of prompt lookup are stored, since its proposals depend on where a round starts."""
     looked_up = draft.kind == "prompt_lookup"
-    run = columns["accepted_run"] if looked_up else run_lengths(kept == 1, shape.start, shape.stop)
-    # Hugging Face stops the draft at the target's EOS ids; prompt lookup never proposes them.
-    ends = np.isin(columns["draft_top"], target.eos) & (columns["proposed"] > 0)
     proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
+    # A proposal that a flavour ends early is the beginning of the logged one: what it gets accepted is the smaller count.
+    run = np.minimum(columns["accepted_run"], proposed) if looked_up else run_lengths(kept == 1, shape.start, shape.stop)
+    # Hugging Face stops the draft at the target's EOS ids; its prompt lookup never proposes them.
+    ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0)
     return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
+
+
+def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
+    """How many tokens a round of a flavour proposes at most, [positions], from columns of the log with nulls as -1.
+
+    Only `hf` ends proposals of prompt lookup before an EOS. Logs of versions that did so always have no
+    `proposed_before_eos`: their `proposed` is what it would be.
+    """
+    if flavour != "hf":
+        return columns["proposed"]
+    before_eos = columns["proposed_before_eos"]
+    return np.where(before_eos < 0, columns["proposed"], before_eos)
 
 
 def some_documents(trace: Trace, chosen: Array) -> Trace:
@@ -161,18 +174,22 @@ def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: Reques
     return expected_replays(trace, chances, request.gammas, request.flavour)
 
 
-def columns_of(rules: Sequence[str]) -> list[str]:
+def columns_of(rules: Sequence[str], flavour: Flavour = "engine") -> list[str]:
     """Columns of the log that these rules and replay read."""
     logged = [rule.id for rule in rules_of(list(rules)) if rule.rule.logged]
-    return [*READ, *(f"{name}_{rule}" for rule in logged for name in ("accept", "emitted"))]
+    more = ["proposed_before_eos"] if flavour == "hf" else []
+    return [*READ, *more, *(f"{name}_{rule}" for rule in logged for name in ("accept", "emitted"))]
 
 
-def _columns(positions: pa.Table, shape: Shape, names: Sequence[str]) -> dict[str, Array]:
-    """The columns that rules and replay read, as arrays; nulls (no proposal, no distribution) become -1 or NaN."""
+def _columns(positions: pa.Table, shape: Shape, request: Request) -> dict[str, Array]:
+    """The columns that rules and replay read, as arrays; nulls (no proposal, no distribution) become -1 or NaN. `proposed`
+    is that of the flavour.
+    """
     columns: dict[str, Array] = {}
-    for name in names:
+    for name in columns_of(request.rules, request.flavour):
         column = positions[name]
         columns[name] = (column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy()
+    columns["proposed"] = proposed_in(request.flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
     phase = positions["phase"].cast(pa.string())

@@ -39,7 +39,7 @@ class Wanted:
 def _compute(run: Run, draft: str, index: int, request: Request) -> Counts:
     """Totals of one shard, from its position log."""
     manifest = run.manifest
-    positions = run.positions(draft, index, [*columns_of(request.rules), "phase"])
+    positions = run.positions(draft, index, [*columns_of(request.rules, request.flavour), "phase"])
     documents = run.continuations(index, DOCUMENTS)
     return counts(positions, documents, (manifest.target, manifest.drafts[draft]), request)
 
@@ -157,9 +157,9 @@ class Held:
 def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
     """Totals of all complete shards for the rules that `request` names: all columns, or some; each rule's documents ascend.
 
-    What is not stored is computed from the log and not written: of an interrupted run, in the `hf` flavour, of a rule
-    that the profile did not ask for, or where another version of alphaprof stored other columns. Raises `OptionInvalid` for
-    a rule that the log cannot tell of.
+    What is not stored is computed from the log and not written: of an interrupted run, in a flavour other than `engine`, of
+    a rule that the profile did not ask for, or where another version of alphaprof stored other columns. Raises
+    `OptionInvalid` for a rule that the log cannot tell of.
     """
     tables = Held(run, draft).read(request, columns, list)
     return pa.concat_tables(tables) if tables else _schema(run, columns).empty_table()

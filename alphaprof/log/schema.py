@@ -93,7 +93,8 @@ POSITION_COLUMNS = (
     Column(
         "proposed",
         pa.int16(),
-        f"Tokens that a round starting here would propose at most (0: none), capped at {PROPOSED_LIMIT}.",
+        f"Tokens that a round starting here would propose at most (0: none), those after an EOS included; capped at "
+        f"{PROPOSED_LIMIT}.",
         "tokens",
         0,
         PROPOSED_LIMIT,
@@ -101,9 +102,20 @@ POSITION_COLUMNS = (
     Column(
         "accepted_run",
         pa.int16(),
-        "Drafts accepted by a round that starts here, where they depend on the round's start (prompt lookup); else null.",
+        "Drafts accepted by a round that starts here and proposes `proposed` tokens, where they depend on the round's start "
+        "(prompt lookup); else null. A round that proposes fewer of them accepts at most as many as it proposes.",
         "tokens",
         0,
+        nullable=True,
+    ),
+    Column(
+        "proposed_before_eos",
+        pa.int16(),
+        "Tokens of `proposed` that stand before the first EOS among them, where transformers ends a proposal of prompt "
+        "lookup; null: another draft, or nothing proposed.",
+        "tokens",
+        0,
+        PROPOSED_LIMIT,
         nullable=True,
     ),
 )

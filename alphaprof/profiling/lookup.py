@@ -1,7 +1,8 @@
 """Prompt lookup: a draft without a model that proposes what followed the last tokens where they stood before.
 
-The matching is that of transformers' prompt lookup: of the last `max_ngram` tokens, else of fewer, the first earlier place
-from the left; what followed there is proposed, up to the end of the text so far and before an EOS.
+The matching is that of vLLM and transformers: of the last `max_ngram` tokens, else of fewer, the first earlier place from
+the left; what followed there is proposed, up to the end of the text so far. vLLM proposes through an EOS, which stands in
+every prompt of a chat; transformers ends the proposal before it. The log holds both lengths; decoding here follows vLLM.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ class Proposals:
     """What lookup proposes at each position of a continuation, [positions].
 
     `first`: the first token (-1: no match); `proposed`: how many tokens, at most PROPOSED_LIMIT; `accepted`: how many of
-    them are what the text goes on with.
+    them are what the text goes on with; `before_eos`: how many of them stand before the first EOS among them. A proposal
+    that ends there is the beginning of the whole one, so that min(accepted, before_eos) of its tokens are accepted.
     """
 
     first: Ints
     proposed: Ints
     accepted: Ints
+    before_eos: Ints
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class PromptLookup:
     def proposals(self, ids: np.ndarray[Any, Any], prompt: int) -> Proposals:
         """The proposals at every position of a text that begins with `prompt` tokens of prompt."""
         tokens = ids.tolist()
-        found = np.zeros((3, len(tokens) - prompt), dtype=np.int64)
+        found = np.zeros((4, len(tokens) - prompt), dtype=np.int64)
         found[0] = -1
         index = _Index(self.max_ngram)
         for end in range(1, len(tokens)):
@@ -54,19 +57,18 @@ class PromptLookup:
                 found[:, end - prompt] = self._at(tokens, place, end)
         return Proposals(*found)
 
-    def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int]:
-        """First token, length and accepted length of the proposal from `place` on when the text so far ends at `end`."""
+    def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int, int]:
+        """The fields of `Proposals` for the proposal from `place` on when the text so far ends at `end`."""
         proposal = self.proposal(tokens, place, end)
         actual = tokens[end : end + len(proposal)]
         pairs = enumerate(zip(proposal, actual, strict=False))
         accepted = next((number for number, (left, right) in pairs if left != right), len(actual))
-        return (proposal[0] if proposal else -1), len(proposal), accepted
+        before_eos = next((number for number, token in enumerate(proposal) if token in self.eos), len(proposal))
+        return proposal[0], len(proposal), accepted, before_eos
 
     def proposal(self, tokens: list[int], place: int, end: int) -> list[int]:
-        """The tokens from `place` on, up to an EOS or to where the text so far ends, at `end`."""
-        found = tokens[place : min(place + PROPOSED_LIMIT, end)]
-        stop = next((number for number, token in enumerate(found) if token in self.eos), len(found))
-        return found[:stop]
+        """The tokens from `place` on, up to where the text so far ends, at `end`; one at least."""
+        return tokens[place : min(place + PROPOSED_LIMIT, end)]
 
     def search(self, tokens: list[int]) -> float:
         """Seconds that one search of a text takes when it is indexed up to its last token."""
@@ -85,7 +87,8 @@ class PromptLookup:
             reference="prompt lookup",
             kind="prompt_lookup",
             architecture="none",
-            fingerprint=hashlib.sha256(f"prompt_lookup {self.max_ngram}".encode()).hexdigest(),
+            # Not that of older versions, which logged proposals that end before an EOS: their runs hold another draft.
+            fingerprint=hashlib.sha256(f"prompt_lookup {self.max_ngram} through eos".encode()).hexdigest(),
             dtype=self.dtype,
             device="cpu",
             parameters=0,
@@ -112,7 +115,7 @@ class Reader:
         self._read = len(tokens)
 
     def propose(self, tokens: list[int], most: int) -> list[int]:
-        """At most so many proposed tokens behind the text so far."""
+        """Proposes up to `most` tokens that follow `tokens`, the text so far."""
         self.read(tokens)
         return [] if self._place is None else self.draft.proposal(tokens, self._place, len(tokens))[:most]
 

@@ -173,6 +173,7 @@ def _joined_proposals(draft: PromptLookup, batch: Sequence[Continuation]) -> Arr
         "draft_top": np.concatenate([item.first for item in found]),
         "proposed": np.concatenate([item.proposed for item in found]),
         "accepted_run": np.concatenate([item.accepted for item in found]),
+        "proposed_before_eos": np.concatenate([item.before_eos for item in found]),
     }
 
 

@@ -284,7 +284,7 @@ class ReportWarning:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer. `replay` says which flavour of rounds the numbers follow (engine or hf)."""
+    """The answer. `replay` says which flavour of rounds the numbers follow (engine, llamacpp or hf)."""
 
     alphaprof: str
     confidence: float
