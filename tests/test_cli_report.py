@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from alphaprof import cli
@@ -203,16 +202,23 @@ def test_strict_can_be_asked_for_where_only_sampled_text_is(drawn: Run, alphapro
     assert "not defined on the target's sampled text" in traffic["reason"]
 
 
-def test_a_log_of_an_alphaprof_without_sampled_text_is_still_read(tmp_path: Path, alphaprof: Runner) -> None:
-    """Its documents lack the columns that came later, all of which may be null, and its totals some counts."""
+def test_a_report_on_damaged_totals_says_so_and_keeps_its_numbers(tmp_path: Path, alphaprof: Runner) -> None:
+    """They are worked out again from the log; --verify, which looks at every byte, ends with an error."""
     run = write_run(tmp_path / "run", Recipe())
-    expected = answered(alphaprof, run.path, "--rules", "additive:0.2")
-    later = ["temperature", "top_k", "top_p", "min_p", "seed"]
-    for path in [run.path / "documents.parquet", *(run.path / "continuations").glob("*.parquet")]:
-        pq.write_table(pq.ParquetFile(path).read().drop_columns(later), path)
-    for path in (run.path / "totals").rglob("*.parquet"):
-        pq.write_table(pq.ParquetFile(path).read().drop_columns(["emitted", "impossible"]), path)
-    assert answered(alphaprof, run.path, "--rules", "additive:0.2") == expected
+    expected = answered(alphaprof, run.path, "--verify")
+    names = ["documents.parquet", "totals/draft=small/part-00000-00002.parquet"]
+    for name in names:
+        content = bytearray((run.path / name).read_bytes())
+        content[50] ^= 1
+        (run.path / name).write_bytes(content)
+    found = answered(alphaprof, run.path)
+    warnings = found["warnings"][: len(names)]
+    assert [(item["code"], item["message"].split()[0]) for item in warnings] == [("damaged", name) for name in names]
+    assert found | {"warnings": found["warnings"][len(names) :]} == expected
+    code, output, errors = alphaprof("report", run.path, "--verify")
+    assert (code, output) == (6, "")
+    assert "is damaged: its content is not what was written (and 1 more of 9 files)" in errors
+    assert "hint: alphaprof profile with --resume makes it again" in errors
 
 
 def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(alphaprof: Runner) -> None:
