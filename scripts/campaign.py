@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Run alphaprof on hostile cases: damaged runs, strange input, failing disks, kills. Every case follows from seed and number.
+"""Run alphaprof on hostile cases: damaged runs, strange input, failing disks, kills. Seed and number say all of a case.
 
     python scripts/campaign.py [--seed 0] [--files 1000] [--kills 100] ... [--only PART [--case N]]
 
 files: a bit, some bytes or a whole file of a run is changed; then report, check, compare, trees, export and `alphaprof.open`
-read it. manifests: one value of manifest.json is edited; its digest stays as it was, or is worked out again. profiles, tables,
-requests: profile files with overrides, step times and logs of requests, edited as data and as bytes. A profile is followed
-until its models would be loaded; of the others a report is asked. disk: a call that touches files fails, once or from then
-on. kills: profiles of tiny models and imports are killed at a file event or at a random time, and finished.
+read it. manifests: one value of manifest.json is edited; its digest stays as it was, or is worked out again. profiles,
+tables, requests: profile files with overrides, step times and logs of requests, edited as data and as bytes. A profile is
+followed until its models would be loaded; of the others a report is asked. disk: a call that touches files fails, once or
+from then on. kills: profiles of tiny models and imports are killed at a file event or at a random time, and finished.
 
 How a case ends: with the `same answer`; with another one and a word about it (`warned`); with an error of two lines
-(`refused`); or with `another answer`, where the input is the user's own to change. Failures: `silently different` (a number of
-the answer or a row of a finished run is another one, and nothing was said), `not finished` (what was interrupted cannot be
-finished), `long message`, `traceback` (any error but ours), `hang`. Exit code 1 where there is one; of 1,000 changed files 3
-may be silent. All of it takes about MINUTES minutes on one core.
+(`refused`); or with `another answer`, where the input is the user's own to change. Failures: `silently different` (a number
+of the answer or a row of a finished run is another one, and nothing was said), `not finished` (what was interrupted cannot
+be finished), `long message`, `traceback` (any error but ours), `hang`. Exit code 1 where there is one; of 1,000 changed
+files 3 may be silent. All of it takes about 20 minutes on one idle core.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -49,11 +49,12 @@ from unittest.mock import patch
 import pandas as pd
 import pyarrow.parquet as pq
 import yaml
+from typer.main import get_command
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import alphaprof
-from alphaprof.cli import main as alphaprof_main
+from alphaprof import cli
 from alphaprof.errors import AlphaprofError
 from alphaprof.log import manifest as manifests
 from alphaprof.log.store import Run
@@ -95,8 +96,14 @@ class Reached(BaseException):
 
 def command(*arguments: object) -> Outcome:
     """What `alphaprof` prints with these arguments."""
-    with patch.object(sys, "argv", ["alphaprof", *map(str, arguments)]):
-        return outcome_of(alphaprof_main)
+    with patch.object(sys, "argv", ["alphaprof", *map(str, arguments)]), patch.object(cli, "app", built()):
+        return outcome_of(cli.main)
+
+
+@cache
+def built() -> Callable[[], object]:
+    """The command line as `app()` makes it anew at every call, which takes as long as many a case."""
+    return get_command(cli.app)
 
 
 def outcome_of(call: Callable[[], str | None]) -> Outcome:
@@ -115,7 +122,7 @@ def outcome_of(call: Callable[[], str | None]) -> Outcome:
         except SystemExit as end:
             kind = "answer" if (end.code or 0) in ANSWERED else "refused"
         except Reached:
-            kind = "another answer"
+            pass
         except Hang as error:
             kind, detail = "hang", _place(error)
         except BaseException as error:
@@ -231,6 +238,11 @@ def judged(name: str, before: Outcome, now: Outcome) -> Outcome:
     return Outcome("warned" if (warned, now.said) != (warned_before, before.said) else "silently different", detail)
 
 
+def of_input(outcome: Outcome, place: str) -> Outcome:
+    """How a case ended whose input is the user's own to change."""
+    return Outcome("another answer" if outcome.kind == "answer" else outcome.kind, f"{place}: {outcome.detail}")
+
+
 def figures(text: str) -> tuple[dict[str, str], object]:
     """The numbers and verdicts of a JSON answer by their place, and its warnings; of other text its lines."""
     try:
@@ -268,7 +280,7 @@ LINES = r"""
 @|`|%x|""|"|'|- - -|- a|<<|=|b: c: d|!!str 1|!!float 1|!!seq {}|!!map []|"a\nb"|..|/|-1|0|1e400|[]|{}|[null]"""
 BOMB = ",".join(f"&{name} [{','.join([f'*{before}'] * 9)}]" for before, name in itertools.pairwise("abcdefghi"))
 YAML = [snippet for line in LINES.split("\n")[1:] for snippet in line.split("|")]
-YAML += ["9" * 5000, "[" * 3000 + "]" * 3000, "{a: " * 500 + "1" + "}" * 500, f"[&a [x,x,x,x,x,x,x,x,x],{BOMB}]"]
+YAML += ["9" * 5000, "[" * 1000 + "]" * 1000, "{a: " * 500 + "1" + "}" * 500, f"[&a [x,x,x,x,x,x,x,x,x],{BOMB}]"]
 MARK = "@MARK@"  # in edited data: a piece of text that only a file can hold comes there
 
 
@@ -292,17 +304,8 @@ def edited(rng: random.Random, tree: Any, dump: Callable[[Any], str], snippets: 
     node, key, place = rng.choice(places)
     value, other = node[key], rng.choice(places)
     number = value if isinstance(value, int | float) else 1
-    near = (
-        -number,
-        number + 1,
-        number * 10**9,
-        number / 3,
-        not number,
-        str(value),
-        [value],
-        {"a": value},
-        other[0][other[1]],
-    )
+    near = [-number, number + 1, number * 10**9, number / 3, not number, str(value), [value], {"a": value}]
+    near += [other[0][other[1]]]
     change, snippet = rng.choice(("value", "value", "near", "near", "text", "text", "text", "deleted", "doubled")), ""
     if change == "deleted":
         del node[key]
@@ -417,7 +420,7 @@ def profiles(folder: Path) -> Iterator[Case]:
         with patch.object(pipeline, "load", reached):
             outcome = command("profile", folder / "case.yaml", "--out", folder / "run", *options)
         shutil.rmtree(folder / "run", ignore_errors=True)
-        return Outcome(outcome.kind, f"{outcome.detail} {' '.join(options)[:120]}")
+        return of_input(outcome, " ".join(options)[:120])
 
     yield case
 
@@ -452,9 +455,7 @@ def tables(folder: Path) -> Iterator[Case]:
         content, place = edited(rng, cells, as_csv) if csv else edited(rng, rng.choice(nested), json.dumps)
         path.write_bytes(damaged(rng, content) if rng.random() < 0.3 else content)
         outcome = command("report", run, "--set", "costs.source=table", "--set", f"costs.path={path}", "--format", "json")
-        return Outcome(
-            "another answer" if outcome.kind == "answer" else outcome.kind, f"{path.name} {place}: {outcome.detail}"
-        )
+        return of_input(outcome, f"{path.name} {place}")
 
     yield case
 
@@ -462,8 +463,9 @@ def tables(folder: Path) -> Iterator[Case]:
 REQUEST = json.loads("""{
   "id": "first", "object": "chat.completion", "model": "served/target", "prompt_token_ids": [1, 2, 3],
   "choices": [{"index": 0, "finish_reason": "length"}], "usage": {"prompt_tokens": 3, "completion_tokens": 8},
-  "metrics": {"speculative_decoding": {"acceptance_histogram": [2, 1, 1], "num_spec_steps": 4, "num_accepted_draft_tokens": 3,
-    "num_draft_tokens": 5, "num_spec_tokens": 2, "per_step_accepted": [1, 0, 2, 0], "per_step_drafted": [2, 1, 2, 0]}}
+  "metrics": {"speculative_decoding": {"acceptance_histogram": [2, 1, 1], "num_spec_steps": 4,
+    "num_accepted_draft_tokens": 3, "num_draft_tokens": 5, "num_spec_tokens": 2,
+    "per_step_accepted": [1, 0, 2, 0], "per_step_drafted": [2, 1, 2, 0]}}
 }""")
 REQUESTS = [REQUEST | {"id": f"request {number}", "prompt_token_ids": [number, 7, 9]} for number in range(5)]
 REQUESTS += [{"response": {"body": REQUEST}}, REQUEST | {"id": "last", "metadata": {"a": [1, {"b": None}]}}]
@@ -503,9 +505,9 @@ def requests(folder: Path) -> Iterator[Case]:
         shutil.rmtree(run, ignore_errors=True)
         (folder / "requests.jsonl").write_bytes(damaged(rng, content) if rng.random() < 0.3 else content)
         outcome = command(*import_arguments(folder), *rng.choice(((), ("--leave-out",))))
-        for reader in readers(run, ["engine"]).values():
-            outcome = reader() if outcome.kind == "answer" else outcome
-        return Outcome("another answer" if outcome.kind == "answer" else outcome.kind, f"{place}: {outcome.detail}")
+        for name in ("report", "check", "compare", "open"):
+            outcome = readers(run, ["engine"])[name]() if outcome.kind == "answer" else outcome
+        return of_input(outcome, place)
 
     yield case
 
@@ -615,7 +617,7 @@ def calls_of(scene: Scene, folder: Path) -> dict[tuple[Any, str], int]:
 
 
 def report_out(subject: Subject) -> Scene:
-    """A report that takes the place of an older one: afterwards it is the old or the new one, whole, with nothing beside it."""
+    """A report that takes the place of an older one: afterwards the old or the new one is there, whole, and nothing else."""
     page = subject.path.parent / "pages" / "answer.json"
 
     def begin() -> None:
@@ -744,7 +746,7 @@ costs: {context: 16, repeats: 3}
 
 
 class Server:
-    """A process that has run a command already, and forks a process for each further one, which then need not import anything."""
+    """A process that has run a command already, and forks a process for each further one, which need not import anything."""
 
     def __init__(self, *arguments: object) -> None:
         self._log = Path(str(arguments[-1])).parent / "log.txt"
@@ -772,7 +774,7 @@ class Server:
 
 
 def serve() -> None:
-    """Read commands from standard input: run the first here, each other one in a process of its own, and print how it ends."""
+    """Read commands from standard input: run the first one here, each other in a process of its own; print how it ends."""
     first = command(*json.loads(sys.stdin.readline()))
     print(json.dumps([first.kind, first.detail, first.text, first.said]), flush=True)
     for line in sys.stdin:
@@ -802,7 +804,7 @@ def run_and_die(arguments: Sequence[str], log: str, event: int, seconds: float) 
     code: Any = 1
     try:
         with patch.object(sys, "argv", ["alphaprof", *arguments]):
-            alphaprof_main()
+            cli.main()
         code = 0
     except SystemExit as end:
         code = end.code or 0
