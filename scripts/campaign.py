@@ -370,7 +370,8 @@ def edited_manifests(folder: Path) -> Iterator[Case]:
         content, place = edited(rng, json.loads(subject.files["manifest.json"]), signed if owned else json.dumps)
         subject.write(subject.files | {"manifest.json": content})
         outcome = subject.judged()
-        change = owned and outcome.kind == "silently different" and not place.startswith("shards")
+        counted = re.fullmatch(r"shards(\.\d+(\.(index|documents|positions))?)?", place)
+        change = owned and outcome.kind == "silently different" and not counted
         detail = f"{place}{', digest worked out again' * owned}: {outcome.detail}"
         return Outcome("another answer" if change else outcome.kind, detail)
 
@@ -590,11 +591,8 @@ def disk(folder: Path, models: bool = True) -> Iterator[Case]:
 
     def case(rng: random.Random) -> Outcome:
         name, call = rng.choice(list(counts))
-        number, error, stays = (
-            rng.randint(1, counts[name, call]),
-            rng.choice(ERRORS[: 3 if call[1] in READING else None]),
-            rng.random() < 0.5,
-        )
+        number, stays = rng.randint(1, counts[name, call]), rng.random() < 0.5
+        error = rng.choice(ERRORS[: 3 if call[1] in READING else None])
         scenes[name].begin()
         with Disk(folder, number, getattr(errno, error), stays).failing(*call):
             outcome = scenes[name].act()
@@ -644,12 +642,9 @@ def importing(subject: Subject) -> Scene:
 
     def after(outcome: Outcome) -> Outcome:
         again = carry_on(arguments) if outcome.kind == "refused" else outcome
-        if again.kind != "answer":
-            return Outcome("not finished" if again.kind == "refused" else again.kind, f"{outcome.detail}; {again.detail}")
-        found = subject.judged()
-        return Outcome(
-            outcome.kind if found.kind == "same answer" and outcome.kind == "refused" else found.kind, found.detail
-        )
+        if again.kind == "answer":
+            return ended(outcome, subject.judged())
+        return Outcome("not finished" if again.kind == "refused" else again.kind, f"{outcome.detail}; {again.detail}")
 
     return Scene(partial(shutil.rmtree, subject.path, ignore_errors=True), partial(command, *arguments), after)
 
@@ -660,12 +655,12 @@ def writing(run: Path) -> Scene:
     whole = rows_of(write_run(run, recipe).path)
 
     def after(outcome: Outcome) -> Outcome:
-        if not (run / "manifest.json").exists():
-            return outcome
-        now = outcome_of(lambda: " ".join(lost(rows_of(run), whole)))
+        if outcome.kind == "answer":
+            return finished(outcome, run, whole)
+        now = outcome_of(lambda: " ".join(lost(rows_of(run), whole) if (run / "manifest.json").exists() else ()))
         if now.kind != "answer" or now.text:
             return Outcome("silently different", f"{outcome.detail}; afterwards {now.detail}{now.text}")
-        return Outcome("same answer" if outcome.kind == "answer" else outcome.kind, outcome.detail)
+        return outcome
 
     begin = partial(shutil.rmtree, run, ignore_errors=True)
     return Scene(begin, partial(outcome_of, lambda: str(write_run(run, recipe).path)), after)
@@ -679,12 +674,15 @@ def profiling(folder: Path) -> Scene:
     def after(outcome: Outcome) -> Outcome:
         if outcome.kind not in ("answer", "refused"):
             return outcome
-        end = finished(carry_on(profile_arguments(folder)), run, whole)
-        return Outcome(
-            outcome.kind if end.kind == "same answer" == outcome.kind else end.kind, f"{outcome.detail}; {end.detail}"
-        )
+        return ended(outcome, finished(carry_on(profile_arguments(folder)), run, whole))
 
     return Scene(partial(shutil.rmtree, run, ignore_errors=True), partial(command, *profile_arguments(folder)), after)
+
+
+def ended(outcome: Outcome, finish: Outcome) -> Outcome:
+    """How a case ended that was finished after a failure, if there was one."""
+    kind = outcome.kind if outcome.kind == "refused" and finish.kind == "same answer" else finish.kind
+    return Outcome(kind, f"{outcome.detail}; {finish.detail}")
 
 
 def carry_on(arguments: tuple[object, ...], call: Callable[..., Outcome] = command, **plan: Any) -> Outcome:
@@ -705,11 +703,15 @@ def lost(now: Mapping[str, pd.DataFrame], whole: Mapping[str, pd.DataFrame]) -> 
 
 def finished(outcome: Outcome, run: Path, whole: Mapping[str, pd.DataFrame]) -> Outcome:
     """Whether a run that was finished has the rows of one that nothing happened to, and nothing else in its directory."""
-    if outcome.kind != "answer":
-        return Outcome("not finished" if outcome.kind == "refused" else outcome.kind, outcome.detail)
-    now = rows_of(run)
-    other = [name for name in whole if not whole[name].equals(now.get(name))] + [path.name for path in run.rglob(".*")]
-    return Outcome("silently different" if other else "same answer", ", ".join(other))
+
+    def differences() -> str:
+        now = rows_of(run)
+        other = [name for name in whole if not whole[name].equals(now.get(name))]
+        return ", ".join([*other, *(path.name for path in run.rglob("*.tmp"))])
+
+    end = outcome_of(differences) if outcome.kind == "answer" else outcome
+    kinds = {"answer": "silently different" if end.text else "same answer", "refused": "not finished"}
+    return Outcome(kinds.get(end.kind, end.kind), end.detail or end.text)
 
 
 # --- kills --------------------------------------------------------------------------------------------------------------
@@ -870,7 +872,12 @@ def run_cases(name: str, seed: int, numbers: Sequence[int], **options: bool) -> 
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True))
         case = stack.enter_context(PARTS[name][0](Path(folder) / name, **options))
         for number in numbers:
-            yield case(random.Random(f"{seed} {name} {number}"))  # noqa: S311
+            yield case(chance(seed, name, number))
+
+
+def chance(seed: int, name: str, number: int) -> random.Random:
+    """What decides a case: its own generator of random numbers."""
+    return random.Random(f"{seed} {name} {number}")  # noqa: S311
 
 
 def missed(name: str, kinds: Counter[str]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import sys
 import time
 from collections import Counter
@@ -144,11 +143,11 @@ def test_mutations_follow_from_their_number_and_leave_what_they_change_alone() -
     tree: Any = {"a": [1, {"b": "x"}], "c": None}
     data, changed = bytes(range(50)), 0
     for number in range(300):
-        (text, place), again = (campaign.edited(random.Random(number), tree, json.dumps) for _ in range(2))
+        (text, place), again = (campaign.edited(campaign.chance(SEED, "bytes", number), tree, json.dumps) for _ in range(2))
         assert (text, place) == again
         assert tree == {"a": [1, {"b": "x"}], "c": None}
         assert place in ("a", "a.0", "a.1", "a.1.b", "c")
-        first, second = (campaign.damaged(random.Random(number), data) for _ in range(2))
+        first, second = (campaign.damaged(campaign.chance(SEED, "bytes", number), data) for _ in range(2))
         assert first == second
         changed += (first != data) + (text != json.dumps(tree).encode())
     assert changed > 500
