@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
+import copy
 import errno
 import io
 import itertools
@@ -135,12 +136,14 @@ def outcome_of(call: Callable[[], str | None]) -> Outcome:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises `Hang` in the block when its time is over. Another alarm that was set, as that of a test, is set again."""
+    """Raises `Hang` in the block when its time is over, every second, for a destructor may swallow it. Another alarm that was
+    set, as that of a test, is set again.
+    """
 
     def ring(*_: object) -> None:
         raise Hang
 
-    handler, before = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, seconds)
+    handler, before = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
@@ -305,7 +308,7 @@ def edited(rng: random.Random, tree: Any, dump: Callable[[Any], str], snippets: 
     value, other = node[key], rng.choice(places)
     number = value if isinstance(value, int | float) else 1
     near = [-number, number + 1, number * 10**9, number / 3, not number, str(value), [value], {"a": value}]
-    near += [other[0][other[1]]]
+    near += [copy.deepcopy(other[0][other[1]])]
     change, snippet = rng.choice(("value", "value", "near", "near", "text", "text", "text", "deleted", "doubled")), ""
     if change == "deleted":
         del node[key]
