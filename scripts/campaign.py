@@ -136,8 +136,9 @@ def outcome_of(call: Callable[[], str | None]) -> Outcome:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises `Hang` in the block when its time is over, every second, for a destructor may swallow it. Another alarm that was
-    set, as that of a test, is set again.
+    """Raises `Hang` in the block when its time is over, again and again, since a destructor may swallow it.
+
+    Another alarm that was set, as that of a test, is set again.
     """
 
     def ring(*_: object) -> None:

@@ -24,8 +24,8 @@ COUNTS = {name: count // 20 for name, (_, count) in campaign.PARTS.items()}
 
 def require_target(name: str, **options: bool) -> None:
     outcomes = dict(enumerate(campaign.run_cases(name, SEED, range(COUNTS[name]), **options)))
-    failures = {number: outcome for number, outcome in outcomes.items() if outcome.kind in campaign.FAILURES}
-    assert not campaign.missed(name, Counter(outcome.kind for outcome in outcomes.values())), failures
+    failures = [f"{number}: {end.kind}: {end.detail}" for number, end in outcomes.items() if end.kind in campaign.FAILURES]
+    assert not campaign.missed(name, Counter(end.kind for end in outcomes.values())), "\n".join(failures)
     assert len({outcome.kind for outcome in outcomes.values()}) > (name != "kills")  # the cases reach what they aim at
 
 
