@@ -361,17 +361,22 @@ def files(folder: Path, models: bool = True) -> Iterator[Case]:
 
 @contextmanager
 def edited_manifests(folder: Path) -> Iterator[Case]:
-    """Edited manifests. With a right digest an edit is a change by their owner, but for what is counted of shards."""
+    """Edited manifests. With a right digest an edit is a change by their owner, but for what is counted of shards. Its
+    digest vouches for the profile, which was validated before: that is edited under a wrong digest only.
+    """
     subjects = synthetic_runs(folder)
 
-    def signed(tree: dict[str, Any]) -> str:
-        with contextlib.suppress(AttributeError, ValueError, TypeError):  # what has no digest keeps a wrong one
-            tree["digest"] = manifests.digest_of(tree)  # type: ignore[attr-defined]
+    def signed(config: Any, tree: dict[str, Any]) -> str:
+        tree["config"] = config
+        with contextlib.suppress(ValueError, TypeError):  # what has no digest keeps a wrong one
+            tree["digest"] = manifests.digest_of(tree)
         return json.dumps(tree, indent=2)
 
     def case(rng: random.Random) -> Outcome:
         subject, owned = rng.choice(subjects), rng.random() < 0.5
-        content, place = edited(rng, json.loads(subject.files["manifest.json"]), signed if owned else json.dumps)
+        tree = json.loads(subject.files["manifest.json"])
+        dump = partial(signed, tree.pop("config")) if owned else json.dumps
+        content, place = edited(rng, tree, dump)
         subject.write(subject.files | {"manifest.json": content})
         outcome = subject.judged()
         counted = re.fullmatch(r"shards(\.\d+(\.(index|documents|positions))?)?", place)
