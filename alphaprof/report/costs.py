@@ -23,7 +23,7 @@ from alphaprof.report.model_costs import Cost, Memory
 from alphaprof.report.verdict import Timing
 
 Array = np.ndarray[Any, Any]
-MEASURED, TABLE, ROOFLINE = "measured", "table", "roofline"
+MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
 MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
 
@@ -67,12 +67,14 @@ class CostBook:
 
 
 def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostBook | None:
-    """The step times that `costs` options name; None where they were to be measured and were not.
+    """The step times that `costs` options name; None where they ask for none, or were to be measured and were not.
 
     `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`.
     """
     manifest = run.manifest
     gamma, mode = max(run.gammas), None
+    if options["source"] == NONE:
+        return None
     if options["source"] == MEASURED:
         latency = run.latency()
         measured = latency.to_pylist() if latency is not None else []

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from alphaprof.log.manifest import Manifest
-from alphaprof.report.costs import ROOFLINE
+from alphaprof.report.costs import NONE, ROOFLINE
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Report, ReportWarning
 from alphaprof.report.result import SELF_CHECK_FLOOR
@@ -19,8 +19,11 @@ CUT_WORTH_SAYING = 0.2
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
-def report_warnings(report: Report, manifest: Manifest, has_log: bool) -> Report:
-    """The report with its warnings: those of the profiling run, and those that its numbers call for."""
+def report_warnings(report: Report, manifest: Manifest, has_log: bool, costs: str) -> Report:
+    """The report with its warnings: those of the profiling run, and those that its numbers call for.
+
+    `costs`: where step times were to come from.
+    """
     noted = [ReportWarning(**warning) for warning in manifest.warnings]
     found = [
         *noted,
@@ -32,7 +35,7 @@ def report_warnings(report: Report, manifest: Manifest, has_log: bool) -> Report
         *_halved(manifest),
         *_cut(report),
     ]
-    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report)]
+    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report, costs)]
     return dataclasses.replace(report, warnings=tuple(found))
 
 
@@ -175,12 +178,18 @@ def _cut(report: Report) -> Iterator[ReportWarning]:
         )
 
 
-def _cost(report: Report) -> Iterator[ReportWarning]:
+def _cost(report: Report, source: str) -> Iterator[ReportWarning]:
+    own = "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)"
+    if report.cost is None and source == NONE:
+        yield ReportWarning(
+            "no_step_times", "no step times were asked for (costs.source: none), so no speedup and no verdict", own
+        )
+        return
     if report.cost is None and report.run.imported is not None:
         yield ReportWarning(
             "no_step_times",
             "an engine's metrics hold no step times, so no speedup",
-            "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)",
+            own,
         )
         return
     if report.cost is None:
