@@ -24,6 +24,7 @@ from alphaprof.options import (
     MeasuredCosts,
     ModelDraft,
     Options,
+    RooflineCosts,
     Sampling,
     TableCosts,
     TargetOptions,
@@ -205,7 +206,7 @@ class ProfileOptions(Options):
             raise ValueError(f"decision.draft {decision.draft!r} is none of the drafts ({', '.join(self.drafts)})")
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
             raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {self.gammas}")
-        if not isinstance(self.costs, TableCosts):
+        if isinstance(self.costs, MeasuredCosts | RooflineCosts):
             known = self.costs.concurrency
             if not known[0] <= decision.concurrency <= known[-1]:
                 raise ValueError(

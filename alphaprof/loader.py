@@ -69,7 +69,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     options = validate(tree, "--set")
     if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
         raise ProfileInvalid(
-            "--set costs: measured step times were measured with the run, and cannot be changed afterwards",
+            "--set costs: step times are measured with a run, and cannot be changed afterwards",
             "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline",
         )
     return options.resolved(Path()).model_dump(mode="json")

@@ -237,4 +237,10 @@ class RooflineCosts(Options):
         return values
 
 
-CostOptions = Annotated[MeasuredCosts | TableCosts | RooflineCosts, Field(discriminator="source")]
+class NoCosts(Options):
+    """No step times: a run of acceptance alone. Reports may name a source later: `report --set costs.source=table`."""
+
+    source: Literal["none"]
+
+
+CostOptions = Annotated[MeasuredCosts | TableCosts | RooflineCosts | NoCosts, Field(discriminator="source")]

@@ -45,6 +45,7 @@ GROUPS = (
     (options.MeasuredCosts, "`costs` with `source: measured`, the default"),
     (options.TableCosts, "`costs` with `source: table`"),
     (options.RooflineCosts, "`costs` with `source: roofline`"),
+    (options.NoCosts, "`costs` with `source: none`"),
     (config.DecisionOptions, "`decision`"),
     (config.Markers, "`thinking`"),
 )

@@ -24,6 +24,7 @@ HOMES = {
         "profiling/caches.py",
         "profiling/vocabulary.py",  # for the type of a tokenizer, like the next one
         "profiling/corpus.py",
+        "profiling/templates.py",
         "profiling/pipeline.py",
         "profiling/preflight.py",
         "profiling/inspection.py",

@@ -14,7 +14,9 @@ from typer.testing import CliRunner, Result
 from alphaprof.analysis.engine_table import read_engine_table
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
+from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
+from alphaprof.profiling.validate import as_decoded
 from alphaprof.report.build import build_report
 from tests.test_pipeline import profile_file, run_profile
 
@@ -66,6 +68,43 @@ def failed(result: Result) -> AlphaprofError:
 def test_there_is_nothing_to_time_where_times_come_from_elsewhere(profile: Path) -> None:
     error = failed(called("latency", profile, "--set", "costs.source=roofline", "--set", "costs.accelerator=h200"))
     assert "there is nothing to time" in error.message
+    assert error.exit_code == 2
+
+
+def test_a_profile_that_asks_for_no_step_times_times_nothing(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("steps are timed")
+
+    monkeypatch.setattr("alphaprof.profiling.latency.measure", refuse)
+    monkeypatch.setattr("alphaprof.profiling.latency.rehearsed", refuse)
+    none, out = ["--set", "costs.source=none", "--limit", "2"], tmp_path / "run"
+    looked = called("profile", profile, "--dry-run", *none)
+    assert (looked.exit_code, looked.exception) == (0, None)
+    assert "no step times: costs.source is none" in " ".join(looked.stdout.split())
+    made = called("profile", profile, "--out", out, *none)
+    assert made.exit_code == 0, made.output
+    assert Run.open(out).latency() is None
+    assert "no step times were asked for" in " ".join(called("report", out).stdout.split())
+    assert as_decoded(load_profile(profile, ["costs.source=none"])).source == "measured"  # validate times steps of its own
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["latency"], "there is nothing to time"),
+        (["profile", "--until-decided", "--out", "run"], "--until-decided stops when the verdict is sure"),
+    ],
+)
+def test_what_needs_step_times_refuses_a_profile_without_before_any_model_is_loaded(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], problem: str
+) -> None:
+    monkeypatch.chdir(profile.parent)
+    monkeypatch.setattr("alphaprof.profiling.pipeline.load_tokenizer", pytest.fail)
+    error = failed(called(*command, profile, "--set", "costs.source=none"))
+    assert problem in error.message
+    assert "--set costs.source=measured" in error.hint
     assert error.exit_code == 2
 
 

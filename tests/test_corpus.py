@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from logging.handlers import BufferingHandler
 from pathlib import Path
@@ -22,7 +23,8 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
+from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ModelUnloadable, ProfileInvalid
+from alphaprof.profiling import templates
 from alphaprof.profiling.continuations import Continuation, continuation_table, digest
 from alphaprof.profiling.continuations import given as as_given
 from alphaprof.profiling.corpus import Corpus, Document, render
@@ -272,10 +274,66 @@ def test_a_shuffle_is_repeatable_and_comes_before_the_limit(tmp_path: Path) -> N
     assert len(set(first)) == 20
 
 
-def test_a_shuffle_keeps_every_row(tmp_path: Path) -> None:
-    found = texts(corpus({"path": numbered(tmp_path / "rows.jsonl", 50), "shuffle_seed": 0, "shuffle_buffer": 7}))
-    assert sorted(found, key=int) == [str(index) for index in range(50)]
-    assert found != sorted(found, key=int)
+@pytest.mark.parametrize("limit", [None, 20])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_shuffled_row_keeps_its_number_in_the_file(tmp_path: Path, suffix: str, limit: int | None) -> None:
+    path = WRITERS[suffix](tmp_path / f"rows{suffix}", [{"text": str(index)} for index in range(50)])
+    found = list(corpus({"path": path, "shuffle_seed": 0, "shuffle_buffer": 7, "limit": limit}))
+    numbers = [document.source_row for document in found]
+    assert texts(found) == [str(number) for number in numbers]
+    assert numbers != sorted(numbers)
+    assert len(set(numbers)) == (limit or 50)
+
+
+def test_a_shuffle_mixes_files_and_tells_them_apart(tmp_path: Path) -> None:
+    for number in range(12):
+        numbered(tmp_path / f"part-{number:02}.jsonl", 4, f"{number}/")
+    found = list(corpus({"path": str(tmp_path), "shuffle_seed": 0, "shuffle_buffer": 3}))
+    rows_of_files = [divmod(document.source_row, 2**32) for document in found]
+    assert texts(found) == [f"{file}/{row}" for file, row in rows_of_files]
+    assert len(set(rows_of_files)) == 48
+    assert len({file for file, _ in rows_of_files[:12]}) > 4
+    assert {file for file, _ in rows_of_files[:10]} - set(range(10))
+
+
+def test_a_row_that_is_wrong_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+    rows = [{"ids": [1, 2] if number != 3 else [-1]} for number in range(9)]
+    source = {"path": jsonl(tmp_path / "rows.jsonl", rows), "prompt_ids": "ids", "shuffle_seed": 1}
+    assert "rows.jsonl row 3: ids holds no token ids" in refusal(corpus(source)).message
+
+
+BOMBS = {
+    "one endless step": ("{{ 10 ** (10 ** 10) }}", "needs more than 1 seconds"),
+    "memory": ("{{ 'a' * 10 ** 10 }}", "or 4 GiB"),
+    "length": ("{{ 'a' * 2 ** 21 }}", "writes far more than its chat holds"),
+}
+
+
+@pytest.mark.parametrize(("template", "problem"), BOMBS.values(), ids=list(BOMBS))
+def test_a_template_that_would_not_end_is_ended_in_any_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, problem: str
+) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 1)
+    words, found = tokenizer(), []
+    source = {"path": jsonl(tmp_path / "rows.jsonl", [{"text": "a"}]), "chat": True}
+    words.chat_template = template
+    thread = threading.Thread(target=lambda: found.append(refusal(corpus(source, words=words))))
+    thread.start()
+    thread.join()
+    (error,) = found
+    assert isinstance(error, ModelUnloadable)
+    assert problem in error.message
+    assert "rows.jsonl row 0" in error.message
+    assert texts(corpus(source)) == ["<user>a<model>"]  # others are rendered as before
+
+
+def test_a_template_is_rendered_as_transformers_does(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "caf\u00e9 \U0001f600", "name": None}, {"role": "tool", "content": "x" * 100_000}]
+    words = tokenizer()
+    words.chat_template = "{{ eos_token }}{{ mood }}{{ tools | length }}" + words.chat_template + "{{ messages | tojson }}"
+    options = {"mood": "calm", "tools": [{"type": "function"}]}
+    found = templates.render_chat(words, turns, options, "here")
+    assert found == words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
 
 
 def test_iterating_twice_gives_the_same_documents_and_counters(tmp_path: Path) -> None:
@@ -507,7 +565,8 @@ def test_a_row_with_an_empty_cell_is_left_out_and_counted(tmp_path: Path, suffix
 
 def test_an_empty_cell_of_a_csv_file_is_nothing_rather_than_a_word(tmp_path: Path) -> None:
     path = comma_separated(tmp_path / "rows.csv", [{"text": "a", "n": ""}, {"text": None, "n": "nan"}])
-    assert list(rows(profile({"path": path}).data[0])) == [{"text": "a", "n": None}, {"text": None, "n": "nan"}]
+    found = [row for _, row in rows(profile({"path": path}).data[0])]
+    assert found == [{"text": "a", "n": None}, {"text": None, "n": "nan"}]
 
 
 def test_a_row_without_a_column_that_others_have_is_an_empty_cell(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "2 texts cut",
     ),
     "twice the same": ({"repeated": 2}, "data", "run", "note", "2 of 10 prompts seen occur before"),
-    "untimed": ({"speed": SLOW}, "costs", "run", "note", "steps cannot be timed: no cache"),
+    "untimed": ({"speed": SLOW}, "costs", "run", "note", "no step times: no cache"),
     "timed": ({}, "costs", "run", "ok", "takes about 30 s"),
     "timed within its budget": (
         {"speed": dataclasses.replace(SPEED, budget_s=30.0)},

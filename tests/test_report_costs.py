@@ -311,6 +311,34 @@ def test_times_of_one_batch_make_no_table_of_concurrencies(tmp_path: Path) -> No
 # --- other sources ---
 
 
+def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False))
+    run.write_manifest(dataclasses.replace(run.manifest, config=run.manifest.config | {"costs": {"source": "none"}}))
+    run = Run.open(run.path)
+    plain = build_report(run)
+    assert (plain.cost, plain.traffic.verdict, plain.traffic.speedup) == (None, "UNDECIDED", None)
+    assert all(result.alpha is not None and result.gammas[0].tokens_per_round is not None for result in plain.results)
+    (warning,) = [item for item in plain.warnings if item.code == "no_step_times"]
+    assert "no step times were asked for (costs.source: none)" in warning.message
+    assert "--set costs.source=table" in warning.remedy
+    assert warning.message in " ".join(as_terminal(plain).split())
+    path = tmp_path / "own.csv"
+    path.write_text(render_latency(timed(tmp_path / "timed"), "csv"))
+    config = changed_question(run.manifest.config, ["costs.source=table", f"costs.path={path}"])
+    later = build_report(run, config=config)
+    assert later.cost is not None
+    assert later.traffic.speedup is not None
+    assert "no_step_times" not in codes(later)
+    with pytest.raises(ProfileInvalid, match="step times are measured with a run"):
+        changed_question(run.manifest.config, ["costs.source=measured"])
+
+
+def test_a_report_may_leave_measured_times_out(run: Run) -> None:
+    report = build_report(run, config=changed_question(run.manifest.config, ["costs.source=none"]))
+    assert report.cost is None
+    assert "no step times were asked for" in " ".join(as_terminal(report).split())
+
+
 def values(report: Report) -> list[Any]:
     return [as_json(report)["results"], as_json(report)["traffic"]["speedup"], as_json(report)["traffic"]["concurrencies"]]
 

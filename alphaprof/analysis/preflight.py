@@ -116,7 +116,7 @@ class Speed:
     batch: int  # documents that the run will generate at a time
     scored: float  # tokens a second through target and drafts together
     timing_s: float | None  # seconds that timing the steps will take; None: nothing is timed
-    untimed: str | None  # why steps cannot be timed; None: they can, or need not
+    untimed: str | None  # why there will be no step times; None: there will be
     budget_s: float | None = None  # seconds that timing the steps may take; None: nothing is timed
 
 

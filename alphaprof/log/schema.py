@@ -128,7 +128,8 @@ DOCUMENT_COLUMNS = (
     Column(
         "source_row",
         pa.int64(),
-        "Number of the row in its source, as it was read: after shuffling, where the profile asks for it.",
+        "Number of the row in its source, from 0, shuffled or not. In a shuffled source of several files: number of the row "
+        "in its file + 2^32 x number of the file.",
         low=0,
     ),
     Column(

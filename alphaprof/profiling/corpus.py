@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.config import DomainColumn, ProfileOptions, SourceOptions, template_parts
-from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, ProfileInvalid
+from alphaprof.errors import ColumnMissing, DataEmpty, ProfileInvalid
 from alphaprof.options import ContinuationOptions, GivenContinuation, SampledContinuation, TextContinuation
 from alphaprof.profiling.processing import Processing, resolved
 from alphaprof.profiling.reading import Row, rows
+from alphaprof.profiling.templates import render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,10 +90,11 @@ class Corpus:
     def _source(self, index: int) -> Iterator[dict[str, Any]]:
         """The documents of one source, all of their fields but the number."""
         source = self.options.data[index]
-        taken = row_number = 0
+        taken = read = 0
         left_out: Counter[str] = Counter()
-        for row_number, row in enumerate(rows(source), start=1):
-            found = self._document(source, index, row_number - 1, row)
+        for row_number, row in rows(source):
+            read += 1
+            found = self._document(source, index, row_number, row)
             if isinstance(found, str):
                 self.skipped[found] += 1
                 left_out[found] += 1
@@ -104,7 +106,7 @@ class Corpus:
         if taken == 0:
             reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
             raise DataEmpty(
-                f"{source.path} yields no document from {row_number} rows" + (f" (left out: {reasons})" if reasons else ""),
+                f"{source.path} yields no document from {read} rows" + (f" (left out: {reasons})" if reasons else ""),
                 "check rows, split and prompt_tokens, and too_long and max_new_tokens against the target's context",
             )
 
@@ -213,15 +215,9 @@ def _chat(messages: list[Any], source: SourceOptions, tokenizer: PreTrainedToken
             f"{source.path}: the target's tokenizer has no chat template",
             "use prompt without chat: true, or an instruct model",
         )
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **source.chat_options)
-    except Exception as error:  # templates are programs of their own and raise jinja's errors
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataUnreadable(
-            f"{where}: the chat template refuses it: {reason[:200]}", "check roles and chat_options"
-        ) from error
+    text = render_chat(tokenizer, messages, source.chat_options, where)
     # The template writes BOS itself where the model wants one.
-    return np.asarray(tokenizer(str(text), add_special_tokens=False)["input_ids"], dtype=np.int32)
+    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
 def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from alphaprof.config import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable
 from alphaprof.options import ModelDraft, ModelOptions
+from alphaprof.profiling.checkpoint import CONFIG, DESCRIPTIONS, require_sound, require_sound_gguf
 
 TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.
@@ -109,8 +111,25 @@ def read_whole(source: SourceOptions) -> bool:
 
 
 def require_model(options: ModelOptions, name: str) -> None:
-    """Raise `ModelUnloadable` unless a model can be had."""
-    require(options.model, ModelUnloadable, f"model of {name}:", "config.json", options.revision)
+    """Raise `ModelUnloadable` unless a model can be had, and for files that show already that it cannot be loaded."""
+    require(options.model, ModelUnloadable, f"model of {name}:", CONFIG, options.revision)
+    if not is_local(options.model):
+        described = _cached(options.model, CONFIG, options.revision)
+        if described is not None:
+            require_sound(Path(described).parent)
+    elif options.model.endswith(".gguf"):
+        require_sound_gguf(Path(options.model))
+    else:
+        require_sound(Path(options.model))
+
+
+def fetch_descriptions(options: ModelOptions) -> None:
+    """Bring what describes a model from the hub into its cache, where `require_model` finds it before weights come."""
+    from huggingface_hub import hf_hub_download
+
+    for file in DESCRIPTIONS:
+        with contextlib.suppress(Exception):  # it has no such file, or loading the model will say what is wrong
+            hf_hub_download(options.model, file, revision=options.revision)
 
 
 def is_local(reference: str) -> bool:
@@ -118,14 +137,16 @@ def is_local(reference: str) -> bool:
     return os.path.isabs(reference)
 
 
-def _cached(reference: str, name: str, revision: str | None) -> bool:
+def _cached(reference: str, name: str, revision: str | None) -> str | None:
+    """Where the cache of the hub holds a file."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return isinstance(try_to_load_from_cache(reference, name, revision=revision), str)
+        path = try_to_load_from_cache(reference, name, revision=revision)
     except HFValidationError:
-        return False  # not a possible repository name: loading it will say so
+        return None  # not a possible repository name: loading it will say so
+    return path if isinstance(path, str) else None
 
 
 def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from alphaprof.analysis.preflight import Bos, SourceSeen, Special
 from alphaprof.config import ProfileOptions, SourceOptions
+from alphaprof.errors import AlphaprofError
 from alphaprof.options import GreedyContinuation, SampledContinuation, TextContinuation
 from alphaprof.profiling.corpus import LOST_BOS, Corpus, Document, Ids
 from alphaprof.profiling.hub import row_count
 from alphaprof.profiling.models import Model
+from alphaprof.profiling.templates import render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,10 +102,10 @@ def _template_begins(tokenizer: PreTrainedTokenizerBase, begin: int) -> bool | N
         return None
     turn = [{"role": "user", "content": "a"}]
     try:
-        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    except Exception:  # templates are programs of their own, and some want more than one turn
+        text = render_chat(tokenizer, turn, {}, "one turn")
+    except AlphaprofError:  # some templates want more than one turn
         return None
-    return bool(tokenizer(str(text), add_special_tokens=False)["input_ids"][:1] == [begin])
+    return bool(tokenizer(text, add_special_tokens=False)["input_ids"][:1] == [begin])
 
 
 def _begins(prompt: Ids, begin: int | None, times: int) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,8 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import PARTIAL, ModelFacts
 from alphaprof.options import ModelOptions, TargetOptions
 from alphaprof.profiling.batching import is_out_of_memory
-from alphaprof.profiling.hub import is_local, require_model
+from alphaprof.profiling.checkpoint import require_context
+from alphaprof.profiling.hub import fetch_descriptions, is_local, require_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,6 +33,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
 NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
 GGUF_TRANSFORMERS = (5, 23)
+# Weights that take no part in a model's text: of parts for images and sound, for predicting several tokens, for training
+# and for decoding; and masks and frequencies that older versions saved and newer ones compute.
+NOT_THE_TEXT = re.compile(
+    r"^([^.]+\.)?[^.]*(mtp|vision|visual|image|audio|speech|talker|projector|v_head|medusa)"
+    r"|(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$|\.masked_bias$|inv_freq$|(^|\.)position_ids$"
+)
+# Quantisers write biases of zeros for layers that have none (GPTQ), and scales for a KV cache of 8 bits.
+OF_QUANTISERS = re.compile(r"\.bias$|\.[qkv]_scale$|\.[qkv]_proj\.output_scale$")
 CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
 
 
@@ -125,11 +135,19 @@ def load_model(
         arguments["use_safetensors"] = True
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
+    if not is_local(options.model):
+        with _quiet():
+            fetch_descriptions(options)
+        require_model(options, name)
     with _quiet(), _explained(options.model):
         network, loaded = AutoModelForCausalLM.from_pretrained(
             where, dtype=DTYPES[dtype], output_loading_info=True, **arguments
         )
     _require_all_weights(loaded, options.model)
+    _require_used_weights(network, loaded, options.model)
+    limit = getattr(network.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None:
+        require_context(limit, f"{options.model}: max_position_embeddings")
     if options.device_map is None:
         network = network.to(choose_device(device or options.device))
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
@@ -165,6 +183,33 @@ def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:
             )
 
 
+def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], reference: str) -> None:
+    """Raise `ModelUnloadable` for weights without a place in the network: they belong to another config.
+
+    transformers has taken out what an architecture declares as ignorable, like the layers of DeepSeek-V3 that predict
+    several tokens. Published checkpoints carry more: `NOT_THE_TEXT`, `OF_QUANTISERS`, and layers for several tokens that
+    only the config declares.
+    """
+    settings = network.config.get_text_config()
+    last = getattr(settings, "num_hidden_layers", None) or 0
+    ahead = range(last, last + (getattr(settings, "num_nextn_predict_layers", None) or 0))
+    quantised = getattr(network.config, "quantization_config", None) is not None
+    unused = []
+    for key in map(str, loaded.get("unexpected_keys") or ()):
+        layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
+        predicts_ahead = layer is not None and int(layer[1]) in ahead
+        if not (NOT_THE_TEXT.search(key) or predicts_ahead or (quantised and OF_QUANTISERS.search(key))):
+            unused.append(key)
+    if unused:
+        unused.sort()
+        raise ModelUnloadable(
+            f"{reference} holds weights that its config does not use: {', '.join(unused[:3])[:200]}"
+            + (f" and {len(unused) - 3} more" if len(unused) > 3 else ""),
+            "give the config.json that belongs to these weights (architecture, num_hidden_layers); to leave them out on "
+            "purpose, load the model with transformers and save it again",
+        )
+
+
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to a model. Raises `ModelUnloadable`."""
     require_model(options, "the tokenizer")
@@ -173,6 +218,9 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     where, arguments = _location(options)
     with _quiet(), _explained(options.model):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **arguments)
+        tokenizer("a")  # settings that are not what they should be are met at the first text only
+        if None in tokenizer.all_special_ids:
+            raise ValueError(f"a special token has no id: {tokenizer.all_special_tokens}")
     return tokenizer
 
 
@@ -211,6 +259,9 @@ def _explained(reference: str) -> Iterator[None]:
             raise
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
+        if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
+            reason = "its weights have other shapes than its config.json says"
+            hint = "give the config.json that belongs to these weights"
         if "trust_remote_code" in str(error):
             hint = "if you trust its code, set trust_remote_code: true for this model"
         elif not is_local(reference):

@@ -24,7 +24,7 @@ from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnread
 from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.manifest import Environment, Manifest, RandomOrder
 from alphaprof.log.store import Run, begin
-from alphaprof.options import MeasuredCosts
+from alphaprof.options import MeasuredCosts, NoCosts
 from alphaprof.profiling import fused, hub, latency
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checks import (
@@ -76,6 +76,11 @@ def profile_until(options: ProfileOptions, out: Path, progress: Progress, settle
 
     Such a run is complete then. Finished with `profile` it goes on to its last document. Raises likewise.
     """
+    if isinstance(options.costs, NoCosts):
+        raise ProfileInvalid(
+            "--until-decided stops when the verdict is sure, and without step times (costs.source: none) there is none",
+            "profile without --until-decided, or name a source of step times: --set costs.source=measured",
+        )
     return _profile(options, out, progress, Course(resume, None, settled))
 
 

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from alphaprof.config import SourceOptions
 from alphaprof.errors import DataEmpty, DataUnreadable
 from alphaprof.profiling.hub import FORMATS, is_local, require_data
 
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
 Row = Mapping[str, Any]
+FILE = 1 << 32  # beyond the rows of any file
+FILES = 10  # files that a shuffle reads at a time
 
 
-def rows(source: SourceOptions) -> Iterator[Row]:
-    """The rows of one source, streamed, shuffled if the profile asks for it. Raises `DataUnreadable` and `DataEmpty`."""
+def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
+    """The rows of one source with their numbers there, from 0, streamed, shuffled if the profile asks for it.
+
+    A shuffled row keeps its number; where files are shuffled as well, that is its number in its file plus `FILE` times that
+    of the file. Raises `DataUnreadable` and `DataEmpty`.
+    """
     require_data(source.path)
     from datasets import load_dataset
     from datasets.utils.logging import disable_progress_bar, set_verbosity
@@ -26,9 +38,10 @@ def rows(source: SourceOptions) -> Iterator[Row]:
     set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
     try:
         stream = load_dataset(**_loading(source), streaming=True)
-        if source.shuffle_seed is not None:
-            stream = stream.shuffle(seed=source.shuffle_seed, buffer_size=source.shuffle_buffer)
-        yield from stream
+        if source.shuffle_seed is None:
+            yield from enumerate(stream)
+        else:
+            yield from _shuffled(stream, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer)
     except StopIteration as error:  # from datasets, for a directory with an empty file
         raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
     except Exception as error:  # datasets raises whatever its parsers raise
@@ -38,6 +51,33 @@ def rows(source: SourceOptions) -> Iterator[Row]:
         if not is_local(source.path):
             hint = "check the dataset's id, name, split and your access rights"
         raise DataUnreadable(f"cannot read {source.path}: {reason[:300]}", hint) from error
+
+
+def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -> Iterator[tuple[int, Row]]:
+    """Rows in random order: drawn from a buffer that is filled from several files in turn, themselves in random order."""
+    order = random.permutation(stream.num_shards).tolist()
+    waiting = (_numbered(stream.shard(num_shards=stream.num_shards, index=file), file) for file in order)
+    read = list(itertools.islice(waiting, FILES))
+    buffer: list[tuple[int, Row]] = []
+    turn = 0
+    while read:
+        row = next(read[turn % len(read)], None)
+        if row is None:
+            read[turn % len(read) : turn % len(read) + 1] = itertools.islice(waiting, 1)
+            continue
+        turn += 1
+        if len(buffer) < size:
+            buffer.append(row)
+        else:
+            place = int(random.integers(size))
+            yield buffer[place]
+            buffer[place] = row
+    for place in random.permutation(len(buffer)).tolist():
+        yield buffer[place]
+
+
+def _numbered(stream: IterableDataset, file: int) -> Iterator[tuple[int, Row]]:
+    return ((file * FILE + number, row) for number, row in enumerate(stream))
 
 
 def _loading(source: SourceOptions) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from alphaprof.analysis.preflight import Memory, NoiseFloor, SelfDraft, Speed, S
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.log.schema import LogRules
 from alphaprof.log.store import table_bytes
-from alphaprof.options import MeasuredCosts
+from alphaprof.options import MeasuredCosts, NoCosts
 from alphaprof.profiling import latency
 from alphaprof.profiling.batching import halving
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches, given, scoring_batches
@@ -210,10 +210,10 @@ def _storage(
 
 
 def _timing(loaded: Loaded, documents: Sequence[Document]) -> tuple[float | None, str | None]:
-    """What timing the steps takes, or why they cannot be timed."""
+    """What timing the steps takes, or why there will be no step times."""
     costs = loaded.options.costs
     if not isinstance(costs, MeasuredCosts):
-        return None, None
+        return None, "costs.source is none" if isinstance(costs, NoCosts) else None
     text = np.concatenate([document.prompt for document in documents])
     subjects = latency.Subjects(loaded.target, loaded.drafts, text, max(loaded.options.gammas))
     try:

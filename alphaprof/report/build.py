@@ -73,7 +73,7 @@ def build_report(
         predictability=predictability(part, results, question.confidence),
         warnings=(),
     )
-    return report_warnings(report, run)
+    return report_warnings(report, run, (config or run.manifest.config)["costs"]["source"])
 
 
 def _judged(inquiry: Inquiry, shown: Sequence[str], part: LogPart) -> tuple[list[Judged], list[Found], Traffic]:

@@ -24,7 +24,7 @@ from alphaprof.report.model_costs import Cost, Memory
 from alphaprof.report.verdict import Timing
 
 Array = np.ndarray[Any, Any]
-MEASURED, TABLE, ROOFLINE = "measured", "table", "roofline"
+MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
 MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
 
@@ -68,13 +68,15 @@ class CostBook:
 
 
 def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostBook | None:
-    """The step times that `costs` options name; None where they were to be measured and were not.
+    """The step times that `costs` options name; None where they ask for none, or were to be measured and were not.
 
     `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`, also for rounds of which it
     is not known what they drafted.
     """
     manifest = run.manifest
     gamma, mode = max(run.gammas), None
+    if options["source"] == NONE:
+        return None
     if manifest.drafting != CHAIN and options["source"] != MEASURED:
         raise CostsUnreadable(
             f"step times say nothing about {run.path}: it was served with drafting {manifest.drafting}, and what its rounds "

@@ -97,7 +97,7 @@ def _costs(seen: Seen) -> Iterator[Check]:
         return
     if speed.untimed is not None:
         remedy = "the report has no speedup then; give step times of your engine: costs.source=table"
-        yield Check("costs", "run", NOTE, f"steps cannot be timed: {speed.untimed}", remedy)
+        yield Check("costs", "run", NOTE, f"no step times: {speed.untimed}", remedy)
     elif speed.timing_s is not None:
         cause = f"steps can be timed here; that takes about {duration(speed.timing_s)}"
         if speed.budget_s is None or speed.timing_s <= speed.budget_s:

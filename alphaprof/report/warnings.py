@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.store import Run
-from alphaprof.report.costs import ROOFLINE
+from alphaprof.report.costs import NONE, ROOFLINE
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Report, ReportWarning
 from alphaprof.report.result import SELF_CHECK_FLOOR
@@ -20,8 +20,11 @@ CUT_WORTH_SAYING = 0.2
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
-def report_warnings(report: Report, run: Run) -> Report:
-    """The report with its warnings: those of the profiling run, and those that its numbers call for."""
+def report_warnings(report: Report, run: Run, costs: str) -> Report:
+    """The report with its warnings: those of the profiling run, and those that its numbers call for.
+
+    `costs`: where step times were to come from.
+    """
     manifest = run.manifest
     noted = [ReportWarning(**warning) for warning in manifest.warnings]
     found = [
@@ -35,7 +38,7 @@ def report_warnings(report: Report, run: Run) -> Report:
         *_halved(manifest),
         *_cut(report),
     ]
-    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report, manifest)]
+    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report, manifest, costs)]
     return dataclasses.replace(report, warnings=tuple(found))
 
 
@@ -187,14 +190,20 @@ def _cut(report: Report) -> Iterator[ReportWarning]:
         )
 
 
-def _cost(report: Report, manifest: Manifest) -> Iterator[ReportWarning]:
+def _cost(report: Report, manifest: Manifest, source: str) -> Iterator[ReportWarning]:
     if manifest.drafting != CHAIN:  # nor would step times say anything: see the note of the import
+        return
+    own = "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)"
+    if report.cost is None and source == NONE:
+        yield ReportWarning(
+            "no_step_times", "no step times were asked for (costs.source: none), so no speedup and no verdict", own
+        )
         return
     if report.cost is None and report.run.imported is not None:
         yield ReportWarning(
             "no_step_times",
             "an engine's metrics hold no step times, so no speedup",
-            "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)",
+            own,
         )
         return
     if report.cost is None:

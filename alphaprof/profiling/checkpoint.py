@@ -1,0 +1,238 @@
+"""What the files of a model say before any of it is loaded: they can be read, and hold no pickles and what they promise."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from alphaprof.errors import ModelUnloadable
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DESCRIPTIONS = (CONFIG, GENERATION, INDEX)
+PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+# The log numbers positions in 32 bits; published models have at most some ten million.
+POSITIONS = 2**31 - 1
+CONTEXTS = ("max_position_embeddings", "n_positions")
+# What architectures call their sizes in config.json.
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
+WIDTHS = ("hidden_size", "n_embd", "d_model")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+SIZES = (*WIDTHS, *EXPERTS, "vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+
+
+def require_sound(folder: Path) -> None:
+    """Raise `ModelUnloadable` for a folder whose descriptions cannot be read, whose weights are pickles or lie elsewhere, or
+    whose config.json asks for more than its weights can hold. What the folder does not hold is not missed here.
+    """
+    config = _described(folder / CONFIG)
+    _require_eos(folder / GENERATION, _described(folder / GENERATION))
+    for settings in (config, config.get("text_config")):
+        for name in CONTEXTS:
+            if isinstance(settings, dict) and settings.get(name) is not None:
+                require_context(settings[name], f"{folder / CONFIG}: {name}")
+    explicit = config.get("transformers_weights")
+    if explicit is not None:
+        _require_safetensors(explicit, folder / CONFIG)
+    if (folder / WEIGHTS).is_file() and explicit is None:
+        _require_room(config, folder, _tensors(folder / WEIGHTS), (folder / WEIGHTS).stat().st_size)
+    elif (index := folder / (explicit or INDEX)).is_file() and index.name.endswith(".json"):
+        _require_indexed(config, folder, index)
+    elif explicit is None and (pickles := [name for name in PICKLES if (folder / name).is_file()]):
+        raise ModelUnloadable(
+            f"{folder} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code",
+            "load it with transformers where you trust it, and save it again: save_pretrained writes safetensors",
+        )
+
+
+def require_context(limit: object, where: str) -> None:
+    """Raise `ModelUnloadable` for a longest text that is none; `where` says which number it is."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= POSITIONS:
+        raise ModelUnloadable(
+            f"{where} is {_short(limit)}", f"it is the longest text in tokens: write a whole number from 1 to {POSITIONS}"
+        )
+
+
+def require_sound_gguf(path: Path) -> None:
+    """Raise `ModelUnloadable` for a .gguf file that cannot be read or whose number of layers is not that of its tensors.
+
+    transformers reads the layers that the file's settings speak of and leaves the others out.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            settings, tensors = _Gguf(content).header()
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
+        raise ModelUnloadable(f"{path} cannot be read: {reason}", "download the model again") from None
+    blocks = {int(match[1]) for name in tensors if (match := re.match(r"blk\.(\d{1,9})\.", name))}
+    for name, value in settings.items():
+        if name.endswith(".block_count") and not max(blocks, default=-1) < value <= len(tensors):
+            raise ModelUnloadable(
+                f"{path}: {name} is {_short(value)}, and the file holds weights of {len(blocks)} layers",
+                "download the model again, or convert it again",
+            )
+        if name.endswith(".context_length"):
+            require_context(value, f"{path}: {name}")
+
+
+class _Gguf:
+    """The header of a GGUF file. Its strings and arrays are prefixed by their length."""
+
+    NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+    STRING, ARRAY = 8, 9
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self.content = content
+        self.at = 0
+
+    def header(self) -> tuple[dict[str, Any], list[str]]:
+        """Settings that are no arrays, and the names of all tensors. Raises `ValueError` and `struct.error`."""
+        if self.content[:4] != b"GGUF":
+            raise ValueError("no GGUF file")
+        self.at = 4
+        _, tensors, pairs = self._numbers("IQQ")
+        settings = {self._string(): self._value(self._number("I")) for _ in range(pairs)}
+        return settings, [self._tensor() for _ in range(tensors)]
+
+    def _numbers(self, kinds: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{kinds}", self.content, self.at)
+        self.at += struct.calcsize(f"<{kinds}")
+        return values
+
+    def _number(self, kind: str) -> Any:
+        return self._numbers(kind)[0]
+
+    def _string(self) -> str:
+        return self._skip(self._number("Q")).decode(errors="replace")
+
+    def _skip(self, size: int) -> bytes:
+        if size > len(self.content) - self.at:
+            raise ValueError("longer than the file")
+        self.at += size
+        return self.content[self.at - size : self.at]
+
+    def _value(self, kind: int) -> Any:
+        if kind == self.STRING:
+            return self._string()
+        if kind != self.ARRAY:
+            return self._number(self.NUMBERS[kind])
+        inner, count = self._numbers("IQ")
+        if inner == self.STRING:
+            for _ in range(count):
+                self._skip(self._number("Q"))
+        else:
+            self._skip(count * struct.calcsize(f"<{self.NUMBERS[inner]}"))
+        return None
+
+    def _tensor(self) -> str:
+        name, dimensions = self._string(), self._number("I")
+        self._skip(8 * dimensions + 4 + 8)  # its shape, type and place
+        return name
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no file. Raises `ModelUnloadable`."""
+    hint = "download the model again, or mend the file"
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ModelUnloadable(f"{path} is nested too deeply", hint) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "msg", None) or str(error)
+        raise ModelUnloadable(f"{path} cannot be read: {reason[:200]}", hint) from None
+    if not isinstance(content, dict):
+        raise ModelUnloadable(f"{path} holds no JSON object", hint)
+    return content
+
+
+def _require_eos(path: Path, settings: Mapping[str, Any]) -> None:
+    """Texts end at these ids. transformers goes on without them where it cannot read the file."""
+    eos = settings.get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
+        raise ModelUnloadable(
+            f"{path}: eos_token_id is {_short(eos)}",
+            "it is where texts end: write a token id or a list of them, or leave it out",
+        )
+
+
+def _require_safetensors(name: object, where: Path) -> None:
+    """A file of weights is named by `where`: it must be safetensors, or their index, in the same folder."""
+    path = PurePosixPath(name) if isinstance(name, str) else PurePosixPath()
+    if path.is_absolute() or ".." in path.parts or "\\" in str(name):
+        raise ModelUnloadable(
+            f"{where} names weights outside its folder: {_short(name)}", "take the model from where it was published, whole"
+        )
+    if not path.name.endswith((".safetensors", ".safetensors.index.json")):
+        raise ModelUnloadable(
+            f"{where} names weights that are not safetensors: {_short(name)}",
+            "reading a pickle can run code: give the model as safetensors or as a .gguf file",
+        )
+
+
+def _require_indexed(config: Mapping[str, Any], folder: Path, index: Path) -> None:
+    shards = _described(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ModelUnloadable(f"{index} names no weights", "download the model again, or mend the file")
+    names = {name if isinstance(name, str) else repr(name) for name in shards.values()}
+    for name in sorted(names):
+        _require_safetensors(name, index)
+    files = [folder / name for name in names]
+    if all(file.is_file() for file in files):  # else transformers downloads them, or says which one is missing
+        _require_room(config, folder, len(shards), sum(file.stat().st_size for file in files))
+
+
+def _tensors(path: Path) -> int | None:
+    """How many tensors a safetensors file holds; None where it is damaged, as reading it will say."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length <= LONGEST_HEADER else b""
+    try:
+        content = json.loads(header)
+    except (ValueError, RecursionError):
+        return None
+    return len(content.keys() - {"__metadata__"}) if isinstance(content, dict) else None
+
+
+def _require_room(config: Mapping[str, Any], folder: Path, tensors: int | None, size: int) -> None:
+    """Every layer has a tensor of its own, and every width is one of a matrix with a bit for each weight, at least.
+
+    Building a network of absurd sizes takes for ever or asks for all memory before transformers compares it with the files.
+    """
+    settings = [config, config.get("text_config")]
+    for name, value in _numbers(settings, LAYERS):
+        if tensors is not None and value > tensors:
+            raise ModelUnloadable(
+                f"{folder / CONFIG}: {name} is {_short(value)}, and the checkpoint holds {tensors} tensors",
+                "correct config.json, or give the complete checkpoint",
+            )
+    sizes = dict(_numbers(settings, SIZES))
+    width = max(sizes.get(name, 1) for name in WIDTHS)
+    if "vocab_size" in sizes:
+        sizes["vocab_size"] *= width  # the embeddings
+    for name, value in sizes.items():
+        if value > 8 * size:
+            room = f"more than {size} bytes of the checkpoint can hold"
+            raise ModelUnloadable(
+                f"{folder / CONFIG}: {name} asks for {_short(value)} weights, {room}",
+                "correct config.json, or give the complete checkpoint",
+            )
+
+
+def _numbers(settings: list[Any], names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    for group in settings:
+        if isinstance(group, dict):
+            yield from ((name, group[name]) for name in names if type(group.get(name)) is int)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,285 @@
+"""Files of models that are edited, damaged or hostile: refused in two lines, most of them before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from alphaprof.errors import ModelUnloadable
+from alphaprof.options import TargetOptions
+from alphaprof.profiling.checkpoint import require_context
+from alphaprof.profiling.hub import require_model
+from alphaprof.profiling.models import load_model, load_tokenizer
+from tests.tiny import llama
+
+INDEX = "model.safetensors.index.json"
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    """A model that a test may change: 4 layers in 39 tensors."""
+    return Path(shutil.copytree(tiny / "target", tmp_path / "model"))
+
+
+def options(path: Path) -> TargetOptions:
+    return TargetOptions(model=str(path), dtype="float32")
+
+
+def load(model: TargetOptions, name: str = "target") -> None:
+    load_model(name, model, "float32")
+
+
+def refusal(path: Path, read: Callable[[TargetOptions, str], object] = require_model) -> ModelUnloadable:
+    """The failure of a model, by its files alone or by loading it."""
+    with pytest.raises(ModelUnloadable) as caught:
+        read(options(path), "target")
+    assert len(caught.value.message) < 400 + 2 * len(str(path))
+    assert caught.value.hint
+    return caught.value
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def split(model: Path, **names: str) -> None:
+    """Replace the weights of a model by an index that says in which files they are."""
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").rename(model / "part.safetensors")
+    (model / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, "part.safetensors") | names}))
+
+
+@pytest.mark.parametrize("limit", [0, -5, "abc", [1], 1.5, True, 10**30, float("nan")], ids=str)
+def test_a_longest_text_that_is_none_is_refused(model: Path, limit: Any) -> None:
+    edit(model / "config.json", max_position_embeddings=limit)
+    assert "max_position_embeddings is" in refusal(model).message
+
+
+def test_a_longest_text_that_only_a_loaded_config_knows_is_refused() -> None:
+    require_context(8192, "here")
+    with pytest.raises(ModelUnloadable, match="here is 0"):
+        require_context(0, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000, and the checkpoint holds 39 tensors"),
+        ("hidden_size", 10**9, "hidden_size asks for 1000000000 weights, more than"),
+        ("vocab_size", 10**9, "vocab_size asks for 32000000000 weights, more than"),
+        ("intermediate_size", 10**4000, "intermediate_size asks for 1000"),
+        ("text_config", {"num_hidden_layers": 40}, "num_hidden_layers is 40"),
+    ],
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_sizes_that_the_files_cannot_hold_are_refused_before_a_network_is_built(
+    model: Path, name: str, value: Any, problem: str, sharded: bool
+) -> None:
+    edit(model / "config.json", **{name: value})
+    if sharded:
+        split(model)
+    assert problem in refusal(model).message
+
+
+def test_large_numbers_that_are_no_sizes_are_let_be(model: Path) -> None:
+    edit(model / "config.json", max_window_layers=10**6, image_size=10**9, rope_theta=10**7)
+    require_model(options(model), "target")
+
+
+@pytest.mark.parametrize("eos", ["abc", -1, [[1]], 1.5, {"a": 1}, True, 10**30, ["256"]], ids=str)
+def test_ends_of_texts_that_are_no_token_ids_are_refused(model: Path, eos: Any) -> None:
+    edit(model / "generation_config.json", eos_token_id=eos)
+    assert "generation_config.json: eos_token_id is" in refusal(model).message
+
+
+@pytest.mark.parametrize("content", [b'{"eos_token_id": 256', b"", b"[1]", b"\xff\xfe\x00", DEEP.encode(), b"9" * 5000])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
+def test_a_damaged_description_is_named(model: Path, name: str, content: bytes) -> None:
+    if name == INDEX:
+        split(model)
+    (model / name).write_bytes(content)
+    assert str(model / name) in refusal(model).message
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("content", [b'{"a": 1', b"[1]", b"null", b"\xff\xfe\x00", DEEP.encode()])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_refused(model: Path, name: str, content: bytes) -> None:
+    (model / name).write_bytes(content)
+    assert "cannot load" in refusal(model, lambda options, _: load_tokenizer(options)).message
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("name", "value"), [("model_max_length", "x"), ("extra_special_tokens", ["<user>", ""])])
+def test_settings_of_a_tokenizer_that_no_text_survives_are_refused(model: Path, name: str, value: Any) -> None:
+    edit(model / "tokenizer_config.json", **{name: value})
+    assert "cannot load" in refusal(model, lambda options, _: load_tokenizer(options)).message
+
+
+@pytest.mark.parametrize(
+    ("shard", "problem"),
+    [
+        ("pytorch_model-00001.bin", "names weights that are not safetensors: 'pytorch_model-00001.bin'"),
+        ("../part.safetensors", "names weights outside its folder"),
+        ("/etc/part.safetensors", "names weights outside its folder"),
+        (7, "names weights that are not safetensors"),
+    ],
+)
+def test_an_index_that_names_a_pickle_or_a_path_outside_is_refused(model: Path, shard: Any, problem: str) -> None:
+    split(model, **{"lm_head.weight": shard})
+    assert problem in refusal(model).message
+
+
+@pytest.mark.parametrize("name", ["../part.safetensors", "adapter.bin", 5])
+def test_a_config_that_names_other_weights_is_held_to_the_same(model: Path, name: Any) -> None:
+    edit(model / "config.json", transformers_weights=name)
+    assert "config.json names weights" in refusal(model).message
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickles_are_refused_unless_safetensors_lie_beside_them(model: Path, name: str) -> None:
+    (model / name).write_text("{}")
+    require_model(options(model), "target")
+    (model / "model.safetensors").unlink()
+    assert "holds its weights as pickles only" in refusal(model).message
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("layers", [2, 0, -1])
+def test_weights_that_a_config_does_not_use_are_an_error(model: Path, layers: int) -> None:
+    edit(model / "config.json", num_hidden_layers=layers)
+    message = refusal(model, load).message
+    assert "holds weights that its config does not use: model.layers." in message
+    assert f"and {9 * (4 - max(layers, 0)) - 3} more" in message
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.0.self_attn.q_proj.bias", "lm_head.bias", "model.norm2.weight", "extra", "model.layers.4.eh_proj.weight"],
+)
+def test_a_weight_without_a_place_is_an_error(model: Path, name: str) -> None:
+    add(model, name)
+    assert f"does not use: {name}" in refusal(model, load).message
+
+
+# What published checkpoints carry beside their text: LLaVA, Llama 4, MiMo, TRL, Medusa, and masks of old versions.
+CARRIED = (
+    "model.vision_tower.vision_model.encoder.layers.6.mlp.fc1.bias",
+    "vision_model.model.layers.0.mlp.fc1.weight",
+    "multi_modal_projector.linear_1.weight",
+    "model.mm_projector.0.weight",
+    "model.image_newline",
+    "model.mtp_layers.0.input_proj.weight",
+    "mtp.layers.0.mlp.gate.weight",
+    "v_head.summary.weight",
+    "medusa_head.0.1.weight",
+    "model.layers.0.self_attn.rotary_emb.inv_freq",
+    "transformer.h.0.attn.attention.masked_bias",
+    "transformer.h.0.attn.attention.bias",
+)
+
+
+@pytest.mark.models
+def test_what_published_checkpoints_carry_beside_their_text_is_left_out(model: Path) -> None:
+    add(model, *CARRIED)
+    load(options(model))
+    edit(model / "config.json", num_hidden_layers=3, num_nextn_predict_layers=1)  # the last layer predicts several tokens
+    load(options(model))
+    edit(model / "config.json", num_nextn_predict_layers=0)
+    assert "does not use: model.layers.3" in refusal(model, load).message
+
+
+@pytest.mark.models
+def test_biases_of_zeros_and_cache_scales_of_quantisers_are_left_out(model: Path) -> None:
+    add(model, "model.layers.0.mlp.up_proj.bias", "model.layers.0.self_attn.k_scale")
+    assert "does not use" in refusal(model, load).message
+    edit(model / "config.json", quantization_config={"quant_method": "unknown"})
+    load(options(model))
+
+
+@pytest.mark.models
+def test_layers_that_an_architecture_declares_as_ignorable_are_left_out(tmp_path: Path) -> None:
+    """DeepSeek-V3 is published with a layer 61 that predicts a second token."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 260}
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
+    config = transformers.DeepseekV3Config(**sizes, **ranks, **experts, num_key_value_heads=4)
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(tmp_path)
+    add(tmp_path, "model.layers.61.eh_proj.weight")
+    load(options(tmp_path))
+    add(tmp_path, "model.layers.5.eh_proj.weight")
+    assert "does not use: model.layers.5.eh_proj.weight" in refusal(tmp_path, load).message
+
+
+@pytest.mark.models
+def test_a_tied_head_that_was_saved_as_well_is_no_unused_weight(tmp_path: Path) -> None:
+    llama(tie_word_embeddings=True).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    add(tmp_path, **{"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
+    load(options(tmp_path))
+
+
+@pytest.mark.models
+def test_weights_of_other_shapes_than_the_config_says_are_named_as_such(model: Path) -> None:
+    edit(model / "config.json", intermediate_size=32)
+    assert "its weights have other shapes than its config.json says" in refusal(model, load).message
+
+
+def add(model: Path, *names: str, **tensors: torch.Tensor) -> None:
+    """Write more weights into a checkpoint."""
+    weights = load_file(model / "model.safetensors") | {name: torch.zeros(2) for name in names} | tensors
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def gguf(path: Path, blocks: int, tensors: int, context: int = 512, cut: int | None = None) -> Path:
+    """The header of a GGUF file that declares some blocks and holds a tensor of each of others."""
+
+    def string(text: str) -> bytes:
+        return struct.pack("<Q", len(text)) + text.encode()
+
+    settings = [
+        string("llama.block_count") + struct.pack("<II", 4, blocks),
+        string("llama.context_length") + struct.pack("<II", 4, context),
+        string("general.name") + struct.pack("<I", 8) + string("a"),
+        string("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + string("x") + string("yz"),
+        string("tokenizer.ggml.scores") + struct.pack("<IIQff", 9, 6, 2, 0.0, 1.0),
+    ]
+    infos = [string(f"blk.{block}.attn_q.weight") + struct.pack("<IQQIQ", 2, 4, 4, 0, 0) for block in range(tensors)]
+    infos.append(string("token_embd.weight") + struct.pack("<IQQIQ", 2, 4, 4, 0, 0))
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(settings)) + b"".join(settings + infos)
+    path.write_bytes(header[:cut])
+    return path
+
+
+def test_a_gguf_file_whose_blocks_are_those_that_it_declares_is_accepted(tmp_path: Path) -> None:
+    require_model(options(gguf(tmp_path / "a.gguf", 3, 3)), "target")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"blocks": 2}, "llama.block_count is 2, and the file holds weights of 3 layers"),
+        ({"blocks": 10**6}, "llama.block_count is 1000000, and the file holds weights of 3 layers"),
+        ({"context": 0}, "llama.context_length is 0"),
+        ({"cut": 60}, "cannot be read: it is damaged"),
+        ({"cut": 300}, "cannot be read: it is damaged"),
+        ({"cut": 0}, "cannot be read"),
+        ({"cut": 3}, "cannot be read: it is damaged"),
+    ],
+)
+def test_a_gguf_file_that_declares_other_layers_or_is_damaged_is_refused(
+    tmp_path: Path, changes: dict[str, int], problem: str
+) -> None:
+    path = gguf(tmp_path / "a.gguf", **({"blocks": 3, "tensors": 3} | changes))  # type: ignore[arg-type]
+    assert problem in refusal(path).message
