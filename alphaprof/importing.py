@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from alphaprof import __version__
-from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines, shown
+from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines
 from alphaprof.analysis.engine_requests import EngineRequest, request_of
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, notes, served_model, totals_table
-from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
+from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid, shown
 from alphaprof.loader import apply_override, validate
 from alphaprof.log.manifest import Imported, Manifest, Shard
 from alphaprof.log.store import Run, require_new

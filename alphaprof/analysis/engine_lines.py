@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alphaprof.errors import ColumnMissing, DataUnreadable
+from alphaprof.errors import ColumnMissing, DataUnreadable, shown
 
 LONGEST_LINE = 64 * 2**20  # bytes: a request with the token ids of its prompt fits, and no file fills the memory
 MOST = 2**31 - 1  # of a count: what the log's columns hold
-SHOWN = 60  # characters of a value that a message repeats
 
 
 @dataclass(frozen=True)
@@ -113,14 +112,6 @@ class LeftOut(Exception):
     def __init__(self, reason: str, hint: str, settled: bool = False) -> None:
         super().__init__(reason)
         self.reason, self.hint, self.settled = reason, hint, settled
-
-
-def shown(value: Any) -> str:
-    """The beginning of a value, for messages."""
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "a list"
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
