@@ -70,6 +70,7 @@ def _bad_line(path: Path) -> str | None:
             try:
                 if line.strip() and not isinstance(json.loads(line), dict):
                     return f"line {number} is no JSON object"
-            except ValueError as error:
-                return f"line {number}: {getattr(error, 'msg', error)}"
+            except (ValueError, RecursionError) as error:
+                reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
+                return f"line {number}: {reason}"
     return None
