@@ -59,7 +59,9 @@ class _Record:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise self.refuse(f"{key} is {shown(value)}, not a number", "write numbers with a point and without units, like 12.5")
+            raise self.refuse(
+                f"{key} is {shown(value)}, not a number", "write numbers with a point and without units, like 12.5"
+            )
         return number
 
     def whole(self, key: str, least: int, default: int | None = None) -> int:
