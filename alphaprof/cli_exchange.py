@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from alphaprof.cli_support import one_line, print_text
+from alphaprof.cli_support import OutFile, one_line, print_text
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.export_formats import EXPORTS
 
@@ -38,7 +38,7 @@ def export(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Decide otherwise, or by other step times: costs.source=roofline."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
 ) -> None:
     """Acceptance as engines and simulators read it. stdout is the file; what it assumes is said on stderr."""
     from alphaprof.loader import changed_question, known_rules

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from alphaprof.cli_support import (
+    OutFile,
     ReportFormat,
     TableFormat,
     Undecided,
     interruptible,
     print_text,
     require_packages,
-    require_place,
 )
 from alphaprof.errors import OptionInvalid
 
@@ -110,7 +110,7 @@ def latency(
     output: Annotated[
         TableFormat, typer.Option("--format", help="terminal, json, or the csv that costs.path reads.")
     ] = TableFormat.terminal,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
     ] = None,
@@ -122,7 +122,6 @@ def latency(
     from alphaprof.progress import ConsoleProgress
 
     options = load_profile(profile_file, overrides)
-    require_place(out)
     require_packages("torch", "transformers", "datasets")
     check_references(options)
     with run_directory(None) as folder, ConsoleProgress() as progress, interruptible(None):
@@ -195,7 +194,7 @@ def rollout(
         ),
     ] = None,
     documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
     ] = None,
@@ -208,7 +207,6 @@ def rollout(
 
     options = load_profile(profile_file, overrides, documents)
     rules = known_rules(rule, "--rule") if rule else None
-    require_place(out)
     require_packages("torch", "transformers", "datasets")
     check_references(options)
     with ConsoleProgress() as progress, interruptible(None):

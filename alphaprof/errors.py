@@ -22,8 +22,10 @@ def shown(value: object) -> str:
 
 
 def bounded(text: str) -> str:
-    """Cuts the middle out of words over 200 characters, and out of texts over 600."""
-    return cut(re.sub(rf"\S{{{WORD + 1},}}", lambda word: cut(word[0]), text), TEXT)
+    """Cuts the middle out of words over 200 characters, which share these, and out of texts over 600."""
+    long = rf"\S{{{WORD + 1},}}"
+    share = max(WORD // max(len(re.findall(long, text)), 1), VALUE)
+    return cut(re.sub(long, lambda word: cut(word[0], share), text), TEXT)
 
 
 def cut(text: str, most: int = WORD) -> str:

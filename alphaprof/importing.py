@@ -14,7 +14,7 @@ from alphaprof import __version__
 from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines
 from alphaprof.analysis.engine_requests import EngineRequest, request_of
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, notes, served_model, totals_table
-from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid, shown
+from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid, cut, shown
 from alphaprof.loader import apply_override, validate
 from alphaprof.log.manifest import Imported, Manifest, Shard
 from alphaprof.log.store import Run, require_new
@@ -135,7 +135,7 @@ def _domain(line: Line, source: int, asked: Asked) -> str:
     if asked.names.domain_key:
         found = _named(line, asked.names.domain_key, "--domain-key")
         if found is None:
-            raise line.refuse(f"{asked.names.domain_key} is null, no domain", "name every request's domain")
+            raise line.refuse(f"{cut(asked.names.domain_key, VALUE)} is null, no domain", "name every request's domain")
         return found
     names = asked.names.domains or ("traffic",)
     return line.writable("--domain", names[source if len(names) > 1 else 0])
@@ -173,7 +173,7 @@ def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, A
     """The profile that such a run answers to: decision and costs are what reports read of it. Models are in the manifest."""
     if len(domains) > MOST_DOMAINS:
         raise OptionInvalid(
-            f"{asked.names.domain_key} names {len(domains)} domains, more than {MOST_DOMAINS}",
+            f"{cut(str(asked.names.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}",
             "name a field that tells kinds of traffic apart",
         )
     text: dict[str, Any] = {"kind": "given", "column": "response", "on_policy": True} | (served.sampling or {})
@@ -190,7 +190,8 @@ def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, A
     for override in sorted(asked.overrides, key=lambda text: not text.startswith("costs.source=")):
         if not override.startswith(("decision.", "costs.")):
             raise ProfileInvalid(
-                f"--set {override}: an import can set decision.* and costs.* only", "everything else is what the engine did"
+                f"--set {cut(override, VALUE)}: an import can set decision.* and costs.* only",
+                "everything else is what the engine did",
             )
         apply_override(tree, override)
     return _answerable(tree, served)
