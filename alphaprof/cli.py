@@ -18,6 +18,7 @@ from alphaprof.cli_support import (
     OutFile,
     PageFormat,
     ReportFormat,
+    RunFolder,
     Undecided,
     disk_failure,
     one_line,
@@ -62,7 +63,7 @@ app.add_typer(import_app, name="import")
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    run: RunFolder,
     output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
     out: OutFile = None,
     overrides: Annotated[
@@ -109,7 +110,7 @@ def _asked(
 
 @app.command()
 def check(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    run: RunFolder,
     draft: Annotated[str | None, typer.Option(help="The draft that is checked; default: the decision's.")] = None,
     rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
     gamma: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per round; default: the decision's.")] = None,
@@ -189,7 +190,7 @@ def trees(
     ] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("--tree", metavar="FILE", help="A tree of your own: JSON list of paths (repeatable)."),
+        typer.Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
     ] = None,
     top: Annotated[int, typer.Option(min=0, max=1, help="What these files call the draft's top token.")] = 0,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,

@@ -70,8 +70,10 @@ class ServedRule(StrEnum):
 
 @import_app.command("vllm")
 def import_vllm(
-    requests: Annotated[list[Path], typer.Argument(metavar="REQUESTS.jsonl", help="Responses of vLLM, one a line.")],
-    out: Annotated[Path, typer.Option(help="Directory of the run; new.")],
+    requests: Annotated[
+        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one a line.")
+    ],
+    out: Annotated[Path, typer.Option(readable=False, help="Directory of the run; new.")],
     rule: Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")],
     temperature: Annotated[
         float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")

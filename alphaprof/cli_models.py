@@ -9,6 +9,7 @@ import typer
 
 from alphaprof.cli_support import (
     OutFile,
+    ProfileFile,
     ReportFormat,
     TableFormat,
     Undecided,
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 
 
 def profile(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    profile_file: ProfileFile,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of the run; new, or with --resume the interrupted one.")
+        Path | None, typer.Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
     reuse: Annotated[
-        Path | None, typer.Option("--reuse-continuations", metavar="RUN", help="Measure on the text of a complete run.")
+        Path | None,
+        typer.Option("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the text of a complete run."),
     ] = None,
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
@@ -106,7 +108,7 @@ def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) ->
 
 
 def latency(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    profile_file: ProfileFile,
     output: Annotated[
         TableFormat, typer.Option("--format", help="terminal, json, or the csv that costs.path reads.")
     ] = TableFormat.terminal,
@@ -133,7 +135,7 @@ def latency(
 
 
 def validate(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    profile_file: ProfileFile,
     documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 4,
     gamma: Annotated[
         list[int] | None,
@@ -149,7 +151,9 @@ def validate(
     against_generate: Annotated[
         bool, typer.Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep the run of the prediction in this new directory.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(readable=False, help="Keep the run of the prediction in this new directory.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
     ] = None,
@@ -179,7 +183,7 @@ def validate(
 
 
 def rollout(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    profile_file: ProfileFile,
     rule: Annotated[
         list[str] | None,
         typer.Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),

@@ -264,7 +264,13 @@ def _place(path: Path | None) -> Path | None:
     return path
 
 
-OutFile = Annotated[Path | None, typer.Option(callback=_place, help="Write to this file instead of the standard output.")]
+# What several commands take. Not `readable`: our own errors say in two lines what cannot be read.
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Directory of a run.")]
+ProfileFile = Annotated[Path, typer.Argument(metavar="PROFILE", readable=False, help="Profile file (YAML).")]
+OutFile = Annotated[
+    Path | None,
+    typer.Option(callback=_place, readable=False, help="Write to this file instead of the standard output."),
+]
 
 
 def require_packages(*names: str) -> None:

@@ -394,6 +394,7 @@ NAMED = {
     "check": (["check", LONG], 6),
     "check --baseline": (["check", "run", "--draft", "small", "--baseline", LONG], 6),
     "compare": (["compare", "run:small", LONG], 6),
+    "costs.path": (["report", "run", "--set", "costs.source=table", "--set", f"costs.path={LONG}"], 2),
     "trees": (["trees", LONG], 6),
     "trees --tree": (["trees", "run:small", "--tree", LONG], 2),
     "export": (["export", LONG, "--to", "vllm"], 6),

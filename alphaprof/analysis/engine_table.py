@@ -182,13 +182,14 @@ def _model(record: _Record, kinds: Mapping[str, str], name: object) -> str:
 
 
 def _records(path: Path) -> Iterator[_Record]:
-    if path.exists() and not path.is_file():
-        raise CostsUnreadable(f"{path} cannot be read: it is no regular file", "give a file: reports read it again")
     try:
+        if path.exists() and not path.is_file():
+            raise CostsUnreadable(f"{path} cannot be read: it is no regular file", "give a file: reports read it again")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise CostsUnreadable(
-            f"{path} cannot be read: {error}", "check costs.path, a CSV or JSON file of step times"
+            f"{path} cannot be read: {reason}", "check costs.path, a CSV or JSON file of step times"
         ) from error
     if path.suffix.lower() == ".json":
         yield from _from_json(path, text)
