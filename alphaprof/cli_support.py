@@ -17,7 +17,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from alphaprof.errors import DiskFull, ExtraMissing
+from alphaprof.errors import DiskFull, ExtraMissing, cut
 
 
 class ReportFormat(StrEnum):
@@ -228,7 +228,7 @@ def _writing(path: Path) -> Iterator[None]:
         raise SystemExit(READER_GONE) from None
     except OSError as error:
         raise DiskFull(
-            f"cannot write {path}: {error.strerror}", "choose another --out, in a directory that you may write"
+            f"cannot write {cut(str(path))}: {error.strerror}", "choose another --out, in a directory that you may write"
         ) from None
 
 

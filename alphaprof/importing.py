@@ -69,7 +69,9 @@ def import_requests(asked: Asked, out: Path) -> Run:
     """
     require_new(out, "choose another --out")
     if not DRAFT_NAME.fullmatch(asked.names.draft) or asked.names.draft in ("auto", "target"):
-        raise OptionInvalid(f"--draft {shown(asked.names.draft)} is no name", "lower case, not auto or target")
+        raise OptionInvalid(
+            f"--draft {shown(asked.names.draft)} is no name", "lower case, at most 200 characters, not auto or target"
+        )
     if len(asked.names.domains) > 1 and len(asked.names.domains) != len(asked.files):
         raise OptionInvalid(
             f"{len(asked.names.domains)} domains for {len(asked.files)} files",

@@ -64,7 +64,7 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
     tree = read_tree(path)
     for override in _source_first(overrides or []):
         apply_override(tree, override)
-    options = validate(tree, str(path)).resolved(path.parent)
+    options = validate(tree, cut(str(path))).resolved(path.parent)
     if limit is not None:
         data = [source.model_copy(update={"limit": min(limit, source.limit or limit)}) for source in options.data]
         options = options.model_copy(update={"data": data})
@@ -106,16 +106,22 @@ def read_tree(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ProfileInvalid(f"cannot read the profile {path}: {reason}", "give the path of a YAML profile file") from None
+        raise ProfileInvalid(
+            f"cannot read the profile {cut(str(path))}: {reason}", "give the path of a YAML profile file"
+        ) from None
     try:
         tree = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         problem = cut(getattr(error, "problem", None) or f"not YAML ({_reason(error)})")
-        raise ProfileInvalid(f"{path}{where}: {problem}", "mend the YAML there; quote text that holds ': ' or '{'") from None
+        raise ProfileInvalid(
+            f"{cut(str(path))}{where}: {problem}", "mend the YAML there; quote text that holds ': ' or '{'"
+        ) from None
     if not isinstance(tree, dict):
-        raise ProfileInvalid(f"{path} holds no profile", "start from a file in profiles/: it needs target, drafts and data")
+        raise ProfileInvalid(
+            f"{cut(str(path))} holds no profile", "start from a file in profiles/: it needs target, drafts and data"
+        )
     return tree
 
 

@@ -419,6 +419,35 @@ def test_a_name_longer_than_file_systems_allow_ends_in_two_lines(
     assert "File name too long" in output.err or "does not exist" in output.err
 
 
+REPEATED = {
+    "--set": ["report", "run", "--set", "WWW"],
+    "--rules": ["report", "run", "--rules", "WWW"],
+    "--out": ["report", "run", "--out", "WWW"],
+    "--draft": ["check", "run", "--draft", "WWW", "--min-alpha", "0.5"],
+    "--min-alpha": ["check", "run", "--min-alpha", "WWW"],
+    "a domain": ["check", "run", "--min-alpha", "WWW=0.5"],
+    "RUN:DRAFT": ["compare", "run:WWW", "run:small"],
+    "--domain": ["export", "run:small", "--to", "vllm", "--domain", "WWW"],
+    "--tree": ["trees", "run:small", "--tree", "WWW"],
+    "--of": ["schema", "--of", "WWW"],
+    "PROFILE": ["profile", "WWW"],
+    "REQUESTS": ["import", "vllm", "WWW", "--out", "new", "--rule", "strict"],
+    "a draft's name": ["import", "vllm", "none", "--out", "new", "--rule", "strict", "--draft", "WWW"],
+}
+
+
+@pytest.mark.parametrize("long", ["w" * 3000, "w " * 1500], ids=["a word", "a sentence"])
+@pytest.mark.parametrize("command", REPEATED.values(), ids=list(REPEATED))
+def test_no_message_repeats_more_than_200_characters_of_an_argument(
+    command: list[str], long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("run"), Recipe(drafts={"small": 0.0}))
+    assert main(monkeypatch, *(part.replace("WWW", long) for part in command)) in (2, 3, 5)
+    problem, hint = capsys.readouterr().err.splitlines()
+    assert 0 < (problem + hint).count(long[:2]) * 2 <= 200
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_sigterm_says_what_ctrl_c_says(begun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if begun:

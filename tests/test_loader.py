@@ -325,7 +325,7 @@ def test_the_number_of_further_mistakes_is_told() -> None:
     assert error.message.endswith("(and 2 more)")
 
 
-@pytest.mark.parametrize("name", ["Small", "1b", "small draft", "-a", "", "auto", "target", "höhe"])
+@pytest.mark.parametrize("name", ["Small", "1b", "small draft", "-a", "", "auto", "target", "höhe", "x" * 201])
 def test_a_draft_cannot_have_a_name_that_a_folder_or_an_option_cannot_have(name: str) -> None:
     error = refusal(changed((("drafts", name), {"kind": "model", "model": "x"})))
     assert f"draft name {name!r} must be lower case" in error.message

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alphaprof.errors import ColumnMissing, DataUnreadable, shown
+from alphaprof.errors import ColumnMissing, DataUnreadable, cut, shown
 
 LONGEST_LINE = 64 * 2**20  # bytes: a request with the token ids of its prompt fits, and no file fills the memory
 MOST = 2**31 - 1  # of a count: what the log's columns hold
@@ -25,7 +25,7 @@ class Line:
     @property
     def where(self) -> str:
         """File and line, for messages."""
-        return f"{self.path}, line {self.number}"
+        return f"{cut(str(self.path))}, line {self.number}"
 
     def inside(self, fields: Mapping[str, Any]) -> Line:
         """An object of this line."""
@@ -129,7 +129,7 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
                 if line.strip():
                     yield Line(path, number, _object(path, number, line))
     except OSError as error:
-        raise DataUnreadable(f"cannot read {path}: {error.strerror}", "give a file of JSON lines") from None
+        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a file of JSON lines") from None
 
 
 def _object(path: Path, number: int, line: bytes) -> Mapping[str, Any]:
