@@ -178,7 +178,8 @@ class ProfileOptions(Options):
         for name in drafts:
             if not DRAFT_NAME.fullmatch(name) or name in ("auto", "target"):
                 raise ValueError(
-                    f"draft name {shown(name)} must be lower case, start with a letter, have at most 200 characters, and not be auto or target"
+                    f"draft name {shown(name)} must be lower case, start with a letter, have at most 200 characters, and "
+                    "not be auto or target"
                 )
         return drafts
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.config import ProfileOptions, resolve, template_parts
-from alphaprof.errors import ProfileInvalid
+from alphaprof.errors import ProfileInvalid, shown
 from alphaprof.loader import apply_override, load_profile, validate
 from alphaprof.options import GAMMA_LIMIT, LayerSkipDraft, ModelDraft
 from tests.conftest import ROOT
@@ -328,7 +328,7 @@ def test_the_number_of_further_mistakes_is_told() -> None:
 @pytest.mark.parametrize("name", ["Small", "1b", "small draft", "-a", "", "auto", "target", "höhe", "x" * 201])
 def test_a_draft_cannot_have_a_name_that_a_folder_or_an_option_cannot_have(name: str) -> None:
     error = refusal(changed((("drafts", name), {"kind": "model", "model": "x"})))
-    assert f"draft name {name!r} must be lower case" in error.message
+    assert f"draft name {shown(name)} must be lower case" in error.message
 
 
 @pytest.mark.parametrize("name", ["a", "eagle-3_v2", "kind", "drop_layers", "model"])
