@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import difflib
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphaprof.errors import OptionInvalid, RunUnreadable, cut, shown
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 
@@ -23,6 +26,10 @@ class OpenedRun:
 
     `columns` and `filters` are pushed down: what they leave out is not read. Filters are those of `pyarrow.parquet`: a list
     of (column, operator, value), all of which must hold, like [("draft", "==", "small"), ("target_margin", "<", 0.1)].
+
+    Raises errors of `alphaprof.errors` only: `OptionInvalid` for columns and filters that a table does not have,
+    `RunUnreadable` for missing or damaged files, `NoPositionLog` for an imported run, `ProfileInvalid` for a rule that does
+    not exist.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -70,14 +77,13 @@ class OpenedRun:
         """What `alphaprof report` says, as a value; `rules`: others than the profile's, like additive:0.2; `whole_log`: read
         all of a large position log, not a part of its shards.
         """
-        from alphaprof.analysis.rule_names import parse_rule
+        from alphaprof.loader import known_rules
         from alphaprof.report.build import build_report
 
-        return build_report(self._run, rules=[parse_rule(rule).id for rule in rules] if rules else None, whole_log=whole_log)
+        named = known_rules([rules] if isinstance(rules, str) else list(rules), "rules") if rules else None
+        return build_report(self._run, rules=named, whole_log=whole_log)
 
     def _read(self, table: str, columns: Sequence[str] | None, filters: list[Any] | None) -> pa.Table:
-        import pyarrow.parquet as pq
-
         run = self._run
         if table == "totals":
             parts = {draft: run.totals_parts(draft) for draft in self.drafts}
@@ -85,9 +91,11 @@ class OpenedRun:
             paths = [part.path for found in parts.values() for part in found]
             data = self._worked_out() if lacking else self._stored(table, paths)
         else:
-            data = self._stored(table, [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards])
-        expression = pq.filters_to_expression(filters) if filters else None
-        return data.to_table(columns=list(columns) if columns is not None else None, filter=expression)
+            paths = [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards]
+            data = self._stored(table, paths)
+        scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, filters)
+        with self._reading(table):
+            return scanner.to_table()
 
     def _stored(self, table: str, paths: Sequence[Path]) -> ds.Dataset:
         """A table in files, whose folders name the drafts."""
@@ -99,7 +107,21 @@ class OpenedRun:
         base = str(self.path / table)
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
-        return ds.dataset(list(map(str, paths)), format=parquet, partitioning=partitioning, partition_base_dir=base)
+        with self._reading(table):
+            return ds.dataset(list(map(str, paths)), format=parquet, partitioning=partitioning, partition_base_dir=base)
+
+    @contextlib.contextmanager
+    def _reading(self, table: str) -> Iterator[None]:
+        """Raise `RunUnreadable` where a file of a table is missing or damaged."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise RunUnreadable(
+                f"the {table} of {self.path} cannot be read: {cut(str(error).splitlines()[0])}",
+                "copy the run again, or profile again into a new directory",
+            ) from None
 
     def _worked_out(self) -> ds.Dataset:
         """The totals of all drafts, as far as they are not stored from the position log."""
@@ -115,3 +137,25 @@ class OpenedRun:
             drafts = pa.DictionaryArray.from_arrays(pa.array([number] * len(table), pa.int32()), pa.array(self.drafts))
             tables.append(table.append_column("draft", drafts))
         return ds.dataset(pa.concat_tables(tables))
+
+
+def _scanner(table: str, data: ds.Dataset, columns: Sequence[str] | None, filters: list[Any] | None) -> ds.Scanner:
+    """What reads some columns and rows of a table. Raises `OptionInvalid` for columns and filters that do not fit it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = data.schema.names
+    if odd := [name for name in columns or () if name not in names]:
+        near = difflib.get_close_matches(str(odd[0]), names, n=1)
+        raise OptionInvalid(
+            f"the {table} have no column {shown(odd[0])}",
+            f"did you mean {near[0]}?" if near else "docs/columns.md describes them",
+        )
+    try:
+        expression = pq.filters_to_expression(filters) if filters else None
+        return data.scanner(columns=None if columns is None else list(columns), filter=expression)
+    except (ValueError, TypeError, pa.ArrowException) as error:
+        raise OptionInvalid(
+            f"filters do not fit the {table}: {cut(str(error).splitlines()[0])}",
+            'write a list of (column, operator, value), like [("draft", "==", "small")]',
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -14,12 +15,16 @@ from alphaprof.cli_exchange import export, import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import (
     CheckFormat,
+    OutFile,
     PageFormat,
     ReportFormat,
+    RunFolder,
     Undecided,
+    disk_failure,
     one_line,
     print_notes,
     print_text,
+    standard_streams,
     without_pandas,
 )
 from alphaprof.errors import AlphaprofError, OptionInvalid
@@ -58,9 +63,9 @@ app.add_typer(import_app, name="import")
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    run: RunFolder,
     output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -111,7 +116,7 @@ def _asked(
 
 @app.command()
 def check(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run.")],
+    run: RunFolder,
     draft: Annotated[str | None, typer.Option(help="The draft that is checked; default: the decision's.")] = None,
     rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
     gamma: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per round; default: the decision's.")] = None,
@@ -136,7 +141,7 @@ def check(
     ] = False,
     undecided: Annotated[Undecided, typer.Option(help="What the exit code says of an undecided check.")] = Undecided.passes,
     output: Annotated[CheckFormat, typer.Option("--format", help="terminal, json, md or junit.")] = CheckFormat.terminal,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
 ) -> None:
     """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
 
@@ -165,7 +170,7 @@ def compare(
     ] = None,
     gamma: Annotated[int | None, typer.Option(min=1, help="Tokens per round at this length only; default: at all.")] = None,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
 ) -> None:
     """Paired differences of two drafts on the same prompts: acceptance and tokens per round."""
     from alphaprof.loader import known_rules
@@ -191,11 +196,11 @@ def trees(
     ] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("--tree", metavar="FILE", help="A tree of your own: JSON list of paths (repeatable)."),
+        typer.Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
     ] = None,
     top: Annotated[int, typer.Option(min=0, max=1, help="What these files call the draft's top token.")] = 0,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
 ) -> None:
     """What static draft trees would give: the best of each size, and your own. Tokens per round, no verdict."""
     from alphaprof.report.compare import side_of
@@ -229,7 +234,7 @@ def predict(
         float, typer.Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
     ] = 0.0,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
 ) -> None:
     """The formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
     from alphaprof.analysis.formulas import RoundCost
@@ -285,9 +290,22 @@ def rules() -> None:
 
 def main() -> None:
     """The console script: the one place that prints the errors a user can cause, as two lines on stderr."""
+    with standard_streams():
+        try:
+            _run()
+        except AlphaprofError as error:
+            with contextlib.suppress(AlphaprofError):  # nothing can be said where the standard error cannot be written
+                print(f"error: {one_line(error.message)}\nhint: {one_line(error.hint)}", file=sys.stderr)
+                print_notes(error)
+            sys.exit(error.exit_code)
+
+
+def _run() -> None:
+    """Run the command, and write what it left in the buffer of the standard output. Raises errors of disks as `DiskFull`."""
     try:
         app()
-    except AlphaprofError as error:
-        print(f"error: {one_line(error.message)}\nhint: {one_line(error.hint)}", file=sys.stderr)
-        print_notes(error)
-        sys.exit(error.exit_code)
+    except (SystemExit, AlphaprofError):
+        sys.stdout.flush()
+        raise
+    except OSError as error:
+        raise disk_failure(error) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from alphaprof.cli_support import ReportFormat, one_line, print_text
+from alphaprof.cli_support import OutFile, ReportFormat, one_line, print_text
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.export_formats import EXPORTS
 
@@ -38,7 +38,7 @@ def export(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Decide otherwise, or by other step times: costs.source=roofline."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
 ) -> None:
     """Acceptance as engines and simulators read it. stdout is the file; what it assumes is said on stderr."""
     from alphaprof.loader import changed_question, known_rules
@@ -86,8 +86,10 @@ Overrides = Annotated[
 
 @import_app.command("vllm")
 def import_vllm(
-    requests: Annotated[list[Path], typer.Argument(metavar="REQUESTS.jsonl", help="Responses of vLLM, one a line.")],
-    out: Annotated[Path, typer.Option(help="Directory of the run; new.")],
+    requests: Annotated[
+        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one a line.")
+    ],
+    out: Annotated[Path, typer.Option(readable=False, help="Directory of the run; new.")],
     rule: Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")],
     temperature: Annotated[
         float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")
@@ -180,7 +182,7 @@ def import_prometheus(
     before: Annotated[Path, typer.Argument(metavar="BEFORE.txt", help="What vLLM's /metrics said before the traffic.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER.txt", help="What it said after it.")],
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
 ) -> None:
     """A first look at vLLM's counters between two readings: acceptance as numbers, no interval, no verdict, no run."""
     from alphaprof.report.counters import build_counters

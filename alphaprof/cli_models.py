@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from alphaprof.cli_support import (
+    OutFile,
+    ProfileFile,
     ReportFormat,
     TableFormat,
     Undecided,
     interruptible,
     print_text,
     require_packages,
-    require_place,
 )
 from alphaprof.errors import OptionInvalid
 
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 
 
 def profile(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    profile_file: ProfileFile,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of the run; new, or with --resume the interrupted one.")
+        Path | None, typer.Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
     reuse: Annotated[
-        Path | None, typer.Option("--reuse-continuations", metavar="RUN", help="Measure on the text of a complete run.")
+        Path | None,
+        typer.Option("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the text of a complete run."),
     ] = None,
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
@@ -103,11 +105,11 @@ def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) ->
 
 
 def latency(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    profile_file: ProfileFile,
     output: Annotated[
         TableFormat, typer.Option("--format", help="terminal, json, or the csv that costs.path reads.")
     ] = TableFormat.terminal,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
     ] = None,
@@ -119,7 +121,6 @@ def latency(
     from alphaprof.progress import ConsoleProgress
 
     options = load_profile(profile_file, overrides)
-    require_place(out)
     require_packages("torch", "transformers", "datasets")
     check_references(options)
     with run_directory(None) as folder, ConsoleProgress() as progress, interruptible(None):
@@ -131,7 +132,7 @@ def latency(
 
 
 def validate(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    profile_file: ProfileFile,
     documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 4,
     gamma: Annotated[
         list[int] | None,
@@ -147,7 +148,9 @@ def validate(
     against_generate: Annotated[
         bool, typer.Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Keep the run of the prediction in this new directory.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(readable=False, help="Keep the run of the prediction in this new directory.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
     ] = None,
@@ -177,7 +180,7 @@ def validate(
 
 
 def rollout(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile file (YAML).")],
+    profile_file: ProfileFile,
     rule: Annotated[
         list[str] | None,
         typer.Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),
@@ -192,7 +195,7 @@ def rollout(
         ),
     ] = None,
     documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the standard output.")] = None,
+    out: OutFile = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
     ] = None,
@@ -205,7 +208,6 @@ def rollout(
 
     options = load_profile(profile_file, overrides, documents)
     rules = known_rules(rule, "--rule") if rule else None
-    require_place(out)
     require_packages("torch", "transformers", "datasets")
     check_references(options)
     with ConsoleProgress() as progress, interruptible(None):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import signal
+import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
 
-from alphaprof.errors import DiskFull, ExtraMissing
+from alphaprof.errors import DiskFull, ExtraMissing, cut
 
 
 class ReportFormat(StrEnum):
@@ -55,18 +60,111 @@ class Undecided(StrEnum):
     fails = "fail"
 
 
+# What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
+DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
+DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
+INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143  # what shells say of SIGINT, SIGPIPE and SIGTERM
+
+
+class Stream:
+    """A standard stream (None: closed) whose failures end a command: quietly where nobody reads it, else as `DiskFull`."""
+
+    def __init__(self, stream: TextIO | None, name: str) -> None:
+        self._stream = stream or _nowhere()
+        self._name, self._closed = name, stream is None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write text; characters that the stream's encoding lacks as escapes. Raises `DiskFull` and `SystemExit`."""
+        if self._closed:
+            raise DiskFull(f"the {self._name} is closed", "open it, or redirect it to a file")
+        encoding = self._stream.encoding or "utf-8"
+        with self._failing():
+            return self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+    def flush(self) -> None:
+        """Write what is in the buffer. Raises `DiskFull` and `SystemExit`."""
+        with self._failing():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            with contextlib.suppress(OSError, ValueError), _nowhere() as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())  # for what is still in the buffer
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(READER_GONE) from None
+            raise DiskFull(
+                f"cannot write the {self._name}: {error.strerror}", "free space, or redirect it to another place"
+            ) from None
+
+
+def _nowhere() -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
 @contextlib.contextmanager
-def interruptible(out: Path | None) -> Iterator[None]:
-    """Ctrl-C ends the command with a word about what is left (None: nothing to go on with), and the shells' exit code."""
+def standard_streams() -> Iterator[None]:
+    """Failures of the standard streams are errors of a command; where the standard error is closed, nothing is said."""
+    before = sys.stdout, sys.stderr
+    sys.stdout = Stream(sys.stdout, "standard output")
+    sys.stderr = Stream(sys.stderr or _nowhere(), "standard error")
     try:
         yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def disk_failure(error: OSError) -> DiskFull:
+    """What a disk or its permissions did, in words. Raises `error` where it is something else, which is a bug."""
+    if error.errno not in DISK:
+        raise error
+    return DiskFull(
+        f"{error.filename or 'a file'} cannot be read or written: {os.strerror(error.errno)}",
+        "mend the disk or the permissions, free space, or use another folder",
+    )
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which batch systems and containers send."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise `_Terminated` in this thread at SIGTERM, unless something else handles or ignores it."""
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def interruptible(out: Path | None) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the command with a word about what is left (None: nothing to go on with), and the shells' exit
+    code.
+    """
+    try:
+        with _terminable():
+            yield
     except KeyboardInterrupt as interrupt:
         begun = out is not None and (out / "manifest.json").exists()
         hint = f"complete shards are in {out}: finish with the same line and --resume"
         nothing = "nothing was written yet" if out is not None else "start again, with another --out if one was named"
         print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)
         print_notes(interrupt)
-        raise typer.Exit(130) from None
+        raise typer.Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
 
 
 def print_notes(error: BaseException) -> None:
@@ -99,20 +197,80 @@ def without_pandas() -> Iterator[None]:
 
 
 def print_text(text: str, path: Path | None) -> None:
-    """Print the answer, or write it to a file. Raises `DiskFull`."""
+    """Print the answer, or write it to a file, which has the old content or the new one whole. Raises `DiskFull`."""
     if path is None:
         sys.stdout.write(text)
         return
+    with _writing(path):
+        place = _replaced(path)
+        if place is None:
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            return
+        number, name = tempfile.mkstemp(prefix=".alphaprof-", suffix=".tmp", dir=place.parent)
+        try:
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+                os.fchmod(number, stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask())
+                file.flush()
+                os.fsync(number)
+            os.replace(name, place)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise `DiskFull` where a file cannot be written, and end quietly where it is a pipe whose reader has gone."""
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
+    except BrokenPipeError:
+        raise SystemExit(READER_GONE) from None
     except OSError as error:
-        raise DiskFull(f"cannot write {path}: {error.strerror}", "choose another --out, in an existing directory") from None
+        raise DiskFull(
+            f"cannot write {cut(str(path))}: {error.strerror}", "choose another --out, in a directory that you may write"
+        ) from None
 
 
-def require_place(path: Path | None) -> None:
-    """Raise `DiskFull` where `print_text` could not write: better known before hours of work."""
-    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise DiskFull(f"cannot write {path}", "choose another --out, in an existing directory")
+def _replaced(path: Path) -> Path | None:
+    """The file that is replaced where a path is written, at the end of links; None for devices and pipes, which are written
+    straight into. Raises `OSError` for what may not be written.
+    """
+    exists = path.exists()
+    if exists and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    system = path.parent.resolve().parts[1:2] == ("proc",) or path.parent.resolve() == Path("/dev")  # /dev/stdout
+    return None if system or (exists and not path.is_file()) else Path(os.path.realpath(path))
+
+
+def _umask() -> int:
+    """The permissions that new files do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _place(path: Path | None) -> Path | None:
+    """The same path. Raises `DiskFull` where `print_text` could not write: better known before hours of work."""
+    if path is not None:
+        with _writing(path):
+            place = _replaced(path)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if place is not None and not place.parent.is_dir():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if place is not None and not os.access(place.parent, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)} in {place.parent}")
+    return path
+
+
+# What several commands take. Not `readable`: our own errors say in two lines what cannot be read.
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Directory of a run.")]
+ProfileFile = Annotated[Path, typer.Argument(metavar="PROFILE", readable=False, help="Profile file (YAML).")]
+OutFile = Annotated[
+    Path | None,
+    typer.Option(callback=_place, readable=False, help="Write to this file instead of the standard output."),
+]
 
 
 def require_packages(*names: str) -> None:

@@ -5,6 +5,7 @@ The command line, the manifest and the reference derive from these classes. Prec
 
 from __future__ import annotations
 
+import json
 import os
 import string
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.errors import cut, shown
 from alphaprof.options import (
     DRAFT_NAME,
     GAMMA_LIMIT,
@@ -23,6 +25,7 @@ from alphaprof.options import (
     GreedyContinuation,
     MeasuredCosts,
     ModelDraft,
+    Name,
     Options,
     RooflineCosts,
     Sampling,
@@ -59,12 +62,12 @@ class SourceOptions(Options):
     """One dataset: where it lies, how a row becomes a prompt, and which domain it belongs to."""
 
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
-    path: str = Field(
+    path: Name = Field(
         min_length=1, description="hub id, or local .jsonl, .json, .csv, .parquet or .txt; relative to the profile"
     )
-    name: str | None = Field(None, description="configuration of a hub dataset")
-    split: str = Field("train", description="split of a hub dataset")
-    revision: str | None = Field(None, description="branch, tag or commit on the hub")
+    name: Name | None = Field(None, description="configuration of a hub dataset")
+    split: Name = Field("train", description="split of a hub dataset")
+    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
     prompt: str | None = Field(None, description='template over the columns, e.g. "{prompt}"')
     messages: str | None = Field(None, description="column with chat messages (role, content)")
     prompt_ids: str | None = Field(None, description="column with the prompt's token ids")
@@ -89,6 +92,15 @@ class SourceOptions(Options):
         if prompt is not None:
             template_parts(prompt)
         return prompt
+
+    @field_validator("chat_options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{error}: quote dates, and write finite numbers") from None
+        return options
 
     @model_validator(mode="after")
     def _one_prompt(self) -> SourceOptions:
@@ -166,7 +178,10 @@ class ProfileOptions(Options):
     def _draft_names(cls, drafts: dict[str, Any]) -> dict[str, Any]:
         for name in drafts:
             if not DRAFT_NAME.fullmatch(name) or name in ("auto", "target"):
-                raise ValueError(f"draft name {name!r} must be lower case, start with a letter, and not be auto or target")
+                raise ValueError(
+                    f"draft name {shown(name)} must be lower case, start with a letter, have at most 200 characters, and "
+                    "not be auto or target"
+                )
         return drafts
 
     @field_validator("continuation", mode="before")
@@ -203,15 +218,17 @@ class ProfileOptions(Options):
     def _consistent(self) -> ProfileOptions:
         decision = self.decision
         if decision.draft != "auto" and decision.draft not in self.drafts:
-            raise ValueError(f"decision.draft {decision.draft!r} is none of the drafts ({', '.join(self.drafts)})")
+            raise ValueError(
+                f"decision.draft {shown(decision.draft)} is none of the drafts ({cut(', '.join(self.drafts), 100)})"
+            )
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
-            raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {self.gammas}")
+            raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}")
         if isinstance(self.costs, MeasuredCosts | RooflineCosts):
             known = self.costs.concurrency
             if not known[0] <= decision.concurrency <= known[-1]:
                 raise ValueError(
-                    f"decision.concurrency {decision.concurrency} lies outside costs.concurrency {known}: nothing would say "
-                    "what steps take there"
+                    f"decision.concurrency {decision.concurrency} lies outside costs.concurrency {cut(str(known), 100)}: "
+                    "nothing would say what steps take there"
                 )
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
@@ -219,7 +236,7 @@ class ProfileOptions(Options):
         fixed = [source.domain for source in self.data if isinstance(source.domain, str)]
         if decision.weights is not None and len(fixed) == len(self.data) and set(fixed) != set(decision.weights):
             odd = sorted(set(fixed) ^ set(decision.weights))
-            raise ValueError(f"decision.weights must name every domain and no other (check {', '.join(odd)})")
+            raise ValueError(f"decision.weights must name every domain and no other (check {cut(', '.join(odd), 100)})")
         return self
 
     def continuation_of(self, source: int) -> ContinuationOptions:
@@ -265,8 +282,8 @@ def template_parts(template: str) -> list[tuple[str, str | None]]:
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"{template!r}: {error}; {advice}") from None
+        raise ValueError(f"{shown(template)}: {error}; {advice}") from None
     for _, name, specification, conversion in parsed:
         if name is not None and (not name or specification or conversion):
-            raise ValueError(f"{template!r} has a field that is more or less than a column's name; {advice}")
+            raise ValueError(f"{shown(template)} has a field that is more or less than a column's name; {advice}")
     return [(literal, name) for literal, name, _, _ in parsed]

@@ -6,16 +6,43 @@ bug and keeps its traceback.
 
 from __future__ import annotations
 
+import re
+
+# Characters that a message repeats of what was given: of a value that it quotes, of a word without spaces (a path, a key, a
+# number of 5,000 digits), and of a text that nothing else bounds.
+VALUE, WORD, TEXT = 60, 200, 600
+
+
+def shown(value: object) -> str:
+    """The beginning of a value as Python writes it, for messages; an object or a list by its kind."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= VALUE else f"{text[:VALUE]}..."
+
+
+def bounded(text: str) -> str:
+    """Cuts the middle out of words over 200 characters, which share these, and out of texts over 600."""
+    long = rf"\S{{{WORD + 1},}}"
+    share = max(WORD // max(len(re.findall(long, text)), 1), VALUE)
+    return cut(re.sub(long, lambda word: cut(word[0], share), text), TEXT)
+
+
+def cut(text: str, most: int = WORD) -> str:
+    """Cuts the middle out of a text that is longer than `most` characters."""
+    half = (most - len(" ... ")) // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
 
 class AlphaprofError(Exception):
-    """Base of all failures with a remedy. `message` says what is wrong, `hint` what to do next."""
+    """Base of all failures with a remedy. `message` says what is wrong, `hint` what to do next, both `bounded`."""
 
     exit_code = 1
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(bounded(message))
+        self.message = bounded(message)
+        self.hint = bounded(hint)
 
 
 class ProfileInvalid(AlphaprofError):
@@ -97,7 +124,7 @@ class OutOfMemory(AlphaprofError):
 
 
 class DiskFull(AlphaprofError):
-    """The run directory cannot be written."""
+    """The run directory or an answer cannot be written, or a disk fails while something is read."""
 
     exit_code = 5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-from alphaprof.errors import OptionInvalid
+from alphaprof.errors import OptionInvalid, shown
 
 PREFIX = "alphaprof-"
 
@@ -23,5 +23,5 @@ def json_schema(name: str) -> str:
     """The JSON Schema (draft 2020-12) of a format, as text. Raises `OptionInvalid` for a format that does not exist."""
     known = published()
     if name not in known:
-        raise OptionInvalid(f"no JSON is called {name!r}", f"choose one of {', '.join(known)}, or leave --of out")
+        raise OptionInvalid(f"no JSON is called {shown(name)}", f"choose one of {', '.join(known)}, or leave --of out")
     return files("alphaprof").joinpath("schemas", known[name]).read_text(encoding="utf-8")

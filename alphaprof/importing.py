@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from alphaprof import __version__
-from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines, shown
+from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines
 from alphaprof.analysis.engine_requests import EngineRequest, request_of
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, notes, served_model, totals_table
 from alphaprof.analysis.sglang_requests import answers_of, sglang_request
-from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid
+from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid, cut, shown
 from alphaprof.loader import apply_override, validate
 from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.manifest import CHAIN, Drafting, Imported, Manifest, Shard
@@ -96,7 +96,9 @@ def import_requests(asked: Asked, out: Path) -> Run:
 
 def _imported(asked: Asked, claim: Claim) -> Run:
     if not DRAFT_NAME.fullmatch(asked.names.draft) or asked.names.draft in ("auto", "target"):
-        raise OptionInvalid(f"--draft {shown(asked.names.draft)} is no name", "lower case, not auto or target")
+        raise OptionInvalid(
+            f"--draft {shown(asked.names.draft)} is no name", "lower case, at most 200 characters, not auto or target"
+        )
     if len(asked.names.domains) > 1 and len(asked.names.domains) != len(asked.files):
         raise OptionInvalid(
             f"{len(asked.names.domains)} domains for {len(asked.files)} files",
@@ -167,7 +169,7 @@ def _domain(line: Line, source: int, asked: Asked) -> str:
     if asked.names.domain_key:
         found = _named(line, asked.names.domain_key, "--domain-key")
         if found is None:
-            raise line.refuse(f"{asked.names.domain_key} is null, no domain", "name every request's domain")
+            raise line.refuse(f"{cut(asked.names.domain_key, VALUE)} is null, no domain", "name every request's domain")
         return found
     names = asked.names.domains or ("traffic",)
     return line.writable("--domain", names[source if len(names) > 1 else 0])
@@ -205,7 +207,7 @@ def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, A
     """The profile that such a run answers to: decision and costs are what reports read of it. Models are in the manifest."""
     if len(domains) > MOST_DOMAINS:
         raise OptionInvalid(
-            f"{asked.names.domain_key} names {len(domains)} domains, more than {MOST_DOMAINS}",
+            f"{cut(str(asked.names.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}",
             "name a field that tells kinds of traffic apart",
         )
     text: dict[str, Any] = {"kind": "given", "column": "response", "on_policy": True} | (served.sampling or {})
@@ -222,7 +224,8 @@ def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, A
     for override in sorted(asked.overrides, key=lambda text: not text.startswith("costs.source=")):
         if not override.startswith(("decision.", "costs.")):
             raise ProfileInvalid(
-                f"--set {override}: an import can set decision.* and costs.* only", "everything else is what the engine did"
+                f"--set {cut(override, VALUE)}: an import can set decision.* and costs.* only",
+                "everything else is what the engine did",
             )
         apply_override(tree, override)
     return _answerable(tree, served)

@@ -16,27 +16,44 @@ from pydantic_core import ErrorDetails
 
 from alphaprof.analysis.rule_names import parse_rule
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import ProfileInvalid
+from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.options import MeasuredCosts
 
 WHOLE = "profile"  # where a problem lies that concerns several options
 UNKNOWN_KEY = "extra_forbidden"
-# What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as.
-BAD_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError)
+# What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as, and
+# for text that is nested deeper than Python calls.
+BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
+MERGE = "tag:yaml.org,2002:merge"
+DEEPEST = 50  # groups and lists inside each other
+LARGEST = 1_000_000  # values and characters of a profile whose aliases are written out
+WIDEST = 2**64  # whole numbers below it fit what reads manifests
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first."""
+    """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first, and merge keys without end."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Like the base class, with a check for duplicates, before merge keys (`<<`) add theirs."""
         node = super().compose_mapping_node(anchor)
-        seen = []
-        for key, _ in node.value:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.composer.ComposerError(None, None, f"the key {key.value!r} occurs twice", key.start_mark)
-            seen.append(key.value)
+                raise yaml.composer.ComposerError(None, None, f"the key {shown(key.value)} occurs twice", key.start_mark)
+            seen.add(key.value)
         return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Like the base class, but for merge keys that would multiply (`<<: [*a, *a]` of `<<: [*b, *b]` ...)."""
+        pairs = 0
+        for value in (value for key, value in node.value if key.tag == MERGE):
+            for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(merged, yaml.MappingNode):
+                    self.flatten_mapping(merged)
+                    pairs += len(merged.value)
+        if pairs > LARGEST:
+            raise yaml.composer.ComposerError(None, None, "merge keys that multiply without end", node.start_mark)
+        super().flatten_mapping(node)
 
 
 def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
@@ -47,7 +64,7 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
     tree = read_tree(path)
     for override in _source_first(overrides or []):
         apply_override(tree, override)
-    options = validate(tree, str(path)).resolved(path.parent)
+    options = validate(tree, cut(str(path))).resolved(path.parent)
     if limit is not None:
         data = [source.model_copy(update={"limit": min(limit, source.limit or limit)}) for source in options.data]
         options = options.model_copy(update={"data": data})
@@ -62,7 +79,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "costs.")):
             raise ProfileInvalid(
-                f"--set {override}: a report can change decision.* and costs.* only",
+                f"--set {cut(override, VALUE)}: a report can change decision.* and costs.* only",
                 "the rest was measured; profile again to change it",
             )
         apply_override(tree, override)
@@ -87,38 +104,52 @@ def read_tree(path: Path) -> dict[str, Any]:
     """The profile file as plain data. Raises `ProfileInvalid`."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ProfileInvalid(f"cannot read the profile {path}: {reason}", "give the path of a YAML profile file") from None
+        raise ProfileInvalid(
+            f"cannot read the profile {cut(str(path))}: {reason}", "give the path of a YAML profile file"
+        ) from None
     try:
         tree = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or f"not YAML ({str(error).splitlines()[0]})"
-        raise ProfileInvalid(f"{path}{where}: {problem}", "mend the YAML there; quote text that holds ': ' or '{'") from None
+        problem = cut(getattr(error, "problem", None) or f"not YAML ({_reason(error)})")
+        raise ProfileInvalid(
+            f"{cut(str(path))}{where}: {problem}", "mend the YAML there; quote text that holds ': ' or '{'"
+        ) from None
     if not isinstance(tree, dict):
-        raise ProfileInvalid(f"{path} holds no profile", "start from a file in profiles/: it needs target, drafts and data")
+        raise ProfileInvalid(
+            f"{cut(str(path))} holds no profile", "start from a file in profiles/: it needs target, drafts and data"
+        )
     return tree
+
+
+def _reason(error: Exception) -> str:
+    """Why a text is no YAML, in one line."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply, or an alias inside what it names"
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Set one value in place: `target.dtype=float32`, `data.0.limit=5`, `data.code.limit=5`. Values are YAML."""
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
+    option = f"--set {cut(path, VALUE)}"
     if not equals or not all(keys):
-        raise ProfileInvalid(f"--set {override!r} is not KEY=VALUE", "write for example --set target.dtype=float32")
+        raise ProfileInvalid(f"--set {shown(override)} is not KEY=VALUE", "write for example --set target.dtype=float32")
     try:
         value = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML:
-        raise ProfileInvalid(f"--set {path}: {text!r} is not a YAML value", "quote it for YAML and for the shell") from None
+        raise ProfileInvalid(f"{option}: {shown(text)} is not a YAML value", "quote it for YAML and for the shell") from None
     if keys == ["costs", "source"] and _source(tree) != value:
         tree["costs"] = {}  # options of another source mean nothing to this one
     node: Any = tree
     for depth, key in enumerate(keys):
-        place = ".".join(keys[: depth + 1])
+        place = cut(".".join(keys[: depth + 1]), VALUE)
         if not isinstance(node, (dict, list)):
-            raise ProfileInvalid(f"--set {path}: {place} lies below a plain value", "name an option of the profile")
+            raise ProfileInvalid(f"{option}: {place} lies below a plain value", "name an option of the profile")
         index: Any = _element(node, key, place) if isinstance(node, list) else key
         if depth == len(keys) - 1:
             node[index] = value
@@ -147,9 +178,9 @@ def _element(items: list[Any], key: str, place: str) -> int:
     domains = [item.get("domain") if isinstance(item, dict) else None for item in items]
     if domains.count(key) == 1:
         return domains.index(key)
-    known = ", ".join(dict.fromkeys(str(domain) for domain in domains if isinstance(domain, str)))
+    known = cut(", ".join(dict.fromkeys(domain for domain in domains if isinstance(domain, str))))
     raise ProfileInvalid(
-        f"--set {place}: no single element {key!r} in a list of {len(items)}",
+        f"--set {place}: no single element {shown(key)} in a list of {len(items)}",
         f"use an index from 0 to {len(items) - 1}" + (f" or a domain that one source has ({known})" if known else "")
         if items
         else "the list is empty: set it whole",
@@ -158,10 +189,62 @@ def _element(items: list[Any], key: str, place: str) -> int:
 
 def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
     """`ProfileOptions` from plain data; raises `ProfileInvalid` with the first problem and a suggestion."""
+    _require_plain(tree, origin)
     try:
         return ProfileOptions.model_validate(tree)
     except ValidationError as error:
         raise _invalid(error, origin) from None
+
+
+def _require_plain(tree: dict[str, Any], origin: str) -> None:
+    """Raise `ProfileInvalid` for what no manifest could hold: data that contain themselves, that aliases multiply beyond
+    `LARGEST`, or that are neither groups, lists, texts, numbers nor dates.
+    """
+    sizes: dict[int, int] = {}  # by identity, since aliases share what they name; 0: its parts are being looked at
+
+    def size_of(value: object, place: tuple[str, ...]) -> int:
+        """Values and characters of a value with its aliases written out."""
+
+        def refuse(problem: str, hint: str) -> ProfileInvalid:
+            return ProfileInvalid(f"{origin}: {cut('.'.join(place), VALUE) or WHOLE}: {problem}", hint)
+
+        if not isinstance(value, (dict, list)):
+            if problem := _odd(value):
+                raise refuse(*problem)
+            return 1 + (len(value) if isinstance(value, str) else 0)
+        size = sizes.get(id(value))
+        if size == 0:
+            raise refuse("it contains itself, by an alias", "write the value out where the alias stands")
+        if size is None:
+            if len(place) > DEEPEST:
+                raise refuse("nested too deeply", "no option has as many levels: check brackets and indentation")
+            sizes[id(value)] = 0
+            size = 1
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                if isinstance(value, dict) and (not isinstance(key, str) or _odd(key)):
+                    raise refuse(f"the key {shown(key)} is no text", "quote it: YAML reads on, off, yes, no and 1 otherwise")
+                size += (len(key) if isinstance(key, str) else 0) + size_of(part, (*place, str(key)))
+            sizes[id(value)] = size
+        if size > LARGEST:
+            raise refuse(f"aliases or texts make more than {LARGEST} values and characters", "shorten it")
+        return size
+
+    size_of(tree, ())
+
+
+def _odd(value: object) -> tuple[str, str] | None:
+    """Why a value is no text, number or date that every file can hold, and a hint; None: it is one."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"holds half a character ({shown(value)})", "write the whole character, in UTF-8"
+        return None
+    if isinstance(value, int) and abs(value) >= WIDEST:
+        return "a number of more than 64 bits", "write a smaller number, or quote it where it is a text"
+    if value is None or isinstance(value, (int, float, datetime.date)):
+        return None
+    return f"{type(value).__name__} is no text, number, list or group", "write it without a tag (!!binary, !!set)"
 
 
 def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
@@ -172,11 +255,13 @@ def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
     # Pydantic reports every branch of a union; a problem deeper inside shows that an outer branch was not meant.
     places = [place for place in problems if not any(other.startswith(f"{place}.") for other in problems)]
     place, more = places[0], f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-    first = problems[place]
+    first: Any = problems[place]
     if first["type"] == UNKNOWN_KEY:
-        return ProfileInvalid(f"{origin}: unknown key {place}{more}", _suggestion(first["loc"]))
-    where = "" if place == WHOLE else f" {place}:"
-    return ProfileInvalid(f"{origin}:{where} {first['msg'].removeprefix('Value error, ')}{more}", _advice(first))
+        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", _suggestion(first["loc"]))
+    where = "" if place == WHOLE else f" {cut(place, VALUE)}:"
+    tag = str(first.get("ctx", {}).get("tag", ""))  # of a union: the one value that pydantic repeats
+    problem = first["msg"].removeprefix("Value error, ").replace(tag, cut(tag, VALUE))
+    return ProfileInvalid(f"{origin}:{where} {problem}{more}", _advice(first))
 
 
 def _advice(error: ErrorDetails) -> str:

@@ -16,25 +16,36 @@ from pydantic import (
     model_validator,
 )
 
+from alphaprof.errors import shown
+
 Dtype = Literal["float32", "bfloat16", "float16"]
-DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # of a folder as well: draft=NAME
 GAMMA_LIMIT = 64
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 
 
-class Options(BaseModel):
-    """Base of all option groups: unknown keys are errors and values never change after validation."""
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL character, which no name has")
+    return text
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+Name = Annotated[str, AfterValidator(_without_nul)]  # of a file, a repository or a part of it
+
+
+class Options(BaseModel):
+    """Base of all option groups: unknown keys are errors, numbers are finite, and values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelOptions(Options):
     """How to load a model: a hub id, a local directory, or a .gguf file."""
 
-    model: str = Field(
+    model: Name = Field(
         min_length=1, description="hub id, local directory or .gguf file; relative paths start at the profile file"
     )
-    revision: str | None = Field(None, description="branch, tag or commit on the hub")
+    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     device: str = Field("auto", description="auto (CUDA where there is one, else CPU), cpu, cuda, cuda:1")
     device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
@@ -154,7 +165,7 @@ def _ascending(values: list[int]) -> list[int]:
 
 # One whole number or a list of them.
 Wholes = Annotated[list[Whole], BeforeValidator(_several), AfterValidator(_ascending)]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -174,7 +185,6 @@ class MeasuredCosts(Options):
     budget: float = Field(
         60,
         ge=0,
-        allow_inf_nan=False,
         description="seconds for all step times: less once the cost of a round is known to 2 %, more only for 6 rounds at "
         "each batch size and context",
     )
@@ -195,7 +205,7 @@ class TableCosts(Options):
     """Step times of your own engine."""
 
     source: Literal["table"]
-    path: str = Field(min_length=1, description="CSV or JSON with step times (docs/costs.md); relative to the profile")
+    path: Name = Field(min_length=1, description="CSV or JSON with step times (docs/costs.md); relative to the profile")
     overhead_ms: Milliseconds | None = Field(
         None, description="added to every target step: sampling, scheduling; needed where a table leaves them out (vLLM)"
     )
@@ -226,7 +236,7 @@ class RooflineCosts(Options):
         from alphaprof.analysis.roofline import ACCELERATORS
 
         if name not in ACCELERATORS:
-            raise ValueError(f"{name!r} is none of the known accelerators: {', '.join(sorted(ACCELERATORS))}")
+            raise ValueError(f"{shown(name)} is none of the known accelerators: {', '.join(sorted(ACCELERATORS))}")
         return name
 
     @field_validator("concurrency")

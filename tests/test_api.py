@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 
 import alphaprof
-from alphaprof.errors import RunUnreadable
+from alphaprof.errors import OptionInvalid, ProfileInvalid, RunUnreadable
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from tests.synthetic import Recipe, contents, interrupted, write_run
@@ -83,6 +84,65 @@ def test_totals_that_are_not_stored_are_worked_out(stored: Run, tmp_path: Path) 
     assert contents(copy) == before
     part = interrupted(stored, tmp_path / "part", 1)
     assert set(alphaprof.open(part.path).totals()["document"]) == set(part.documents()["document"].to_pylist())
+
+
+NO_FILTERS: list[Any] = [
+    [("nope", "==", 1)],
+    [("document", "~", 1)],
+    [("document", "==")],
+    [("document", "<", "x")],
+    [("rounds_1" * 1000, "==", 1)],
+    [("document", "in", 3)],
+    [("document", "==", object())],
+    "document",
+    5,
+]
+
+
+@pytest.mark.parametrize("table", ["positions", "positions_arrow", "totals"])
+@pytest.mark.parametrize("filters", NO_FILTERS, ids=lambda filters: str(filters)[:30])
+def test_filters_that_a_table_does_not_have_are_refused(stored: Run, table: str, filters: Any) -> None:
+    with pytest.raises(OptionInvalid, match=r"filters do not fit the (positions|totals): "):
+        getattr(alphaprof.open(stored.path), table)(filters=filters)
+
+
+@pytest.mark.parametrize(
+    ("columns", "advice"), [(["rounds_"], "did you mean rounds_"), (["qqq"], "docs/columns"), ([1], "docs")]
+)
+def test_columns_that_a_table_does_not_have_are_refused(stored: Run, columns: Any, advice: str) -> None:
+    with pytest.raises(OptionInvalid, match="the totals have no column ") as caught:
+        alphaprof.open(stored.path).totals(columns)
+    assert advice in caught.value.hint
+
+
+def test_a_rule_that_does_not_exist_is_refused(stored: Run) -> None:
+    with pytest.raises(ProfileInvalid, match="rules: unknown rule 'stric'"):
+        alphaprof.open(stored.path).report(["stric"])
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
+@pytest.mark.parametrize("table", ["positions", "totals"])
+@pytest.mark.parametrize("part", [0, -1])
+def test_a_missing_or_damaged_file_is_an_error_of_ours(
+    stored: Run, tmp_path: Path, table: str, damage: str, part: int
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(stored.path, copy)
+    path = sorted((copy / table / "draft=small").iterdir())[part]
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    if (table, damage) == ("totals", "missing"):
+        assert len(alphaprof.open(copy).totals()) > 0  # worked out again
+    else:
+        with pytest.raises(RunUnreadable, match=f"the {table} of .*copy cannot be read: "):
+            getattr(alphaprof.open(copy), table)()
+
+
+def test_a_run_without_a_complete_shard_has_empty_tables(stored: Run, tmp_path: Path) -> None:
+    run = alphaprof.open(interrupted(stored, tmp_path / "copy", 0).path)
+    assert (len(run.positions()), len(run.totals()), len(run.documents())) == (0, 0, 0)
 
 
 def test_every_snippet_of_the_page_runs(stored: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

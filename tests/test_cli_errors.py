@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
-from alphaprof import cli
+from alphaprof import cli, cli_support
 from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.log import store
 from alphaprof.report import build, render
@@ -253,13 +257,218 @@ def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
         report_to(tmp_path / place, monkeypatch)
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bug() -> None:
-        raise KeyError("a bug")
+@pytest.mark.parametrize("bug", [KeyError("a bug"), OSError("a bug"), FileNotFoundError(errno.ENOENT, "a bug")], ids=repr)
+def test_a_bug_keeps_its_traceback(bug: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise bug
 
-    monkeypatch.setattr(cli, "app", bug)
-    with pytest.raises(KeyError, match="a bug"):
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(type(bug), match="a bug"):
         cli.main()
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of `alphaprof` with arguments, in this process."""
+    monkeypatch.setattr(sys, "argv", ["alphaprof", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+PRINTING = ("rules", "schema", "schema --of report", "--version", "--help", "predict --cost 0 --alpha 0.5")
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_full_standard_output_is_an_error_of_every_command(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(monkeypatch, *command.split()) == 5
+    assert capsys.readouterr().err.startswith("error: cannot write the standard output: No space left on device\nhint: ")
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_command_whose_reader_has_gone_ends_quietly(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as nobody:
+        monkeypatch.setattr(sys, "stdout", nobody)
+        assert main(monkeypatch, *command.split()) == 141
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream_is_not_another_one(stream: str, tmp_path: Path) -> None:
+    """An answer without a place is an error; an error without a place is no answer."""
+    script = f"import sys; sys.{stream} = None; from alphaprof.cli import main; main()"
+    command = ["rules"] if stream == "stdout" else ["report", "."]
+    result = subprocess.run(
+        [sys.executable, "-c", script, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    if stream == "stdout":
+        assert_two_lines(result, 5, "the standard output is closed", "redirect it")
+    else:
+        assert (result.returncode, result.stdout, result.stderr) == (6, "", "")
+
+
+def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with cli_support.standard_streams():
+        cli_support.print_text("speedup \u2265 1 of \udcff\n", None)
+    terminal.flush()
+    assert terminal.buffer.getvalue() == b"speedup \\u2265 1 of \\udcff\n"  # type: ignore[attr-defined]
+
+
+DISK = [errno.EIO, errno.ESTALE, errno.EBUSY, errno.EFBIG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES]
+
+
+@pytest.mark.parametrize("number", [*DISK, errno.ENAMETOOLONG, errno.EMFILE], ids=errno.errorcode.get)
+def test_what_a_disk_does_is_told_in_two_lines_wherever_it_happens(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "run/positions")
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert main(monkeypatch) == 5
+    problem, hint = capsys.readouterr().err.splitlines()
+    assert problem == f"error: run/positions cannot be read or written: {os.strerror(number)}"
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace", "fchmod"])
+@pytest.mark.parametrize("number", DISK, ids=errno.errorcode.get)
+def test_an_answer_that_cannot_be_written_leaves_the_old_one(
+    number: int, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "report.txt").write_text("old")
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(DiskFull, match=f"cannot write .*report.txt: {os.strerror(number)}"):
+        cli_support.print_text("new", tmp_path / "report.txt")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"report.txt": "old"}
+
+
+def test_an_answer_keeps_the_permissions_of_its_file_and_links_to_it(tmp_path: Path) -> None:
+    old, link, new = tmp_path / "old.txt", tmp_path / "link.txt", tmp_path / "new.txt"
+    old.write_text("old")
+    old.chmod(0o640)
+    link.symlink_to("old.txt")
+    before = os.umask(0o026)
+    try:
+        for path in (link, new):
+            cli_support.print_text("answer \u2265\n", path)
+    finally:
+        os.umask(before)
+    assert link.is_symlink()
+    assert [(path.read_text(encoding="utf-8"), path.stat().st_mode & 0o777) for path in (old, new)] == [
+        ("answer \u2265\n", 0o640)
+    ] * 2
+
+
+def test_an_answer_is_written_into_devices_and_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "replace", pytest.fail)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    opened = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    try:
+        for path in (tmp_path / "pipe", Path("/dev/null"), Path(f"/dev/fd/{opened}")):
+            cli_support.print_text("answer", path)
+        assert (os.read(reader, 100), os.read(opened, 100)) == (b"answer", b"answer")
+    finally:
+        os.close(reader)
+        os.close(opened)
+
+
+def test_a_name_may_have_the_255_characters_that_file_systems_allow(tmp_path: Path) -> None:
+    cli_support.print_text("answer", tmp_path / ("x" * 255))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["answer"]
+
+
+LONG = "x" * 256
+NAMED = {
+    "report": (["report", LONG], 6),
+    "report --out": (["report", "run", "--out", LONG], 5),
+    "check": (["check", LONG], 6),
+    "check --baseline": (["check", "run", "--draft", "small", "--baseline", LONG], 6),
+    "compare": (["compare", "run:small", LONG], 6),
+    "costs.path": (["report", "run", "--set", "costs.source=table", "--set", f"costs.path={LONG}"], 2),
+    "trees": (["trees", LONG], 6),
+    "trees --tree": (["trees", "run:small", "--tree", LONG], 2),
+    "export": (["export", LONG, "--to", "vllm"], 6),
+    "import": (["import", "vllm", LONG, "--out", "new", "--rule", "strict"], 3),
+    "import --out": (["import", "vllm", "none.jsonl", "--out", LONG, "--rule", "strict"], 5),
+    "profile": (["profile", LONG], 2),
+    "predict --out": (["predict", "--cost", "0", "--alpha", "0.5", "--out", LONG], 5),
+}
+
+
+@pytest.mark.parametrize(("command", "code"), NAMED.values(), ids=list(NAMED))
+def test_a_name_longer_than_file_systems_allow_ends_in_two_lines(
+    command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(profile(tmp_path / "place"))
+    write_run(Path("run"), Recipe(drafts={"small": 0.0}))
+    assert main(monkeypatch, *command) == code
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert [line.split(" ")[0] for line in output.err.splitlines()] == ["error:", "hint:"]
+    assert output.err.count("x") <= 210
+    assert "File name too long" in output.err or "does not exist" in output.err
+
+
+REPEATED = {
+    "--set": ["report", "run", "--set", "WWW"],
+    "--rules": ["report", "run", "--rules", "WWW"],
+    "--out": ["report", "run", "--out", "WWW"],
+    "--draft": ["check", "run", "--draft", "WWW", "--min-alpha", "0.5"],
+    "--min-alpha": ["check", "run", "--min-alpha", "WWW"],
+    "a domain": ["check", "run", "--min-alpha", "WWW=0.5"],
+    "RUN:DRAFT": ["compare", "run:WWW", "run:small"],
+    "--domain": ["export", "run:small", "--to", "vllm", "--domain", "WWW"],
+    "--tree": ["trees", "run:small", "--tree", "WWW"],
+    "--of": ["schema", "--of", "WWW"],
+    "PROFILE": ["profile", "WWW"],
+    "REQUESTS": ["import", "vllm", "WWW", "--out", "new", "--rule", "strict"],
+    "a draft's name": ["import", "vllm", "none", "--out", "new", "--rule", "strict", "--draft", "WWW"],
+}
+
+
+@pytest.mark.parametrize("long", ["w" * 3000, "w " * 1500], ids=["a word", "a sentence"])
+@pytest.mark.parametrize("command", REPEATED.values(), ids=list(REPEATED))
+def test_no_message_repeats_more_than_200_characters_of_an_argument(
+    command: list[str], long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("run"), Recipe(drafts={"small": 0.0}))
+    assert main(monkeypatch, *(part.replace("WWW", long) for part in command)) in (2, 3, 5)
+    problem, hint = capsys.readouterr().err.splitlines()
+    assert 0 < (problem + hint).count(long[:2]) * 2 <= 200
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_sigterm_says_what_ctrl_c_says(begun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if begun:
+        (tmp_path / "manifest.json").touch()
+    said = {}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
+    try:
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            with pytest.raises(typer.Exit) as caught, cli_support.interruptible(tmp_path):
+                signal.raise_signal(number)
+            assert caught.value.exit_code == code
+            said[number] = capsys.readouterr().err
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert said[signal.SIGTERM] == said[signal.SIGINT]
+    assert ("--resume" if begun else "nothing was written yet") in said[signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("kind", AlphaprofError.__subclasses__(), ids=lambda kind: kind.__name__)

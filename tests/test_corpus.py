@@ -7,28 +7,31 @@ import dataclasses
 import errno
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable
 from logging.handlers import BufferingHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from alphaprof.config import ProfileOptions
+from alphaprof.config import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ModelUnloadable, ProfileInvalid
-from alphaprof.profiling import templates
+from alphaprof.profiling import hub, templates
 from alphaprof.profiling.continuations import Continuation, continuation_table, digest
 from alphaprof.profiling.continuations import given as as_given
 from alphaprof.profiling.corpus import Corpus, Document, render
-from alphaprof.profiling.hub import expected_documents, read_whole
+from alphaprof.profiling.hub import expected_documents, read_whole, require_data
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.reading import rows
 from tests.tiny import tokenizer
@@ -155,7 +158,9 @@ def test_every_format_gives_the_same_values_for_other_columns(tmp_path: Path, su
     assert [WORDS.decode(document.given) for document in found] == ["a", "b", "NA"]
 
 
-@pytest.mark.parametrize("name", ["a[1].jsonl", "a*.jsonl", "a?.jsonl", "{a}.jsonl", "a b.jsonl", ".a.jsonl", "a#1.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["a[1].jsonl", "a*.jsonl", "a?.jsonl", "{a}.jsonl", "a b.jsonl", ".a.jsonl", "a#1.jsonl", "a::b.jsonl"]
+)
 def test_a_file_is_read_alone_whatever_its_name_means_as_a_pattern(tmp_path: Path, name: str) -> None:
     for decoy in ("a1.jsonl", "ab.jsonl", "a.jsonl"):
         numbered(tmp_path / decoy, 3, "decoy")
@@ -700,6 +705,124 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
     error = refusal(found)
     assert isinstance(error, DataUnreadable)
     assert error.message == f"cannot read {tmp_path / 'rows.jsonl'}: Permission denied"
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_name_that_chains_file_systems_is_a_name_in_every_format(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "a::c").mkdir()
+    assert texts(corpus({"path": WRITERS[suffix](tmp_path / "a::c" / f"zip::b{suffix}", ROWS[:1])})) == ["Hello"]
+
+
+def source(path: Path | str) -> SourceOptions:
+    return profile({"path": str(path)}).data[0]
+
+
+def test_a_format_of_datasets_is_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name alone `datasets` reads every file of that format below the working directory."""
+    monkeypatch.setattr(hub, "require", lambda *_: None)  # the hub answers
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "secret.txt", [{"text": "mine"}])
+    for name in ("text", "hf://datasets/text", *_PACKAGED_DATASETS_MODULES):
+        with pytest.raises(DataUnreadable, match="every file below the working directory"):
+            list(rows(source(name)))
+
+
+def test_a_dataset_on_the_hub_is_no_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "require", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    numbered(tmp_path / "owner" / "name" / "rows.jsonl", 1)
+    with pytest.raises(DataUnreadable, match="datasets would read the folder of that name"):
+        list(rows(source("owner/name")))
+
+
+def test_a_dataset_on_the_hub_has_no_file_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "require", lambda *_: None)
+    own, other = "hf://datasets/owner/name@0/rows.jsonl", numbered(tmp_path / "mine.jsonl", 1)
+    for files, refused in (({"train": [own]}, False), ({"train": [own], "test": [other]}, True)):
+        config = SimpleNamespace(data_files=files)
+        builder = SimpleNamespace(config=config, as_streaming_dataset=lambda split: [{"text": split}])
+        monkeypatch.setattr("datasets.load_dataset_builder", lambda builder=builder, **_: builder)
+        if refused:
+            with pytest.raises(DataUnreadable, match="names files outside of it"):
+                list(rows(source("owner/name")))
+        else:
+            assert list(rows(source("owner/name"))) == [{"text": "train"}]
+
+
+CARD_FILES = {
+    "above": "data_files: ../mine.jsonl",
+    "above by a pattern": "data_files: ['**/../../*.jsonl']",
+    "a list of splits": "data_files: [{split: train, path: [rows.jsonl, ../mine.jsonl]}]",
+    "absolute": "data_files: {folder}/mine.jsonl",
+    "a folder": "data_dir: ..",
+    "another host": "data_files: https://example.com/rows.jsonl",
+    "a chain": "data_files: 'zip://rows.jsonl::mine.zip'",
+    "a link": "data_files: link.jsonl",
+    "a link in a folder": "data_files: inner/*.jsonl",
+}
+
+
+@pytest.mark.parametrize("card", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize("named", CARD_FILES.values(), ids=list(CARD_FILES))
+def test_the_card_of_a_dataset_names_files_of_its_folder_only(tmp_path: Path, named: str, card: str) -> None:
+    numbered(tmp_path / "mine.jsonl", 1, "mine")
+    folder = tmp_path / "data"
+    (folder / "inner").mkdir(parents=True)
+    numbered(folder / "rows.jsonl", 1)
+    if "link" in named or "inner" in named:
+        (folder / ("link.jsonl" if "link" in named else "inner/link.jsonl")).symlink_to(tmp_path / "mine.jsonl")
+    content = f"configs:\n- config_name: default\n  {named.replace('{folder}', str(tmp_path))}\n"
+    (folder / card).write_text(content if card != "README.md" else f"---\n{content}---\n# Data\n")
+    with pytest.raises(DataUnreadable, match=r"names files outside of it|leads outside of"):
+        list(rows(source(folder)))
+
+
+def test_a_card_that_only_datasets_can_read_names_files_of_its_folder_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_card_patterns", lambda _: [])
+    numbered(tmp_path / "mine.jsonl", 1, "mine")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "README.md").write_text("---\nconfigs: [{config_name: a, data_files: ../mine.jsonl}]\n---\n")
+    with pytest.raises(DataUnreadable, match="names files outside of it"):
+        list(rows(source(tmp_path / "data")))
+
+
+@pytest.mark.parametrize("named", ["data_files: '*.jsonl'", "data_files: {folder}/rows.jsonl", "data_dir: ."])
+def test_a_card_may_name_the_files_of_its_folder(tmp_path: Path, named: str) -> None:
+    """Also in the hub's cache, where they are links to files beside the snapshot."""
+    repository = tmp_path / "datasets--owner--name"
+    folder = repository / "snapshots" / "0"
+    for place in (folder, repository / "blobs"):
+        place.mkdir(parents=True)
+    numbered(repository / "blobs" / "0123", 2)
+    (folder / "rows.jsonl").symlink_to("../../blobs/0123")
+    content = f"configs:\n- config_name: default\n  {named.replace('{folder}', str(folder))}\n"
+    (folder / "README.md").write_text(f"---\n{content}---\n# Data\n")
+    assert [row["text"] for row in rows(source(folder))] == ["0", "1"]
+
+
+@pytest.mark.parametrize("place", ["rows.jsonl", "data/rows.jsonl"])
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path, place: str) -> None:
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / place)
+    with pytest.raises(DataUnreadable, match="is a pipe, a socket or a device"):
+        require_data(str(tmp_path / place.split("/")[0]))
+
+
+def test_a_folder_with_a_name_that_chains_file_systems_says_so(tmp_path: Path) -> None:
+    numbered(tmp_path / "a::b.jsonl", 1)
+    assert "takes :: in a name" in refusal(corpus({"path": str(tmp_path)})).message
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataUnreadable, match=r"cannot read .*: Permission denied"):
+        require_data(str(tmp_path))
 
 
 def test_a_directory_without_data_is_unreadable(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,9 @@ BAD_LINES = {
     "half a token": ("target,2.5,1,256,12", "tokens is 2.5, not a whole number from 1"),
     "batch": ("target,3,0,256,12", "batch is 0, not a whole number from 1"),
     "context": ("target,3,1,-1,12", "context is -1, not a whole number from 0"),
+    "a huge batch": ("target,3,1e300,256,12", "batch is 1e+300, not a whole number from 1 to 2147483647"),
+    "a huge context": ("target,3,1,2147483648,12", "context is 2.14748e+09, not a whole number from 0 to 2147483647"),
+    "a huge time": ("target,3,1,256,1e300", "ms is 1e+300"),
     "lookup of two": ("ngram,2,1,256,1", "a lookup step over 2 tokens"),
     "unknown model": ("big,1,1,256,12", "unknown model 'big'"),
     "no model": (",1,1,256,12", "model is missing"),
@@ -203,6 +207,9 @@ FILES = {
     "not JSON": ("{", "costs.json", "is not JSON"),
     "numbers": ([1, 2], None, "row 1: not an object"),
     "an empty object": ({}, None, "row 1: not an object"),
+    "deep lists": ("[" * 100_000, "costs.json", "is not JSON: nested too deeply"),
+    "deep results": ('{"results": ' * 990 + "1" + "}" * 990, "costs.json", "is not JSON: nested too deeply"),
+    "5,000 digits": ('[{"model": "target", "tokens": ' + "9" * 5000 + "}]", "costs.json", "is not JSON: "),
 }
 
 
@@ -218,6 +225,20 @@ def test_a_file_that_is_not_there_or_is_no_text_is_refused(tmp_path: Path) -> No
     (tmp_path / "costs.csv").write_bytes(b"PK\x03\x04\xff\xfe")
     with pytest.raises(CostsUnreadable, match="cannot be read"):
         read_engine_table(tmp_path / "costs.csv", ["small"], [], None)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "costs.csv")
+    with pytest.raises(CostsUnreadable, match="it is no regular file"):
+        read_engine_table(tmp_path / "costs.csv", ["small"], [], None)
+
+
+@pytest.mark.parametrize("long", ["w" * 3000, "w " * 3000], ids=["a word", "a sentence"])
+@pytest.mark.parametrize("row", [{"model": "WWW"}, {"WWW": 1}, {"step": "WWW"}, {"tokens": "WWW"}, {"mode": "WWW"}], ids=str)
+def test_no_message_repeats_more_than_200_characters_of_a_table(tmp_path: Path, row: dict[str, Any], long: str) -> None:
+    filled = {key.replace("WWW", long): str(value).replace("WWW", long) for key, value in row.items()}
+    message = refused(tmp_path, [{"model": "target", "tokens": 1, "ms": 1.0} | filled], overhead_ms=0.0).message
+    assert 0 < message.count(long[:2]) * 2 <= 200
 
 
 def test_known_models_are_offered(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
 import operator
 import os
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.config import ProfileOptions, resolve, template_parts
-from alphaprof.errors import ProfileInvalid
+from alphaprof.errors import ProfileInvalid, shown
 from alphaprof.loader import apply_override, load_profile, validate
 from alphaprof.options import GAMMA_LIMIT, LayerSkipDraft, ModelDraft
 from tests.conftest import ROOT
@@ -165,6 +166,13 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "data.0: needs exactly one of prompt, messages, prompt_ids (has prompt, messages)",
         "correct",
     ),
+    (("target", "model"), "a\0b", "target.model: holds a NUL", "correct"),
+    (("drafts", "small", "model"), "a\0b", "drafts.small.model: holds a NUL", "correct"),
+    (("data", 0, "path"), "a\0b", "data.0.path: holds a NUL", "correct"),
+    (("data", 1, "chat_options"), {"a": b"x"}, "data.1.chat_options.a: bytes is no text, number", "without a tag"),
+    (("data", 1, "chat_options"), {"a": [{1: 2}]}, "data.1.chat_options.a.0: the key 1 is no text", "quote it"),
+    (("data", 1, "chat_options"), {"a": datetime.date(2024, 1, 1)}, "data.1.chat_options: Object of type date", "correct"),
+    (("data", 1, "chat_options"), {"a": float("nan")}, "data.1.chat_options: Out of range float", "correct"),
     (("data", 1, "chat"), True, "data.1: chat: true goes with prompt", "correct"),
     (("data", 0, "system"), "be brief", "data.0: system goes with chat: true", "correct"),
     (("data", 2, "domain"), {"column": 5}, "data.2.domain.column: Input should be a valid string", "quote it"),
@@ -317,10 +325,10 @@ def test_the_number_of_further_mistakes_is_told() -> None:
     assert error.message.endswith("(and 2 more)")
 
 
-@pytest.mark.parametrize("name", ["Small", "1b", "small draft", "-a", "", "auto", "target", "höhe"])
+@pytest.mark.parametrize("name", ["Small", "1b", "small draft", "-a", "", "auto", "target", "höhe", "x" * 201])
 def test_a_draft_cannot_have_a_name_that_a_folder_or_an_option_cannot_have(name: str) -> None:
     error = refusal(changed((("drafts", name), {"kind": "model", "model": "x"})))
-    assert f"draft name {name!r} must be lower case" in error.message
+    assert f"draft name {shown(name)} must be lower case" in error.message
 
 
 @pytest.mark.parametrize("name", ["a", "eagle-3_v2", "kind", "drop_layers", "model"])
@@ -364,8 +372,8 @@ def test_a_decision_about_what_is_measured_is_accepted(decision: dict[str, Any])
 WEIGHTS = [
     ({"code": 0.5, "chat": 0.4}, "add up to 1 (they add up to 0.9)"),
     ({"code": 1.5, "chat": -0.5}, "must be shares"),
-    ({"code": float("nan"), "chat": 1}, "must be shares"),
-    ({"code": float("inf"), "chat": 0}, "must be shares"),
+    ({"code": float("nan"), "chat": 1}, "decision.weights.code: Input should be a finite number"),
+    ({"code": float("inf"), "chat": 0}, "decision.weights.code: Input should be a finite number"),
     ({}, "add up to 1"),
     ({"code": 1}, "must name every domain and no other (check chat)"),
     ({"code": 0.5, "chat": 0.3, "poetry": 0.2}, "must name every domain and no other (check poetry)"),
@@ -421,6 +429,19 @@ BROKEN = {
     "target: !!timestamp soon": "not YAML",
     "a: 1\n---\nb: 2": " line 2: but found another document",
     "? {a: b}\n: c": "unhashable key",
+    "target: !!int ''": "not YAML",
+    "target: " + "[" * 5000: "nested too deeply",
+    "data: " + "[" * 60 + "]" * 60: ".0.0.0: nested too deeply",
+    "target: &a {model: *a}": "target.model: it contains itself",
+    "target: &a {<<: *a}": "an alias inside what it names",
+    "x0: &x0 {a: 1, b: 2}\n"
+    + "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]" for i in range(1, 9)): "more than 1000000 values",
+    "x0: &x0 {a: 1, b: 2}\n"
+    + "\n".join(f"x{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 10)}]}}" for i in range(1, 9)): "merge keys that multiply",
+    "1: 2": "profile: the key 1 is no text",
+    'target: {model: "\\ud800"}': "target.model: holds half a character",
+    "batch_tokens: 0x" + "f" * 6000: "batch_tokens: a number of more than 64 bits",
+    "batch_tokens: " + "9" * 5000: "not YAML",
 }
 
 
@@ -429,6 +450,62 @@ def test_a_file_that_is_no_profile_is_refused_with_the_line(tmp_path: Path, text
     with pytest.raises(ProfileInvalid) as caught:
         load_profile(write(tmp_path, text))
     assert problem in caught.value.message
+
+
+@pytest.mark.parametrize("value", ["!!int ''", "[" * 5000, "&a [*a]", "0x" + "f" * 6000, '"\\ud800"', "!!binary aGk="])
+def test_a_value_that_no_manifest_holds_is_refused_from_the_command_line_too(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ProfileInvalid):
+        load_profile(write(tmp_path, PROFILE), [f"data.1.chat_options.a={value}"])
+
+
+LONG = {"a word": "w" * 3000, "a sentence": "w " * 3000}
+# Where a message may repeat what was given: places in the profile, and overrides.
+REPEATED: list[tuple[Keys, Any]] = [
+    *[((*group, "WWW"), 1) for group in GROUPS],
+    (("data", 0, "domain"), {"WWW": 1}),
+    (("data", 0, "prompt"), "{WWW"),
+    (("data", 0, "prompt"), "{WWW!r}"),
+    (("data", 0, "chat_options"), {"WWW": b""}),
+    (("drafts", "-WWW"), {"kind": "prompt_lookup"}),
+    (("drafts", "small", "kind"), "WWW"),
+    (("continuation", "kind"), "WWW"),
+    (("costs", "source"), "WWW"),
+    (("costs",), {"source": "roofline", "accelerator": "WWW"}),
+    (("rules",), ["WWW"]),
+    (("rules",), [{"WWW": 1}]),
+    (("rules",), [{"additive": "WWW"}]),
+    (("rules",), [{"typical": {"WWW": 1}}]),
+    (("decision", "draft"), "WWW"),
+    (("decision", "weights"), {"WWW": 1}),
+]
+
+
+@pytest.mark.parametrize("long", LONG.values(), ids=list(LONG))
+@pytest.mark.parametrize(("keys", "value"), REPEATED, ids=str)
+def test_no_message_repeats_more_than_200_characters_of_a_profile(keys: Keys, value: Any, long: str) -> None:
+    def filled(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {filled(key): filled(inner) for key, inner in part.items()}
+        if isinstance(part, (list, tuple)):
+            return type(part)(map(filled, part))
+        return part.replace("WWW", long) if isinstance(part, str) else part
+
+    tree = changed((filled(keys), filled(value)))
+    if keys == ("decision", "weights"):
+        tree["data"].pop()
+    error = refusal(tree)
+    assert 0 < (error.message + error.hint).count(long[:2]) * 2 <= 200
+    assert len(error.message) <= 600
+
+
+@pytest.mark.parametrize("long", LONG.values(), ids=list(LONG))
+@pytest.mark.parametrize(
+    "override", ["WWW", "WWW.a=1", "target.WWW=1", "data.WWW.limit=1", "target.model.WWW.b=1", "WWW=[", "target.dtype=[WWW"]
+)
+def test_no_message_repeats_more_than_200_characters_of_an_override(tmp_path: Path, override: str, long: str) -> None:
+    with pytest.raises(ProfileInvalid) as caught:
+        load_profile(write(tmp_path, PROFILE), [override.replace("WWW", long)])
+    assert 0 < (caught.value.message + caught.value.hint).count(long[:2]) * 2 <= 200
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

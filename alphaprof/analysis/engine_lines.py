@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alphaprof.errors import ColumnMissing, DataUnreadable
+from alphaprof.errors import ColumnMissing, DataUnreadable, cut, shown
 
 LONGEST_LINE = 64 * 2**20  # bytes: a request with the token ids of its prompt fits, and no file fills the memory
 MOST = 2**31 - 1  # of a count: what the log's columns hold
-SHOWN = 60  # characters of a value that a message repeats
 MERGE = "write one line for each request, its chunks merged: the first and the last are needed (docs/import.md has a client)"
 
 
@@ -27,7 +26,7 @@ class Line:
     @property
     def where(self) -> str:
         """File and line, for messages."""
-        return f"{self.path}, line {self.number}"
+        return f"{cut(str(self.path))}, line {self.number}"
 
     def inside(self, fields: Mapping[str, Any]) -> Line:
         """An object of this line."""
@@ -118,14 +117,6 @@ class LeftOut(Exception):
         self.reason, self.hint, self.settled, self.kind = reason, hint, settled, kind or reason
 
 
-def shown(value: Any, most: int = SHOWN) -> str:
-    """The first `most` characters of a value, for messages."""
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "a list"
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
 def json_lines(path: Path, digest: Callable[[bytes], object], lists: bool = False) -> Iterator[Line]:
     """The lines of a file that are not blank; `digest` gets the bytes of each line. `lists`: a line may be a list, which
     becomes the `response` of an object. Raises `DataUnreadable`.
@@ -143,7 +134,7 @@ def json_lines(path: Path, digest: Callable[[bytes], object], lists: bool = Fals
                 if line.strip():
                     yield Line(path, number, _object(path, number, line, lists))
     except OSError as error:
-        raise DataUnreadable(f"cannot read {path}: {error.strerror}", "give a file of JSON lines") from None
+        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a file of JSON lines") from None
 
 
 def _object(path: Path, number: int, line: bytes, lists: bool) -> Mapping[str, Any]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.engine_lines import MERGE, LeftOut, Line, shown
+from alphaprof.analysis.engine_lines import MERGE, LeftOut, Line
 from alphaprof.analysis.engine_steps import BY_LENGTH, BY_STEP, joint_of
-from alphaprof.errors import ColumnMissing
+from alphaprof.errors import ColumnMissing, cut
 
 Array = np.ndarray[Any, Any]
 METRICS = ("speculative_decoding", "spec_decode_metrics")
@@ -128,7 +128,7 @@ def _body(line: Line) -> Line:
             )
         said = [_error_text(place.fields) for place in (line, body)]
         text = next(filter(None, said), None)
-        hint = f"change the requests, and send them again: it said {shown(text, QUOTED)}" if text else "see its own log"
+        hint = f"change the requests, and send them again: it said {cut(repr(text), QUOTED)}" if text else "see its own log"
         raise LeftOut("the engine answered with an error", hint, settled=True)
     return body
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.engine_lines import LeftOut, Line, shown
+from alphaprof.analysis.engine_lines import LeftOut, Line
+from alphaprof.errors import shown
 
 Array = np.ndarray[Any, Any]
 BY_LENGTH, BY_STEP = "acceptance_histogram_by_draft_length", ("per_step_accepted", "per_step_drafted")

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from alphaprof.analysis.costs import FREE_STEPS, TARGET, StepRow
-from alphaprof.errors import CostsUnreadable
+from alphaprof.errors import VALUE, CostsUnreadable, cut, shown
 
 COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error")
 VLLM_TIMES = ("server_latency_per_iter_ms", "latency_per_iter_ms")
+MOST = 2**31 - 1  # of tokens, batch and context: what the columns of step times hold
+LONGEST_MS = 1e9  # of one step: eleven days
 MOST_VERIFIED = 64  # a longer prefill onto a context is a part of a prompt, not drafts
 # What a model of each kind does, its usual step first.
 STEPS_OF = {
@@ -57,20 +59,24 @@ class _Record:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise self.refuse(f"{key} is {value!r}, not a number", "write numbers with a point and without units, like 12.5")
+            raise self.refuse(
+                f"{key} is {shown(value)}, not a number", "write numbers with a point and without units, like 12.5"
+            )
         return number
 
     def whole(self, key: str, least: int, default: int | None = None) -> int:
-        """A whole number. Raises `CostsUnreadable`."""
+        """A whole number up to `MOST`. Raises `CostsUnreadable`."""
         number = self.number(key, default)
-        if number != int(number) or number < least:
-            raise self.refuse(f"{key} is {number:g}, not a whole number from {least}", f"correct {key} in this row")
+        if number != int(number) or not least <= number <= MOST:
+            raise self.refuse(
+                f"{key} is {number:g}, not a whole number from {least} to {MOST}", f"correct {key} in this row"
+            )
         return int(number)
 
     def ms(self, key: str, step: str) -> float:
         """A time. Raises `CostsUnreadable`."""
         ms = self.number(key)
-        if ms < 0 or (ms == 0 and step not in FREE_STEPS):
+        if ms < 0 or (ms == 0 and step not in FREE_STEPS) or ms > LONGEST_MS:
             raise self.refuse(f"{key} is {ms:g}", "a step takes time: measure it again, in ms, or leave the row out")
         return ms
 
@@ -127,7 +133,7 @@ def _check_complete(path: Path, rows: Sequence[StepRow]) -> None:
 
 
 def _row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
-    if strange := [str(key) for key in record.cells if key not in COLUMNS]:
+    if strange := [cut(str(key), VALUE) for key in record.cells if key not in COLUMNS]:
         raise record.refuse(f"unknown column {strange[0]}", f"the columns are {', '.join(COLUMNS)}")
     model = _model(record, kinds, record.cells.get("model"))
     kind = kinds[model]
@@ -135,7 +141,7 @@ def _row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
     tokens = record.whole("tokens", 1, 1 if step in FREE_STEPS else None)
     step = step or ("decode" if tokens == 1 else "verify")
     if step not in STEPS_OF[kind]:
-        raise record.refuse(f"{model} has no step {step!r}", f"steps of a {kind} are {', '.join(STEPS_OF[kind])}")
+        raise record.refuse(f"{model} has no step {shown(step)}", f"steps of a {kind} are {', '.join(STEPS_OF[kind])}")
     if (tokens == 1) != (step != "verify") and step not in ("prefill", "draft"):
         raise record.refuse(
             f"a {step} step over {tokens} token{'s' if tokens > 1 else ''}", "verify has 2 or more, the others have 1"
@@ -153,7 +159,7 @@ def _vllm_row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
     model = _model(record, kinds, record.cells.get("model", TARGET))
     mode = record.cells["mode"]
     if mode not in ("prefill", "decode"):
-        raise record.refuse(f"mode is {mode!r}", "vLLM's bench iterations writes prefill or decode")
+        raise record.refuse(f"mode is {shown(mode)}", "vLLM's bench iterations writes prefill or decode")
     if kinds[model] == "lookup":
         raise record.refuse(f"{model} searches the text and runs no model", "give its time as a row with model and ms")
     time = next((key for key in VLLM_TIMES if key in record.cells), VLLM_TIMES[-1])
@@ -170,17 +176,20 @@ def _vllm_row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
 
 def _model(record: _Record, kinds: Mapping[str, str], name: object) -> str:
     if not isinstance(name, str) or name not in kinds:
-        problem = f"unknown model {name!r}" if name else "model is missing"
-        raise record.refuse(problem, f"the models of this profile are {', '.join(kinds)}")
+        problem = f"unknown model {shown(name)}" if name else "model is missing"
+        raise record.refuse(problem, f"the models of this profile are {cut(', '.join(kinds))}")
     return name
 
 
 def _records(path: Path) -> Iterator[_Record]:
     try:
+        if path.exists() and not path.is_file():
+            raise CostsUnreadable(f"{path} cannot be read: it is no regular file", "give a file: reports read it again")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise CostsUnreadable(
-            f"{path} cannot be read: {error}", "check costs.path, a CSV or JSON file of step times"
+            f"{path} cannot be read: {reason}", "check costs.path, a CSV or JSON file of step times"
         ) from error
     if path.suffix.lower() == ".json":
         yield from _from_json(path, text)
@@ -199,7 +208,7 @@ def _from_csv(path: Path, text: str) -> Iterator[_Record]:
             f"{path} is not CSV: {error}", "give a CSV file, or a JSON file whose name ends in .json"
         ) from error
     if twice := [name for name in names if names.count(name) > 1]:
-        raise CostsUnreadable(f"{path}, line 1: column {twice[0]} stands there twice", "leave one of them")
+        raise CostsUnreadable(f"{path}, line 1: column {cut(twice[0], VALUE)} stands there twice", "leave one of them")
     for line, cells in lines:
         stripped = {key: cell.strip() if isinstance(cell, str) else cell for key, cell in cells.items()}
         yield _Record(f"{path}, line {line}", stripped)
@@ -207,10 +216,11 @@ def _from_csv(path: Path, text: str) -> Iterator[_Record]:
 
 def _from_json(path: Path, text: str) -> Iterator[_Record]:
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CostsUnreadable(f"{path} is not JSON: {error}", "give one JSON list; jq -s . joins several files") from error
-    for number, cells in enumerate(_flat(content, {}), 1):
+        rows = list(_flat(json.loads(text), {}))
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, or a number of thousands of digits
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise CostsUnreadable(f"{path} is not JSON: {reason}", "give one JSON list; jq -s . joins several files") from error
+    for number, cells in enumerate(rows, 1):
         record = _Record(f"{path}, row {number}", cells if isinstance(cells, dict) else {})
         if not record.cells:
             raise record.refuse("not an object", f"a row is an object with {', '.join(COLUMNS)}")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from alphaprof.analysis.engine_lines import shown
 from alphaprof.analysis.engine_requests import EngineRequest
+from alphaprof.errors import shown
 from alphaprof.log.manifest import ADAPTIVE, CHAIN, SERVED, Drafting, ModelFacts
 from alphaprof.log.schema import (
     DEPTH_COUNTS,

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from alphaprof.analysis.engine_lines import shown
 from alphaprof.analysis.engine_requests import MOST_DRAFTED
-from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable
+from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, shown
 
 PREFIX = "vllm:spec_decode_num_"
 DRAFTS, DRAFTED, ACCEPTED = "drafts", "draft_tokens", "accepted_tokens"

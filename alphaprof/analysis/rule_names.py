@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from alphaprof.analysis.rules import NOT_MODELLED, RULES, BoundRule, Parameter
+from alphaprof.errors import VALUE, cut, shown
 
 
 def parse_rule(specification: object) -> BoundRule:
@@ -18,7 +19,7 @@ def parse_rule(specification: object) -> BoundRule:
         ((name, given),) = specification.items()
         return _bound(str(name), given)
     if not isinstance(specification, str):
-        raise ValueError(f"{specification!r} is no rule; write a name, or {{name: value}}; {_known_rules()}")
+        raise ValueError(f"{shown(specification)} is no rule; write a name, or {{name: value}}; {_known_rules()}")
     name, colon, given = specification.partition(":")
     if colon:
         return _bound(name.strip(), [_number(part) for part in given.split(",")])
@@ -38,12 +39,14 @@ def _bound(name: str, given: object) -> BoundRule:
         raise ValueError(f"the rule {name!r} is not modelled; {_known_rules()}")
     if name not in RULES:
         near = difflib.get_close_matches(name.lower().replace("-", "_"), RULES, n=1)
-        raise ValueError(f"unknown rule {name!r}{f' (did you mean {near[0]}?)' if near else ''}; {_known_rules()}")
+        raise ValueError(f"unknown rule {shown(name)}{f' (did you mean {near[0]}?)' if near else ''}; {_known_rules()}")
     parameters = RULES[name].parameters
     names = [parameter.name for parameter in parameters]
     if isinstance(given, Mapping):
         if set(given) != set(names):
-            raise ValueError(f"{name} has the parameters {', '.join(names) or 'none'} (not {', '.join(map(str, given))})")
+            raise ValueError(
+                f"{name} has the parameters {', '.join(names) or 'none'} (not {cut(', '.join(map(str, given)), VALUE)})"
+            )
         values = [given[parameter] for parameter in names]
     else:
         values = list(given) if isinstance(given, (list, tuple)) else [given]
@@ -57,11 +60,11 @@ def _checked(rule: str, parameter: Parameter, value: object) -> float:
     if isinstance(value, str):  # YAML reads 1e-3 as a text
         value = _number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{rule}: {parameter.name} is no number: {value!r}")
+        raise ValueError(f"{rule}: {parameter.name} is no number: {shown(value)}")
     if not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value)):
         kind = "a whole number" if parameter.whole else "a number"
         raise ValueError(
-            f"{rule}: {parameter.name} must be {kind} from {parameter.low:g} to {parameter.high:g}, not {value}"
+            f"{rule}: {parameter.name} must be {kind} from {parameter.low:g} to {parameter.high:g}, not {shown(value)}"
         )
     return int(value) if parameter.whole else float(value) + 0.0  # no negative zero: additive_-0 is no column name
 
@@ -70,7 +73,7 @@ def _number(text: str) -> float:
     try:
         return float(text if "_" not in text else "no number")  # Python reads 0_1 as 1
     except ValueError:
-        raise ValueError(f"{text!r} is no number; {_known_rules()}") from None
+        raise ValueError(f"{shown(text)} is no number; {_known_rules()}") from None
 
 
 def spelling(name: str) -> str:

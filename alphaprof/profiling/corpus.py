@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.config import DomainColumn, ProfileOptions, SourceOptions, template_parts
-from alphaprof.errors import ColumnMissing, DataEmpty, ProfileInvalid
+from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, ProfileInvalid, cut, shown
 from alphaprof.options import ContinuationOptions, GivenContinuation, SampledContinuation, TextContinuation
 from alphaprof.profiling.processing import Processing, resolved
 from alphaprof.profiling.reading import Row, rows
@@ -252,8 +252,8 @@ def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
     """A cell of a column that must exist; raises `_EmptyCell` where it holds nothing, unless that is allowed."""
     if column not in row:
         near = difflib.get_close_matches(column, list(row), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(row)}"
-        raise ColumnMissing(f"{where} has no column {column!r}", hint)
+        hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(row))}"
+        raise ColumnMissing(f"{where} has no column {shown(column)}", hint)
     if row[column] is None and not optional:
         raise _EmptyCell(column)
     return row[column]

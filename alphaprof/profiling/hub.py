@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from alphaprof.config import ProfileOptions, SourceOptions
-from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, cut, shown
+from alphaprof.loader import BAD_YAML, UniqueKeyLoader
 from alphaprof.options import ModelDraft, ModelOptions
 from alphaprof.profiling.checkpoint import CONFIG, DESCRIPTIONS, require_sound, require_sound_gguf
 
 TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+CHAIN = "::"  # in a name: what `datasets` takes for a file inside another file system
+# Where the card of a dataset directory stands, and the YAML in these files.
+CARDS = {"README.md": r"(?s)\s*---[\r\n]+(.*?)[\r\n]+---", ".huggingface.yaml": "(?s)(.*)"}
 
 
 def require(
@@ -27,13 +36,17 @@ def require(
     """
     if is_local(reference):
         if not os.path.exists(reference):
-            raise error(f"{what} {reference} does not exist", "correct the path; relative ones start at the profile file")
+            raise error(
+                f"{what} {cut(reference)} does not exist", "correct the path; relative ones start at the profile file"
+            )
+        if not os.path.isfile(reference) and not os.path.isdir(reference):
+            raise error(f"{what} {cut(reference)} is a pipe, a socket or a device", "give a regular file or a directory")
         return
     if cached_file is not None and _cached(reference, cached_file, revision):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
         raise error(
-            f"{what} {reference} is no local path, and the model hub cannot be reached",
+            f"{what} {cut(reference)} is no local path, and the model hub cannot be reached",
             "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
         )
 
@@ -49,21 +62,116 @@ def check_references(options: ProfileOptions) -> None:
 
 
 def require_data(reference: str) -> None:
-    """Raise `DataUnreadable` unless a dataset can be had in a known format, and `DataEmpty` for a file without rows."""
+    """Raise `DataUnreadable` unless a dataset can be had in a known format and is what it is called, and `DataEmpty` for a
+    file without rows.
+    """
+    if not is_local(reference):
+        _require_hub_id(reference)
     require(reference, DataUnreadable, "dataset")
     path = Path(reference)
-    if not is_local(reference) or path.is_dir():
+    if not is_local(reference):
         return
-    if path.suffix not in FORMATS:
+    if not path.is_dir() and path.suffix not in FORMATS:
         raise DataUnreadable(
             f"{path} has no known format", f"give a file that ends with {', '.join(FORMATS)}, or a dataset directory"
         )
     try:
-        empty = _is_empty(path)
+        if path.is_dir():
+            _require_own_files(path)
+        empty = path.is_file() and _is_empty(path)
     except OSError as error:
         raise DataUnreadable(f"cannot read {path}: {error.strerror}", "check that it is a file that you may read") from None
     if empty:
         raise DataEmpty(f"{path} is empty", "put documents into it, or remove this source")
+
+
+@cache
+def builders() -> frozenset[str]:
+    """Names of the builders that come with `datasets`: folders of the installed package, which is not imported."""
+    package = find_spec("datasets")
+    folders = [Path(place) / "packaged_modules" for place in (package.submodule_search_locations or [] if package else [])]
+    return frozenset(path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir())
+
+
+def _require_hub_id(reference: str) -> None:
+    """Raise `DataUnreadable` for what `datasets` would not look up on the hub: it reads the working directory instead."""
+    if reference.removeprefix("hf://datasets/") in builders():
+        raise DataUnreadable(
+            f"dataset {reference} is a format of datasets, which would read every file below the working directory",
+            "give a file with its suffix, a directory (./NAME), or a dataset on the hub (OWNER/NAME)",
+        )
+    if os.path.exists(reference):
+        raise DataUnreadable(
+            f"dataset {cut(reference)} is on the hub for this profile, and datasets would read the folder of that name here",
+            "start elsewhere; or give the path of the folder, which starts at the profile file or is absolute",
+        )
+
+
+def _require_own_files(folder: Path) -> None:
+    """Raise `DataUnreadable` for a directory with files that `datasets` would wait for or take for others, and for one whose
+    card names files outside of it. Raises `OSError`.
+    """
+    home = folder.resolve()
+    patterns = list(_card_patterns(folder))
+    for pattern in patterns:
+        path = Path(pattern)
+        outside = ".." in path.parts or (path.is_absolute() and not path.is_relative_to(home))
+        if outside or "://" in pattern or CHAIN in pattern:
+            raise DataUnreadable(
+                f"the card of {folder} names files outside of it: {shown(pattern)}",
+                "correct configs in its README.md; data from elsewhere are a source of their own",
+            )
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("datasets--"):
+        home = home.parent.parent  # the hub's cache: a snapshot links to blobs beside it
+    for path in _visible(folder):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DataUnreadable(f"{path} is a pipe, a socket or a device", "a dataset directory holds regular files only")
+        if CHAIN in str(path):
+            raise DataUnreadable(
+                f"{path}: datasets takes {CHAIN} in a name for a file inside another", "rename it, or give the file alone"
+            )
+        if patterns and path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise DataUnreadable(
+                f"{path} leads outside of {folder}, whose card names its files",
+                "put the file itself there, or give it alone",
+            )
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """Everything below a directory that `datasets` looks at. Raises `OSError`."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name) for name in (*folders, *files) if not name.startswith("."))
+
+
+def _card_patterns(folder: Path) -> Iterator[str]:
+    """What the cards of a dataset directory name under `data_files` and `data_dir`; nothing where they cannot be read, which
+    `datasets` reports.
+    """
+    for name, block in CARDS.items():
+        path = folder / name
+        try:
+            text = re.match(block, path.read_text(encoding="utf-8")) if path.is_file() else None
+            card = UniqueKeyLoader(text[1]).get_single_data() if text else None
+        except BAD_YAML:
+            continue
+        configs = card.get("configs") if isinstance(card, dict) else None
+        for config in configs if isinstance(configs, list) else ():
+            if isinstance(config, dict):
+                yield from _texts([config.get("data_files"), config.get("data_dir")])
+
+
+def _texts(value: Any, depth: int = 5) -> Iterator[str]:
+    """All texts in a value that lists and groups hold: a card has three levels of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)) and depth:
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part, depth - 1)
 
 
 def _is_empty(path: Path) -> bool:

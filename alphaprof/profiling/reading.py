@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphaprof.config import SourceOptions
-from alphaprof.errors import DataEmpty, DataUnreadable
-from alphaprof.profiling.hub import FORMATS, is_local, require_data
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
+from alphaprof.profiling.hub import CHAIN, FORMATS, is_local, require_data
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -31,17 +34,22 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
     of the file. Raises `DataUnreadable` and `DataEmpty`.
     """
     require_data(source.path)
-    from datasets import load_dataset
+    from datasets import load_dataset_builder
     from datasets.utils.logging import disable_progress_bar, set_verbosity
 
     disable_progress_bar()
     set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
     try:
-        stream = load_dataset(**_loading(source), streaming=True)
-        if source.shuffle_seed is None:
-            yield from enumerate(stream)
-        else:
-            yield from _shuffled(stream, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer)
+        with _plainly_named(source.path) as path:
+            builder = load_dataset_builder(**_loading(source, path))
+            _require_inside(source.path, builder.config.data_files or {})
+            stream = builder.as_streaming_dataset(split=source.split if _has_splits(source.path) else "train")
+            if source.shuffle_seed is None:
+                yield from enumerate(stream)
+            else:
+                yield from _shuffled(stream, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer)
+    except AlphaprofError:
+        raise
     except StopIteration as error:  # from datasets, for a directory with an empty file
         raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
     except Exception as error:  # datasets raises whatever its parsers raise
@@ -50,7 +58,7 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
         hint = "check that every line is valid and that columns keep their type"
         if not is_local(source.path):
             hint = "check the dataset's id, name, split and your access rights"
-        raise DataUnreadable(f"cannot read {source.path}: {reason[:300]}", hint) from error
+        raise DataUnreadable(f"cannot read {source.path}: {reason[:200]}", hint) from error
 
 
 def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -> Iterator[tuple[int, Row]]:
@@ -80,15 +88,50 @@ def _numbered(stream: IterableDataset, file: int) -> Iterator[tuple[int, Row]]:
     return ((file * FILE + number, row) for number, row in enumerate(stream))
 
 
-def _loading(source: SourceOptions) -> dict[str, Any]:
-    """Arguments of `load_dataset` for a source."""
-    if not is_local(source.path):
-        return {"path": source.path, "name": source.name, "split": source.split, "revision": source.revision}
-    path = Path(source.path)
+@contextlib.contextmanager
+def _plainly_named(path: str) -> Iterator[str]:
+    """A path of a source that `datasets` takes as it stands: a link where it has `::`, which chains file systems."""
+    if CHAIN not in path or not os.path.isfile(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
+        link = Path(folder) / f"data{Path(path).suffix}"
+        link.symlink_to(path)
+        yield str(link)
+
+
+def _has_splits(path: str) -> bool:
+    """Whether a source is a dataset on the hub or a directory; a file is one split."""
+    return not is_local(path) or os.path.isdir(path)
+
+
+def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
+    """Arguments of `load_dataset_builder` for a source at a place. Raises `DataUnreadable`."""
+    if not is_local(place):
+        return {"path": place, "name": source.name, "revision": source.revision}
+    path = Path(place)
     if path.is_dir():
-        return {"path": str(path), "name": source.name, "split": source.split}
-    arguments = {"path": FORMATS[path.suffix], "data_files": glob.escape(str(path)), "split": "train"}
+        if (path / "state.json").exists():
+            raise DataUnreadable(f"{path} was written by save_to_disk of datasets", "write the dataset with to_parquet")
+        return {"path": place, "name": source.name}
+    arguments = {"path": FORMATS[path.suffix], "data_files": glob.escape(place)}
     return arguments | _as_text(path) if path.suffix == ".csv" else arguments
+
+
+def _require_inside(path: str, files: Mapping[str, Iterable[str]]) -> None:
+    """Raise `DataUnreadable` where the card of a dataset names files (of any split) outside of it, as `datasets` found them:
+    others of this machine or of another host.
+    """
+    if is_local(path) and not os.path.isdir(path):
+        return
+    for file in (file for split in files.values() for file in split):
+        home = Path(path).resolve()
+        inside = Path(os.path.abspath(file)).is_relative_to(home) if is_local(path) else file.startswith("hf://")
+        if not inside:
+            raise DataUnreadable(
+                f"the card of {path} names files outside of it: {shown(file)}",
+                "do not use this dataset, or correct configs in its README.md",
+            )
 
 
 def _as_text(path: Path) -> dict[str, Any]:
@@ -110,6 +153,7 @@ def _bad_line(path: Path) -> str | None:
             try:
                 if line.strip() and not isinstance(json.loads(line), dict):
                     return f"line {number} is no JSON object"
-            except ValueError as error:
-                return f"line {number}: {getattr(error, 'msg', error)}"
+            except (ValueError, RecursionError) as error:
+                reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
+                return f"line {number}: {reason}"
     return None

@@ -11,7 +11,7 @@ from alphaprof.analysis.rolled import Rolled, Rollouts, departure, depth_counts
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.config import ProfileOptions
-from alphaprof.errors import OptionInvalid
+from alphaprof.errors import VALUE, OptionInvalid, cut
 from alphaprof.log.schema import DOCUMENT_COLUMNS
 from alphaprof.profiling.continuations import Continuation, continuation_table
 from alphaprof.profiling.corpus import Document
@@ -39,7 +39,7 @@ def request_of(
     """
     policies = require_own_text(options)
     if unknown := [name for name in drafts or [] if name not in options.drafts]:
-        raise OptionInvalid(f"the profile has no draft {unknown[0]}", f"it has: {', '.join(options.drafts)}")
+        raise OptionInvalid(f"the profile has no draft {cut(unknown[0], VALUE)}", f"it has: {', '.join(options.drafts)}")
     chosen = rules_of(rules or options.rules)
     if not rules and not (chosen := [rule for rule in chosen if rule.rule.lossy]):
         raise OptionInvalid("the profile has no lossy rule", "name one: --rule additive:0.1")

@@ -202,7 +202,7 @@ def _chosen(run: Run, draft: str | None, rule: str | None) -> Traffic:
 
 def _require_draft(run: Run, draft: str) -> None:
     if draft not in run.manifest.drafts:
-        raise OptionInvalid(f"{run.path} has no draft {draft}", f"name one: {', '.join(run.manifest.drafts)}")
+        raise OptionInvalid(f"{run.path} has no draft {short(draft)}", f"name one: {', '.join(run.manifest.drafts)}")
 
 
 def _gammas(run: Run) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaprof.errors import OptionInvalid
+from alphaprof.errors import VALUE, OptionInvalid, cut, shown
 from alphaprof.log.store import Run
 from alphaprof.report.baseline import check_baseline
 from alphaprof.report.check import EVERY, Check, Measure, Subject, check_decision, check_thresholds
@@ -42,7 +43,7 @@ def checked(asked: Asked) -> Check:
         if thresholds:
             raise OptionInvalid("a check is against thresholds or against a baseline", "call it once for each")
         new = side_of(f"{asked.run}:{asked.draft}" if asked.draft else str(asked.run))
-        named = not Path(asked.baseline).exists() and ":" in asked.baseline
+        named = not os.path.exists(asked.baseline) and ":" in asked.baseline
         old = side_of(asked.baseline if named else f"{asked.baseline}:{new.draft}")
         return check_baseline(new, old, asked.rule, asked.margin, asked.target_change)
     run = Run.open(asked.run)
@@ -66,8 +67,12 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise OptionInvalid(f"{text!r} is no least value for {measure}", "write a number, or DOMAIN=NUMBER: code=0.6")
+            raise OptionInvalid(
+                f"{shown(text)} is no least value for {measure}", "write a number, or DOMAIN=NUMBER: code=0.6"
+            )
         if domain in found:
-            raise OptionInvalid(f"{measure} has two least values for {domain or 'every domain'}", "leave one of them")
+            raise OptionInvalid(
+                f"{measure} has two least values for {cut(domain, VALUE) or 'every domain'}", "leave one of them"
+            )
         found[domain or EVERY] = value
     return found

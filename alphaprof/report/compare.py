@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.analysis.totals import Request, policies
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.analysis.units import Units
-from alphaprof.errors import NotComparable, OptionInvalid
+from alphaprof.errors import NotComparable, OptionInvalid, shown
 from alphaprof.log.store import Run
 from alphaprof.report.comparable import no_imported_pair, require_comparable
 from alphaprof.report.documents import SETTINGS, Documents
@@ -94,7 +95,7 @@ class Comparison:
 def side_of(text: str) -> Side:
     """A side from RUN or RUN:DRAFT. Raises `RunUnreadable`, and `OptionInvalid` where a draft is missing or not named."""
     path, colon, draft = text, "", ""
-    if not Path(text).exists() and ":" in text:
+    if not os.path.exists(text) and ":" in text:
         path, colon, draft = text.rpartition(":")
     run = Run.open(Path(path))
     names = list(run.manifest.drafts)
@@ -102,7 +103,7 @@ def side_of(text: str) -> Side:
         draft = names[0]
     require_drafts(run)
     if draft not in names:
-        what = f"{path} has no draft {draft!r}" if colon else f"{path} has {len(names)} drafts"
+        what = f"{path} has no draft {shown(draft)}" if colon else f"{path} has {len(names)} drafts"
         raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))
     return Side(run, draft)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaprof.analysis.trees import Tree
-from alphaprof.errors import OptionInvalid
+from alphaprof.errors import OptionInvalid, cut
 
 MOST_NODES, MOST_LEVELS, MOST_RANK = 1024, 64, 1024  # beyond what any engine verifies at once
 
@@ -22,23 +22,24 @@ def read_trees(paths: Sequence[Path], top: int) -> dict[str, Tree]:
 
 def read_tree(path: Path, top: int) -> Tree:
     """The tree in a file; `top`: how it calls the draft's top token, 0 or 1. Raises `OptionInvalid`."""
+    name = cut(str(path))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionInvalid(f"cannot read the tree {path}: {error.strerror}", "correct the path after --tree") from None
+        raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "correct the path after --tree") from None
     except (ValueError, RecursionError):
-        raise OptionInvalid(f"{path} holds no JSON", _form(top)) from None
+        raise OptionInvalid(f"{name} holds no JSON", _form(top)) from None
     if not _paths(content):
-        raise OptionInvalid(f"{path} is no list of paths", _form(top))
+        raise OptionInvalid(f"{name} is no list of paths", _form(top))
     if len(content) > MOST_NODES or max(map(len, content)) > MOST_LEVELS or max(map(max, content)) > MOST_RANK:
         limits = f"at most {MOST_NODES} nodes, {MOST_LEVELS} levels and rank {MOST_RANK}"
-        raise OptionInvalid(f"{path} holds a larger tree than any engine verifies", f"give a tree of {limits}")
+        raise OptionInvalid(f"{name} holds a larger tree than any engine verifies", f"give a tree of {limits}")
     try:
         tree = Tree.from_paths(content, top)
     except ValueError as error:
-        raise OptionInvalid(f"{path} is no tree: {error}", _other(top)) from None
+        raise OptionInvalid(f"{name} is no tree: {error}", _other(top)) from None
     if (1,) not in tree.paths:
-        raise OptionInvalid(f"{path} never drafts the draft's top token", _other(top))
+        raise OptionInvalid(f"{name} never drafts the draft's top token", _other(top))
     return tree
 
 
