@@ -316,7 +316,7 @@ def test_what_a_killed_process_left_is_taken_over_by_one(tmp_path: Path) -> None
     process.join()
     assert (tmp_path / "run" / "totals" / "half").exists()
     with claimed(tmp_path / "run", CONFIG) as claim:
-        assert (claim.number, claim.inherited) == (2, True)
+        assert (claim.number, claim.owner.begun) == (2, True)
         begin(claim)
         assert [path.name for path in (tmp_path / "run").iterdir()] == [claim.path.name]
         (tmp_path / "run" / "manifest.json").touch()
@@ -324,10 +324,54 @@ def test_what_a_killed_process_left_is_taken_over_by_one(tmp_path: Path) -> None
             begin(claim)
 
 
-def abandon(out: Path) -> None:
+def test_only_what_a_run_wrote_is_removed(tmp_path: Path) -> None:
+    """A directory of the user's own keeps whatever it holds, even files that are called like ours."""
+    mine = tmp_path / "mine" / "totals" / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    for _ in range(2):
+        with claimed(mine.parent.parent, CONFIG) as claim, pytest.raises(RunExists, match="is not empty"):
+            begin(claim)
+    process = multiprocessing.get_context("fork").Process(target=abandon, args=(tmp_path / "mine", False))
+    process.start()
+    process.join()
+    with claimed(tmp_path / "mine", CONFIG) as claim, pytest.raises(RunExists, match="is not empty"):
+        begin(claim)
+    assert [path.name for path in mine.parent.parent.iterdir()] == ["totals"]
+    assert mine.read_text() == "mine"
+
+
+def test_a_failed_import_or_profile_leaves_nothing_without_a_manifest(tmp_path: Path) -> None:
+    with claimed(tmp_path / "run", CONFIG) as claim:
+        begin(claim)
+        (tmp_path / "run" / "totals").mkdir()
+        (tmp_path / "run" / "documents.parquet").touch()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_claim_that_could_not_be_given_back_does_not_lock_its_own_process_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch, claimed(tmp_path / "run", CONFIG) as claim:
+        begin(claim)
+        (tmp_path / "run" / "documents.parquet").touch()
+        patch.setattr(Path, "unlink", refused)
+    assert claim.path.exists()
+    with claimed(tmp_path / "run", CONFIG) as again:
+        begin(again)
+    assert not (tmp_path / "run" / "documents.parquet").exists()
+
+
+def abandon(out: Path, begun: bool = True) -> None:
     """Claim a directory and end like a process that is killed."""
     kept = claimed(out, CONFIG)
-    kept.__enter__()
+    claim = kept.__enter__()
+    if not begun:
+        os._exit(9)
+    begin(claim)
     (out / "totals").mkdir()
     (out / "totals" / "half").touch()
     (out / "documents.parquet").touch()

@@ -9,22 +9,25 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from alphaprof.errors import DiskFull, RunExists
-from alphaprof.log.files import unwritable
+from alphaprof.log.files import replacing, unwritable
 
 NAME = ".owner-{:06d}.json"
+HELD: set[Path] = set()  # the claims of this process
 
 
 @dataclass(frozen=True)
 class Owner:
     """A process that writes a run: where it runs, since when, and the digest of its profile. `machine` tells apart what has
     processes of its own (a host since it started, a container); `ticks`: when the process began, since numbers of
-    processes come again; None where the system does not say.
+    processes come again; None where the system does not say; `begun`: what lies in the directory is of a run, its own or
+    that of a process whose directory it took over.
     """
 
     host: str
@@ -33,6 +36,7 @@ class Owner:
     ticks: int | None
     since: str
     profile: str
+    begun: bool = False
 
     @classmethod
     def this(cls, profile: str) -> Owner:
@@ -57,7 +61,7 @@ class Owner:
         return f"process {self.process} on {self.host}, since {self.since}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Claim:
     """The right to write a run directory: a file in it that this process alone could make. The one with the highest number
     counts, so that a directory whose owner was killed is taken over by making the next one.
@@ -65,21 +69,40 @@ class Claim:
 
     folder: Path
     number: int
-    inherited: bool  # from a process that was killed: what lies there without a manifest is of no use to anybody
+    owner: Owner
 
     @property
     def path(self) -> Path:
         """The file."""
         return self.folder / NAME.format(self.number)
 
+    def begin(self) -> None:
+        """Note that a run begins in the directory, which was empty. Raises `DiskFull`."""
+        self.owner = dataclasses.replace(self.owner, begun=True)
+        with replacing(self.path) as temporary:
+            temporary.write_text(json.dumps(dataclasses.asdict(self.owner)), encoding="utf-8")
+
+    def clear(self) -> None:
+        """Remove what lies in the directory if it is of a run that has no manifest: nobody can read or finish it."""
+        if self.owner.begun and not (self.folder / "manifest.json").exists():
+            for path in (*self.folder.glob("*.parquet"), *self.folder.glob(".*.tmp")):
+                path.unlink(missing_ok=True)
+            for name in ("positions", "continuations", "totals"):
+                if (self.folder / name).exists():
+                    shutil.rmtree(self.folder / name)
+
     def require(self) -> None:
         """Raise `DiskFull` where the directory is gone, and `RunExists` where another process has taken it over."""
-        if (number := _latest(self.folder)) > self.number:
+        try:
+            number, there = _latest(self.folder), self.path.exists()
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
+        if number > self.number:
             raise RunExists(
                 f"another process has taken {self.folder} over ({_owner(self.folder, number)})",
                 "what this one measured last is lost; let the other one finish",
             )
-        if not self.path.exists():
+        if not there:
             raise DiskFull(
                 f"{self.folder} was deleted or renamed while it was written",
                 "shards are complete where it is now: go on there with --resume, or profile again",
@@ -90,7 +113,8 @@ class Claim:
 def claimed(
     folder: Path, config: dict[str, Any], resume: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Claim]:
-    """The claim of a run directory, which is made where it is missing; given back when the block ends.
+    """The claim of a run directory, which is made where it is missing; given back when the block ends, and with it what has
+    no manifest.
 
     `config`: the profile, for what is said of the owner; `resume`: take it over from a process that may be gone, on another
     machine for example. Raises `RunExists`, which names the owner, and `DiskFull`.
@@ -101,10 +125,13 @@ def claimed(
         claim = _take(folder, Owner.this(_digest(config)), resume, say)
     except OSError as error:
         raise unwritable(folder, error) from None
+    HELD.add(claim.path)
     try:
         yield claim
     finally:
-        with contextlib.suppress(OSError):
+        HELD.discard(claim.path)
+        with contextlib.suppress(OSError):  # where it cannot be given back, the next process takes it over
+            claim.clear()
             claim.path.unlink()
             if made:
                 folder.rmdir()  # empty: nothing came of it
@@ -113,17 +140,29 @@ def claimed(
 def _take(folder: Path, owner: Owner, resume: bool, say: Callable[[str], None]) -> Claim:
     while True:
         if number := _latest(folder):
-            _require_gone(folder, _owner(folder, number), owner, resume, say)
-        claim = Claim(folder, number + 1, inherited=number > 0)
+            before = _owner(folder, number)
+            if folder / NAME.format(number) in HELD or before is None or not _is_this(before):
+                _require_gone(folder, before, owner, resume, say)
+            owner = dataclasses.replace(owner, begun=before is not None and before.begun)
+        claim = Claim(folder, number + 1, owner)
         try:
             with claim.path.open("x", encoding="utf-8") as file:
                 json.dump(dataclasses.asdict(owner), file)
         except FileExistsError:  # another process was faster: who is it?
             continue
+        except OSError:
+            with contextlib.suppress(OSError):
+                claim.path.unlink()
+            raise
         for path in folder.glob(".owner-*.json"):
             if _number(path) <= number:
                 path.unlink(missing_ok=True)
         return claim
+
+
+def _is_this(owner: Owner) -> bool:
+    """Whether an owner is this process, which then could not give its directory back."""
+    return (owner.machine, owner.process, owner.ticks) == (_machine(), os.getpid(), _ticks(os.getpid()))
 
 
 def _require_gone(folder: Path, before: Owner | None, owner: Owner, resume: bool, say: Callable[[str], None]) -> None:

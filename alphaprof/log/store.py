@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import os
-import shutil
 import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -72,12 +71,12 @@ def begin(claim: Claim, hint: str = "add --resume to finish it, or choose anothe
     """Raise `RunExists` where a claimed directory is not empty. What a killed process wrote before it had a manifest, as an
     import does, is removed.
     """
-    if claim.inherited and not (claim.folder / "manifest.json").exists():
-        for name in ("positions", "continuations", "totals"):
-            shutil.rmtree(claim.folder / name, ignore_errors=True)
-        for name in ("documents.parquet", "latency.parquet"):
-            (claim.folder / name).unlink(missing_ok=True)
+    try:
+        claim.clear()
+    except OSError as error:
+        raise unwritable(claim.folder, error) from None
     require_new(claim.folder, hint)
+    claim.begin()
 
 
 @contextlib.contextmanager
@@ -187,7 +186,10 @@ class Run:
         self.require_claim()
         with replacing(path) as temporary:
             write_part(temporary, table)
-        covered = [part.path for part in parts_in(path.parent) if part.last >= shards[0] and part.first <= shards[1]]
+        try:
+            covered = [part.path for part in parts_in(path.parent) if part.last >= shards[0] and part.first <= shards[1]]
+        except OSError as error:
+            raise unwritable(path.parent, error) from None
         self._record(path, covered)
 
     def remove_covered(self) -> None:
@@ -262,7 +264,7 @@ class Run:
     @property
     def has_log(self) -> bool:
         """Whether there is a position log: not in an imported run, nor where a copy of the run left it behind."""
-        return not self.imported and (self.path / "positions").is_dir()
+        return not self.imported and _is_there(self.path / "positions")
 
     def require_positions(self) -> None:
         """Raise `NoPositionLog` for an imported run."""
@@ -311,7 +313,7 @@ class Run:
             try:
                 return self._counted(self._read(path, ANEW, DOCUMENT_COLUMNS), path)
             except RunUnreadable:
-                if not (self.path / "continuations").is_dir():
+                if not _is_there(self.path / "continuations"):
                     raise
                 self.damaged.add(path.name)
         return self._counted(self._collected(), path)
@@ -360,13 +362,13 @@ class Run:
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""
         path = self.path / "latency.parquet"
-        return self._read(path, TIMED_AGAIN, LATENCY_COLUMNS) if path.exists() else None
+        return self._read(path, TIMED_AGAIN, LATENCY_COLUMNS) if _is_there(path) else None
 
     def verify(self) -> None:
         """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ."""
         failures = {}
         for name, file in self.manifest.files.items():
-            if self.imported or name != "latency.parquet" or (self.path / name).exists():
+            if self.imported or name != "latency.parquet" or _is_there(self.path / name):
                 try:
                     require_same(self.path / name, file, "", whole=True)
                 except RunUnreadable as error:
@@ -413,6 +415,14 @@ class Run:
         if tokens != self.manifest.positions:
             raise RunUnreadable(f"{path} has {tokens} positions, and the manifest says {self.manifest.positions}", ANEW)
         return self._rows(documents, self.manifest.documents, path)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file or folder exists. Raises `RunUnreadable` where the system does not say."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise RunUnreadable(f"{path} cannot be read: {error.strerror}", "mend access to it") from None
 
 
 @contextlib.contextmanager
