@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from alphaprof.cli_support import OutFile, ReportFormat, one_line, print_text
+from alphaprof.cli_support import OutFile, ReportFormat, interruptible, one_line, print_text
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.export_formats import EXPORTS
 
@@ -114,7 +114,9 @@ def import_vllm(
         raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
     sampling = _sampling(rule, temperature, top_k, top_p)
     names = Naming(draft, target, domain or (), domain_key, cluster_key)
-    run = import_requests(Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ()), out)
+    asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ())
+    with interruptible(None):
+        run = import_requests(asked, out)
     _say(run.manifest, out)
 
 
@@ -174,7 +176,9 @@ def import_sglang(
     sampling = _sampling(rule, temperature, top_k, top_p)
     names = Naming(draft, target, domain or (), domain_key, cluster_key)
     asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or (), SGLANG, drafting.value)
-    _say(import_requests(asked, out).manifest, out)
+    with interruptible(None):
+        run = import_requests(asked, out)
+    _say(run.manifest, out)
 
 
 @import_app.command("prometheus")

@@ -201,6 +201,8 @@ def print_text(text: str, path: Path | None) -> None:
     if path is None:
         sys.stdout.write(text)
         return
+    from alphaprof.log.files import synced
+
     with _writing(path):
         place = _replaced(path)
         if place is None:
@@ -213,7 +215,14 @@ def print_text(text: str, path: Path | None) -> None:
                 os.fchmod(number, stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask())
                 file.flush()
                 os.fsync(number)
-            os.replace(name, place)
+            try:
+                os.replace(name, place)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                place.write_text(text, encoding="utf-8", errors="backslashreplace")  # a single file that is mounted
+                return
+            synced(place.parent)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(name)

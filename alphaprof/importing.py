@@ -89,7 +89,7 @@ def import_requests(asked: Asked, out: Path) -> Run:
     Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for
     what is asked, `RunExists` and `DiskFull`.
     """
-    with claimed(out, {"import": [str(path) for path in asked.files]}) as claim:
+    with claimed(out, None) as claim:
         begin(claim, "choose another --out")
         return _imported(asked, claim)
 

@@ -747,7 +747,7 @@ def test_a_dataset_on_the_hub_has_no_file_of_this_machine(tmp_path: Path, monkey
             with pytest.raises(DataUnreadable, match="names files outside of it"):
                 list(rows(source("owner/name")))
         else:
-            assert list(rows(source("owner/name"))) == [{"text": "train"}]
+            assert list(rows(source("owner/name"))) == [(0, {"text": "train"})]
 
 
 CARD_FILES = {
@@ -800,7 +800,7 @@ def test_a_card_may_name_the_files_of_its_folder(tmp_path: Path, named: str) -> 
     (folder / "rows.jsonl").symlink_to("../../blobs/0123")
     content = f"configs:\n- config_name: default\n  {named.replace('{folder}', str(folder))}\n"
     (folder / "README.md").write_text(f"---\n{content}---\n# Data\n")
-    assert [row["text"] for row in rows(source(folder))] == ["0", "1"]
+    assert [(number, row["text"]) for number, row in rows(source(folder))] == [(0, "0"), (1, "1")]
 
 
 @pytest.mark.parametrize("place", ["rows.jsonl", "data/rows.jsonl"])

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.errors import DiskFull, RunExists, RunUnreadable
 from alphaprof.log import claim as claim_module
 from alphaprof.log import files, store
-from alphaprof.log.claim import claimed
+from alphaprof.log.claim import Owner, claimed
 from alphaprof.log.files import replacing
 from alphaprof.log.schema import Column
 from alphaprof.log.store import Run, begin, require_writable, write_table
@@ -32,7 +33,7 @@ COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "file"
+    path = tmp_path / "file"
     with replacing(path) as temporary:
         temporary.write_text("first")
         assert not path.exists()
@@ -44,8 +45,8 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 REMEDIES = {
-    errno.ENOSPC: "free space, then --resume",
-    errno.EDQUOT: "free space, then --resume",
+    errno.ENOSPC: "free space; a profile goes on with --resume",
+    errno.EDQUOT: "free space; a profile goes on with --resume",
     errno.EACCES: "mend permissions",
     errno.EROFS: "mend permissions",
     errno.EFBIG: "lower shard_documents",
@@ -257,8 +258,31 @@ def test_a_manifest_that_speaks_of_other_documents_is_found(run: Run) -> None:
         build_report(odd)
 
 
+def test_a_copy_without_its_log_is_verified_as_what_it_is(run: Run) -> None:
+    """Damaged totals come from the run that it was copied from."""
+    shutil.rmtree(run.path / "positions")
+    run.verify()
+    shutil.rmtree(run.path / "continuations")
+    run.verify()
+    (run.path / MADE_AGAIN[0]).write_bytes(b"")
+    with pytest.raises(RunUnreadable) as caught:
+        run.verify()
+    assert caught.value.hint == "copy it again from the run that has the position log"
+
+
+def test_a_damaged_shard_of_a_partial_run_is_found_before_others_are_measured(run: Run, tmp_path: Path) -> None:
+    going = interrupted(run, tmp_path / "going")
+    going.require_log()
+    DAMAGE["half"](going.part("positions", 0, "small"))
+    for read in (going.require_log, lambda: going.positions("small", 0), going.verify):
+        with pytest.raises(RunUnreadable) as caught:
+            read()
+        assert caught.value.hint == "profile again into a new directory"
+
+
 def test_a_file_that_the_manifest_does_not_name_does_not_exist(run: Run) -> None:
     (totals,) = run.totals_parts("small")
+    assert Run(run.path, dataclasses.replace(run.manifest, files={})).latency() is None
     named = {name: file for name, file in run.manifest.files.items() if not name.startswith("totals")}
     assert Run(run.path, dataclasses.replace(run.manifest, files=named)).totals_parts("small") == []
     with pytest.raises(RunUnreadable, match="not one of the files"):
@@ -314,7 +338,7 @@ def test_what_a_killed_process_left_is_taken_over_by_one(tmp_path: Path) -> None
     process = multiprocessing.get_context("fork").Process(target=abandon, args=(tmp_path / "run",))
     process.start()
     process.join()
-    assert (tmp_path / "run" / "totals" / "half").exists()
+    (tmp_path / "run" / "totals" / "half").unlink()
     with claimed(tmp_path / "run", CONFIG) as claim:
         assert (claim.number, claim.owner.begun) == (2, True)
         begin(claim)
@@ -322,6 +346,50 @@ def test_what_a_killed_process_left_is_taken_over_by_one(tmp_path: Path) -> None
         (tmp_path / "run" / "manifest.json").touch()
         with pytest.raises(RunExists, match="holds a run already"):
             begin(claim)
+
+
+def test_a_directory_that_is_made_again_has_another_owner(tmp_path: Path) -> None:
+    """The first one, whose directory was removed, writes nothing there and takes nothing away."""
+    out = tmp_path / "run"
+    before = claimed(out, CONFIG)
+    first = before.__enter__()
+    begin(first)
+    shutil.rmtree(out)
+    with claimed(out, {"target": "b"}) as second:
+        begin(second)
+        (out / "documents.parquet").touch()
+        with pytest.raises(RunExists, match=r"another process writes .* now"):
+            first.require()
+        before.__exit__(None, None, None)
+        second.require()
+        assert (out / "documents.parquet").exists()
+
+
+def test_one_directory_under_two_names_has_one_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with claimed(Path("run"), CONFIG), pytest.raises(RunExists), claimed(tmp_path / "run", CONFIG):
+        pass
+
+
+ELSEWHERE = {"a dead process": ({"ticks": 1}, False), "a child of init": ({"process": 1, "ticks": None}, True)}
+
+
+@pytest.mark.parametrize(("facts", "alive"), ELSEWHERE.values(), ids=list(ELSEWHERE))
+def test_a_process_lives_where_the_system_says_so(facts: dict[str, Any], alive: bool) -> None:
+    assert dataclasses.replace(Owner.this(""), **facts).alive is alive
+
+
+def test_a_process_that_may_not_be_looked_at_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another user, where processes of others are hidden."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    monkeypatch.setattr(claim_module, "_ticks", lambda process: 5 if process == os.getpid() else None)
+    assert dataclasses.replace(Owner.this(""), process=os.getpid() + 1).alive is True
+    monkeypatch.setattr(claim_module, "_ticks", lambda process: 5 if process == os.getpid() else -1)  # a zombie
+    assert dataclasses.replace(Owner.this(""), process=os.getpid() + 1).alive is False
 
 
 def test_only_what_a_run_wrote_is_removed(tmp_path: Path) -> None:
@@ -339,6 +407,27 @@ def test_only_what_a_run_wrote_is_removed(tmp_path: Path) -> None:
         begin(claim)
     assert [path.name for path in mine.parent.parent.iterdir()] == ["totals"]
     assert mine.read_text() == "mine"
+
+
+def test_what_a_user_puts_beside_a_killed_run_stays(tmp_path: Path) -> None:
+    """Also a profile whose manifest was moved away: its shards are hours of work."""
+    out = tmp_path / "run"
+    process = multiprocessing.get_context("fork").Process(target=abandon, args=(out,))
+    process.start()
+    process.join()
+    mine = ["train.parquet", ".draft.tmp", "totals/thesis.txt"]
+    for name in mine:
+        (out / name).write_text("mine")
+    with claimed(out, CONFIG) as claim, pytest.raises(RunExists, match="is not empty"):
+        begin(claim)
+    left = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert left == sorted([*mine, "totals/half"])
+    (out / "positions").mkdir()
+    (out / "documents.parquet").touch()
+    with claimed(out, CONFIG) as claim:
+        claim.owner = dataclasses.replace(claim.owner, begun=True)
+        claim.clear()
+    assert (out / "documents.parquet").exists()
 
 
 def test_a_failed_import_or_profile_leaves_nothing_without_a_manifest(tmp_path: Path) -> None:
@@ -372,9 +461,10 @@ def abandon(out: Path, begun: bool = True) -> None:
     if not begun:
         os._exit(9)
     begin(claim)
-    (out / "totals").mkdir()
+    (out / "totals" / "draft=engine").mkdir(parents=True)
     (out / "totals" / "half").touch()
-    (out / "documents.parquet").touch()
+    for name in ("documents.parquet", ".manifest.json.7.tmp", "totals/draft=engine/part-00000.parquet"):
+        (out / name).touch()
     os._exit(9)
 
 
@@ -386,13 +476,18 @@ def test_an_owner_on_another_machine_may_live(tmp_path: Path, monkeypatch: pytes
         first = before.__enter__()
     with pytest.raises(RunExists) as caught, claimed(tmp_path / "run", CONFIG):
         pass
-    assert caught.value.hint == "choose another --out; if that process has ended, add --resume"
+    path = tmp_path / "run" / ".owner-000001.json"
+    assert caught.value.hint == f"choose another --out; if that process has ended, add --resume, or delete {path}"
+    with pytest.raises(RunExists, match="may still be written") as caught, claimed(tmp_path / "run", None):
+        pass
+    assert caught.value.hint == f"choose another --out; if that process has ended, delete {path}"
     said: list[str] = []
     with claimed(tmp_path / "run", CONFIG, resume=True, say=said.append):
         assert said == [f"taking {tmp_path / 'run'} over from process {os.getpid()} on {platform.node()}, {said[0][-31:]}"]
-        with pytest.raises(RunExists, match="another process has taken"):
+        with pytest.raises(RunExists, match=r"another process writes .* now"):
             first.require()
-    before.__exit__(None, None, None)
+        before.__exit__(None, None, None)
+        assert len(list((tmp_path / "run").iterdir())) == 1
 
 
 @pytest.mark.parametrize("loss", ["deleted", "renamed"])
@@ -422,7 +517,11 @@ def test_a_directory_that_may_not_be_written_is_refused_in_our_words(
         patch.setattr(Path, "open", refused)
         with pytest.raises(DiskFull, match="Read-only file system"), claimed(run.path, CONFIG, resume=True):
             pass
+    with monkeypatch.context() as patch:  # a folder that may be written and not be listed
+        patch.setattr(os, "listdir", refused)
+        with pytest.raises(DiskFull, match="Read-only file system"), claimed(run.path, CONFIG, resume=True):
+            pass
     monkeypatch.setattr(Path, "unlink", refused)
-    (run.path / ".part.1.tmp").write_text("")
+    (run.path / ".manifest.json.1.tmp").write_text("")
     with pytest.raises(DiskFull, match="Read-only file system"):
         run.remove_leftovers()

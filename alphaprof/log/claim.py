@@ -9,25 +9,30 @@ import hashlib
 import json
 import os
 import platform
-import shutil
+import re
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from alphaprof.errors import DiskFull, RunExists
-from alphaprof.log.files import replacing, unwritable
+from alphaprof.log.files import WRITTEN, replacing, unwritable
 
 NAME = ".owner-{:06d}.json"
-HELD: set[Path] = set()  # the claims of this process
+NOTHING = ""  # the digest of no profile
+HELD: set[str] = set()  # tokens of the claims of this process
+TAKING = Lock()
+PART = re.compile(r"part-\d+(-\d+)?\.parquet")
 
 
 @dataclass(frozen=True)
 class Owner:
     """A process that writes a run: where it runs, since when, and the digest of its profile. `machine` tells apart what has
     processes of its own (a host since it started, a container); `ticks`: when the process began, since numbers of
-    processes come again; None where the system does not say; `begun`: what lies in the directory is of a run, its own or
-    that of a process whose directory it took over.
+    processes come again; None where the system does not say; `token`: what no other claim has; `begun`: what lies in the
+    directory is of a run, its own or that of a process whose directory it took over.
     """
 
     host: str
@@ -36,26 +41,30 @@ class Owner:
     ticks: int | None
     since: str
     profile: str
+    token: str
     begun: bool = False
 
     @classmethod
     def this(cls, profile: str) -> Owner:
         """The owner that this process is."""
         since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return cls(platform.node(), _machine(), os.getpid(), _ticks(os.getpid()), since, profile)
+        process = os.getpid()
+        return cls(platform.node(), _machine(), process, _ticks(process), since, profile, secrets.token_hex(8))
 
     @property
     def alive(self) -> bool | None:
         """Whether the process is there; None where that cannot be seen from here."""
         if self.machine != _machine():
             return None
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return self.ticks is None or self.ticks == _ticks(self.process)
+        if self.process == os.getpid() and self.ticks == _ticks(self.process):
+            return self.token in HELD  # else this process could not give its directory back
+        with contextlib.suppress(PermissionError):  # the process of another user
+            try:
+                os.kill(self.process, 0)
+            except ProcessLookupError:
+                return False
+        began = _ticks(self.process)
+        return self.ticks is None or began is None or began == self.ticks
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
@@ -76,6 +85,12 @@ class Claim:
         """The file."""
         return self.folder / NAME.format(self.number)
 
+    @property
+    def held(self) -> bool:
+        """Whether the directory is still this process's."""
+        owner = _owner(self.folder, _latest(self.folder))
+        return owner is not None and owner.token == self.owner.token
+
     def begin(self) -> None:
         """Note that a run begins in the directory, which was empty. Raises `DiskFull`."""
         self.owner = dataclasses.replace(self.owner, begun=True)
@@ -83,66 +98,82 @@ class Claim:
             temporary.write_text(json.dumps(dataclasses.asdict(self.owner)), encoding="utf-8")
 
     def clear(self) -> None:
-        """Remove what lies in the directory if it is of a run that has no manifest: nobody can read or finish it."""
-        if self.owner.begun and not (self.folder / "manifest.json").exists():
-            for path in (*self.folder.glob("*.parquet"), *self.folder.glob(".*.tmp")):
-                path.unlink(missing_ok=True)
-            for name in ("positions", "continuations", "totals"):
-                if (self.folder / name).exists():
-                    shutil.rmtree(self.folder / name)
+        """Remove what an import wrote before it had a manifest, which nobody can read; and a manifest that is half written.
+
+        Other runs have their manifest before anything else. Files of a user's own stay, whatever they are called.
+        """
+        names = {path.name for path in self.folder.iterdir()}
+        if not self.owner.begun or {"manifest.json", "positions", "continuations"} & names:
+            return
+        totals = sorted(self.folder.glob("totals/draft=*"))
+        for path in (self.folder, *totals):
+            for file in path.iterdir():
+                if (
+                    WRITTEN.fullmatch(file.name)
+                    or file.name == "documents.parquet"
+                    or (path in totals and PART.match(file.name))
+                ):
+                    file.unlink(missing_ok=True)
+        for folder in (*totals, self.folder / "totals"):
+            with contextlib.suppress(OSError):  # it may hold something else
+                folder.rmdir()
 
     def require(self) -> None:
         """Raise `DiskFull` where the directory is gone, and `RunExists` where another process has taken it over."""
         try:
-            number, there = _latest(self.folder), self.path.exists()
+            number = _latest(self.folder)
+            owner = _owner(self.folder, number)
+        except FileNotFoundError:
+            owner = None
         except OSError as error:
             raise unwritable(self.folder, error) from None
-        if number > self.number:
-            raise RunExists(
-                f"another process has taken {self.folder} over ({_owner(self.folder, number)})",
-                "what this one measured last is lost; let the other one finish",
-            )
-        if not there:
+        if owner is None:
             raise DiskFull(
                 f"{self.folder} was deleted or renamed while it was written",
-                "shards are complete where it is now: go on there with --resume, or profile again",
+                "shards are complete where it is now: a profile goes on there with --resume, or begins again",
+            )
+        if owner.token != self.owner.token:
+            raise RunExists(
+                f"another process writes {self.folder} now ({owner})",
+                "what this one measured last is lost; let the other one finish",
             )
 
 
 @contextlib.contextmanager
 def claimed(
-    folder: Path, config: dict[str, Any], resume: bool = False, say: Callable[[str], None] = lambda _: None
+    folder: Path, config: dict[str, Any] | None, resume: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Claim]:
-    """The claim of a run directory, which is made where it is missing; given back when the block ends, and with it what has
-    no manifest.
+    """The claim of a run directory, which is made where it is missing; given back when the block ends.
 
-    `config`: the profile, for what is said of the owner; `resume`: take it over from a process that may be gone, on another
-    machine for example. Raises `RunExists`, which names the owner, and `DiskFull`.
+    `config`: the profile, for what is said of the owner; None: there is none, and nothing to resume; `resume`: take it over
+    from a process that may be gone, on another machine for example. Raises `RunExists`, which names the owner, and
+    `DiskFull`.
     """
     try:
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        claim = _take(folder, Owner.this(_digest(config)), resume, say)
+        with TAKING:
+            claim = _take(folder, Owner.this(_digest(config)), resume, say)
+            HELD.add(claim.owner.token)
     except OSError as error:
         raise unwritable(folder, error) from None
-    HELD.add(claim.path)
     try:
         yield claim
     finally:
-        HELD.discard(claim.path)
         with contextlib.suppress(OSError):  # where it cannot be given back, the next process takes it over
-            claim.clear()
-            claim.path.unlink()
+            if claim.held:
+                claim.clear()
+                claim.path.unlink()
             if made:
                 folder.rmdir()  # empty: nothing came of it
+        HELD.discard(claim.owner.token)
 
 
 def _take(folder: Path, owner: Owner, resume: bool, say: Callable[[str], None]) -> Claim:
     while True:
         if number := _latest(folder):
             before = _owner(folder, number)
-            if folder / NAME.format(number) in HELD or before is None or not _is_this(before):
-                _require_gone(folder, before, owner, resume, say)
+            _require_gone(folder / NAME.format(number), before, owner, resume, say)
             owner = dataclasses.replace(owner, begun=before is not None and before.begun)
         claim = Claim(folder, number + 1, owner)
         try:
@@ -154,29 +185,27 @@ def _take(folder: Path, owner: Owner, resume: bool, say: Callable[[str], None]) 
             with contextlib.suppress(OSError):
                 claim.path.unlink()
             raise
-        for path in folder.glob(".owner-*.json"):
-            if _number(path) <= number:
-                path.unlink(missing_ok=True)
+        for earlier in range(1, number + 1):
+            (folder / NAME.format(earlier)).unlink(missing_ok=True)
         return claim
 
 
-def _is_this(owner: Owner) -> bool:
-    """Whether an owner is this process, which then could not give its directory back."""
-    return (owner.machine, owner.process, owner.ticks) == (_machine(), os.getpid(), _ticks(os.getpid()))
-
-
-def _require_gone(folder: Path, before: Owner | None, owner: Owner, resume: bool, say: Callable[[str], None]) -> None:
+def _require_gone(path: Path, before: Owner | None, owner: Owner, resume: bool, say: Callable[[str], None]) -> None:
     """Raise `RunExists` unless the owner of a directory is gone, as far as can be seen, or it is taken over."""
     alive = before.alive if before else None
     if alive is False:
         return
+    who = before or "a process that did not say who it is"
     if alive is None and resume:
-        say(f"taking {folder} over from {before or 'a process that did not say who it is'}")
+        say(f"taking {path.parent} over from {who}")
         return
-    profile = "another profile" if before and before.profile != owner.profile else "this profile"
+    of_profile = owner.profile != NOTHING
+    verb = "is being written" if alive else "may still be written"
+    profile = " with another profile" if before and before.profile != owner.profile else " with this profile"
+    ended = f"if that process has ended, {'add --resume, or ' if of_profile else ''}delete {path}"
     raise RunExists(
-        f"{folder} is being written with {profile} ({before or 'by a process that did not say who it is'})",
-        "choose another --out, or wait" if alive else "choose another --out; if that process has ended, add --resume",
+        f"{path.parent} {verb}{profile if of_profile else ''} ({who})",
+        "choose another --out, or wait" if alive else f"choose another --out; {ended}",
     )
 
 
@@ -189,17 +218,15 @@ def _owner(folder: Path, number: int) -> Owner | None:
 
 
 def _latest(folder: Path) -> int:
-    """The number of the claim that counts; 0: there is none."""
-    return max(map(_number, folder.glob(".owner-*.json")), default=0)
+    """The number of the claim that counts; 0: there is none. Raises `OSError`, also where a folder cannot be listed."""
+    names = (
+        re.fullmatch(r"\.owner-(\d+)\.json", name) for name in os.listdir(folder)
+    )  # Path.glob hides what it may not read
+    return max((int(name[1]) for name in names if name), default=0)
 
 
-def _number(path: Path) -> int:
-    digits = path.name.removeprefix(".owner-").removesuffix(".json")
-    return int(digits) if digits.isdecimal() else 0
-
-
-def _digest(config: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+def _digest(config: dict[str, Any] | None) -> str:
+    return NOTHING if config is None else hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def _machine() -> str:
@@ -212,9 +239,9 @@ def _machine() -> str:
 
 
 def _ticks(process: int) -> int | None:
-    """When a process began, in ticks since the machine started; None where it is dead or the system does not say."""
+    """When a process began, in ticks since the machine started; -1 where it is dead, None where the system does not say."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return None if fields[0] == "Z" else int(fields[19])
+        return -1 if fields[0] == "Z" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None

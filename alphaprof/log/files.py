@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log.manifest import File
 
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
+WRITTEN = re.compile(r"\.[\w.-]+\.(parquet|json)\.\d+\.tmp")  # what `replacing` calls a file while it is written
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -27,7 +29,6 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         synced(temporary)
         temporary.replace(path)
@@ -54,15 +55,15 @@ def synced(path: Path) -> None:
 def unwritable(path: Path, error: OSError) -> DiskFull:
     """The failure to write a file of a run, with the step that mends its cause."""
     if error.errno in NO_SPACE:
-        hint = "free space, then --resume"
+        hint = "free space; a profile goes on with --resume"
     elif error.errno in NOT_ALLOWED:
-        hint = "mend permissions, then --resume; or choose another --out"
+        hint = "mend permissions, or choose another --out; a profile goes on with --resume"
     elif error.errno == errno.ENAMETOOLONG:
         hint = "choose a shorter --out, and shorter names of drafts"
     elif error.errno == errno.EFBIG:
         hint = "lower shard_documents, or choose an --out on a file system that takes larger files"
     else:
-        hint = "look after that disk or mount, then --resume"
+        hint = "look after that disk or mount; a profile goes on with --resume"
     return DiskFull(f"cannot write {path}: {error.strerror or error}", hint)
 
 

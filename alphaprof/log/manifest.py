@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -263,7 +264,7 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
     if origin in (Union, UnionType):
         return _one_of(value, inner, place)
     if (dataclasses.is_dataclass(hint) or is_typeddict(hint)) and isinstance(value, dict):
-        fields = get_type_hints(hint)
+        fields = _fields(hint)
         needed = hint.__required_keys__ if is_typeddict(hint) else set(fields)
         if odd := (needed - set(value)) | (set(value) - set(fields)):
             raise TypeError(f"{place} has not the fields of {hint.__name__}: {', '.join(sorted(odd))[:100]}")
@@ -290,3 +291,6 @@ def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
         except TypeError as error:
             failures.append(error)
     raise failures[0]
+
+
+_fields = functools.cache(get_type_hints)  # of thousands of shards and files

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.claim import Claim
-from alphaprof.log.files import file_of, replacing, require_same, unwritable
+from alphaprof.log.files import WRITTEN, file_of, replacing, require_same, unwritable
 from alphaprof.log.manifest import File, Manifest, Shard, read_manifest
 from alphaprof.log.parts import Part, part_name, parts_in, readable, remove_parts, write_part
 from alphaprof.log.schema import (
@@ -153,7 +153,7 @@ class Run:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace manifest.json atomically."""
-        self.require_claim()
+        self._make(self.path)
         self.manifest = manifest
         with replacing(self.path / "manifest.json") as temporary:
             temporary.write_text(manifest.to_json() + "\n", encoding="utf-8")
@@ -162,7 +162,8 @@ class Run:
         """Remove half-written files and shards of a process that was killed. Only for a run that nobody is writing."""
         try:
             for leftover in self.path.rglob(".*.tmp"):
-                leftover.unlink(missing_ok=True)
+                if WRITTEN.fullmatch(leftover.name):
+                    leftover.unlink(missing_ok=True)
             if self.manifest.status == "running":
                 remove_parts([self.path / "continuations", *self.path.glob("positions/draft=*")], len(self.shards))
         except OSError as error:
@@ -183,7 +184,7 @@ class Run:
         """
         path = self._totals(draft) / part_name(*shards)
         _require_declared(path, table, self.totals_columns)
-        self.require_claim()
+        self._make(path.parent)
         with replacing(path) as temporary:
             write_part(temporary, table)
         try:
@@ -220,9 +221,23 @@ class Run:
         self._put(self.path / "latency.parquet", table, LATENCY_COLUMNS)
 
     def _put(self, path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
-        self.require_claim()
+        self._make(path.parent)
         write_table(path, table, columns)
         self._record(path)
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder of the run where it is missing. The run's own folder is the claim's to make: one that was removed
+        meanwhile is not made again.
+        """
+        self.require_claim()
+        try:
+            if self.claim is None:
+                self.path.mkdir(parents=True, exist_ok=True)
+            for place in reversed([folder, *folder.parents]):
+                if place.is_relative_to(self.path) and place != self.path:
+                    place.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unwritable(folder, error) from None
 
     def _record(self, path: Path, instead_of: Iterable[Path] = ()) -> None:
         """Take a file that was written into the manifest, which is not written yet, and take others out of it."""
@@ -285,14 +300,14 @@ class Run:
         self.require_positions()
         wanted = [column for column in self.log_rules.columns if columns is None or column.name in columns]
         path = self.part("positions", index, draft)
-        return self._rows(self._read(path, TEXT_KEPT, wanted), self._shard(index).positions, path)
+        return self._rows(self._read(path, self._anew, wanted), self._shard(index).positions, path)
 
     def logged(self, draft: str, index: int) -> Path:
         """The file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` where its size or its
         footer is not what was written; what it holds is compared as it is read.
         """
         path = self.part("positions", index, draft)
-        require_same(path, self._file(path, TEXT_KEPT), TEXT_KEPT, whole=False)
+        require_same(path, self._file(path, self._anew), self._anew, whole=False)
         return path
 
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -362,13 +377,18 @@ class Run:
     def latency(self) -> pa.Table | None:
         """The step times, or None where none were measured."""
         path = self.path / "latency.parquet"
-        return self._read(path, TIMED_AGAIN, LATENCY_COLUMNS) if _is_there(path) else None
+        there = self._name(path) in self.manifest.files and _is_there(path)
+        return self._read(path, TIMED_AGAIN, LATENCY_COLUMNS) if there else None
 
     def verify(self) -> None:
-        """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ."""
-        failures = {}
+        """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ.
+
+        Folders that a copy of the run left behind, and step times that somebody deleted, are not looked for.
+        """
+        failures, optional = {}, ("positions", "continuations", "latency.parquet")
+        left = {name for name in optional if not self.imported and not _is_there(self.path / name)}
         for name, file in self.manifest.files.items():
-            if self.imported or name != "latency.parquet" or _is_there(self.path / name):
+            if name.partition("/")[0] not in left:
                 try:
                     require_same(self.path / name, file, "", whole=True)
                 except RunUnreadable as error:
@@ -384,7 +404,22 @@ class Run:
             return AGAIN
         if "continuations" in folders:
             return ANEW
-        return TEXT_KEPT if "positions" in folders else "alphaprof profile with --resume makes it again"
+        if "positions" in folders:
+            return self._anew
+        return "alphaprof profile with --resume makes it again" if self.has_log else COPY
+
+    @property
+    def _anew(self) -> str:
+        """What to do about a damaged position log: only of a complete run can the text be kept."""
+        return TEXT_KEPT if self.manifest.status == "complete" else ANEW
+
+    def require_log(self) -> None:
+        """Raise `RunUnreadable` where a file of complete shards has not the size and the footer that were written: better
+        known before the other shards are measured.
+        """
+        for name, file in self.manifest.files.items():
+            if name.partition("/")[0] in ("positions", "continuations"):
+                require_same(self.path / name, file, ANEW, whole=False)
 
     def _shard(self, index: int) -> Shard:
         return self.shards[bisect_left(self.shards, index, key=lambda shard: shard.index)]

@@ -41,7 +41,7 @@ from alphaprof.profiling.models import Model, eos_of, load_model, load_tokenizer
 from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.shards import Loaded, Plan, Progress, in_shards, measure_shard, padding_told, update, write_shard
+from alphaprof.profiling.shards import Loaded, Plan, Progress, in_shards, measure_shard, padding_told, write_shard
 from alphaprof.profiling.steppers import NotTimed
 from alphaprof.profiling.vocabulary import special_ids, token_count
 from alphaprof.profiling.writer import Writer
@@ -102,7 +102,7 @@ def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     """
     config = plan.run.manifest.config | {"costs": costs.model_dump(mode="json")}
     with in_memory():
-        update(plan, config=config)
+        plan.run.write_manifest(dataclasses.replace(plan.run.manifest, config=config))
         _measure_latency(plan, costs, progress)
 
 
@@ -211,6 +211,8 @@ def _earlier(claim: Claim, resume: bool) -> Run | None:
     if resume and (claim.folder / "manifest.json").exists():
         run = Run.open(claim.folder, claim)
         run.remove_leftovers()
+        if run.manifest.status == "running":
+            run.require_log()
         return run
     begin(claim)
     return None
@@ -320,7 +322,9 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
         _note(plan, progress, "not_timed", f"no step times: {error}", "the report has no speedup then")
         return
     plan.run.write_latency(timed.table)
-    update(plan)
+    # Of earlier times, that were damaged, nothing is true any more.
+    kept = tuple(warning for warning in plan.run.manifest.warnings if warning["code"] != "not_timed_there")
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=kept))
     for reason in timed.left_out:
         _note(
             plan, progress, "not_timed_there", f"no step times there: {reason}", "lower costs.concurrency or costs.context"
@@ -331,12 +335,14 @@ def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) 
     """Tell whoever watches, and every report of the run."""
     warning = {"code": code, "message": message, "remedy": remedy}
     progress.warn(**warning)
-    update(plan, warnings=(*plan.run.manifest.warnings, warning))
+    warnings = (*plan.run.manifest.warnings, warning)
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=warnings))
 
 
 def _finish(plan: Plan, progress: Progress) -> None:
     """Collect documents.parquet and mark the run complete."""
     plan.run.write_documents()
-    update(plan, status="complete")
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, status="complete", skipped=skipped, truncated=truncated))
     if told := padding_told(plan.run.shards):
         progress.say(told)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from alphaprof.config import ProfileOptions
 from alphaprof.log.manifest import Shard
@@ -177,9 +177,3 @@ def padding_told(shards: Sequence[Shard]) -> str:
     read = Fed(sum(shard.prompt_tokens for shard in shards), sum(shard.prompt_padding for shard in shards))
     counted = [(words, fed) for words, fed in (("scored", scored), ("generated from", read)) if fed.size]
     return "; ".join(f"{words} {fed.size:,} tokens, {100 * fed.share:.1f} % of them padding" for words, fed in counted)
-
-
-def update(plan: Plan, **changes: Any) -> None:
-    """Replace the manifest by one with changes and with what the corpus has left out so far."""
-    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
-    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, skipped=skipped, truncated=truncated, **changes))
