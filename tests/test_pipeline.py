@@ -467,6 +467,9 @@ def test_damaged_step_times_are_measured_again_and_nothing_else(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run.open(Path(shutil.copytree(finished.path, tmp_path / "run")))
+    old = {"code": "not_timed_there", "message": "of the times that are lost", "remedy": "none"}
+    left_out = dataclasses.replace(run.manifest, skipped={"too long": 40}, truncated={"cut": 9}, warnings=(old,))
+    run.write_manifest(left_out)
     for name in ("latency.parquet", "documents.parquet", "totals/draft=close/part-00000-00003.parquet"):
         (run.path / name).write_bytes(b"PAR1")
     monkeypatch.setattr(pipeline, "measure_shard", None)
@@ -475,6 +478,7 @@ def test_damaged_step_times_are_measured_again_and_nothing_else(
     expected, found = tables(finished.path), tables(again.path)
     assert [name for name in expected if not found[name].equals(expected[name])] == []
     assert len(again.latency()) == len(finished.latency())
+    assert (again.manifest.skipped, again.manifest.truncated, again.manifest.warnings) == ({"too long": 40}, {"cut": 9}, ())
 
 
 def test_changed_profile_data_or_model_is_noticed_on_resume(
