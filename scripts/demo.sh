@@ -10,11 +10,7 @@ echo "== demo model"
 .venv/bin/python scripts/fetch_demo_models.py models
 
 profile() { # PROFILE RUN [OPTIONS]: a new run, or the rest of an interrupted one
-  local resume=()
-  if [ -f "$2/manifest.json" ]; then
-    resume=(--resume)
-  fi
-  .venv/bin/alphaprof profile "$1" --out "$2" "${@:3}" "${resume[@]}"
+  .venv/bin/alphaprof profile "$1" --out "$2" "${@:3}" --resume
 }
 
 echo "== profile, greedy text: SmolLM2-135M-Instruct with two drafts, 112 prompts (about 3 minutes on 2 cores)"
