@@ -803,6 +803,48 @@ def test_a_card_may_name_the_files_of_its_folder(tmp_path: Path, named: str) -> 
     assert [(number, row["text"]) for number, row in rows(source(folder))] == [(0, "0"), (1, "1")]
 
 
+@pytest.mark.parametrize("named", ["'*.jsonl'", "{folder}/rows.jsonl"])
+def test_a_dataset_directory_may_be_reached_through_a_link(tmp_path: Path, named: str) -> None:
+    (tmp_path / "data").mkdir()
+    numbered(tmp_path / "data" / "rows.jsonl", 1)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "data")
+    content = f"configs: [{{config_name: default, data_files: {named.replace('{folder}', str(link))}}}]"
+    (link / "README.md").write_text(f"---\n{content}\n---\n")
+    assert [(number, row["text"]) for number, row in rows(source(link))] == [(0, "0")]
+
+
+ODD_CARDS = {
+    "a key twice": b"---\nlicense: mit\nlicense: mit\n{configs}\n---\n",
+    "dashes in a text": b'---\nlicense: "a\n---c"\n{configs}\n---\n',
+    "a mark of the encoding": b"\xef\xbb\xbf---\n{configs}\n---\n",
+    "an empty block": b"---\n# nothing\n---\n",
+    "no YAML": b"---\na: [\n---\n",
+    "another encoding": b"---\nlicense: \xe9\n{configs}\n---\n",
+}
+
+
+@pytest.mark.parametrize("card", ODD_CARDS.values(), ids=list(ODD_CARDS))
+def test_no_card_hides_that_it_names_a_link(tmp_path: Path, card: bytes) -> None:
+    (tmp_path / "secret.txt").write_text("mine\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.txt").symlink_to(tmp_path / "secret.txt")
+    configs = b"configs: [{config_name: default, data_files: rows.txt}]"
+    (tmp_path / "data" / "README.md").write_bytes(card.replace(b"{configs}", configs))
+    with pytest.raises(DataUnreadable, match="leads outside of"):
+        list(rows(source(tmp_path / "data")))
+
+
+@pytest.mark.parametrize("card", [None, "# Notes\n", "---\nlicense: mit\n---\n"])
+def test_a_link_in_a_directory_without_named_files_is_the_users_own(tmp_path: Path, card: str | None) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "rows.jsonl").symlink_to(numbered(tmp_path / "mine.jsonl", 1))
+    if card is not None:
+        (folder / "README.md").write_text(card)
+    assert [row["text"] for _, row in rows(source(folder))] == ["0"]
+
+
 @pytest.mark.parametrize("place", ["rows.jsonl", "data/rows.jsonl"])
 def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path, place: str) -> None:
     (tmp_path / "data").mkdir()
@@ -826,7 +868,9 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_a_directory_without_data_is_unreadable(tmp_path: Path) -> None:
-    assert isinstance(refusal(corpus({"path": str(tmp_path)})), DataUnreadable)
+    error = refusal(corpus({"path": str(tmp_path)}))
+    assert isinstance(error, DataUnreadable)
+    assert error.hint == "check name, split, its README.md and the files in it"
 
 
 NO_IDS: list[Any] = [5, ["a"], [1.5], [-1], [True], [[1]], [1, None], {"a": 1}, [2**31], [2**40], [2**70]]

@@ -121,7 +121,17 @@ def test_conditional_acceptance_is_not_known_where_rounds_drafted_less(tmp_path:
     after = page({"0": [*WARM, (3, 3), (1, 1), (3, 0), (3, 0)]})
     content = json.loads(invoke("import", "prometheus", *saved(tmp_path, BEFORE, after), "--format", "json").stdout)
     assert (content["marginal"], content["conditional"]) == ([0.5, 0.25, 0.25], [0.5, None, None])
-    assert "n/a" in invoke("import", "prometheus", tmp_path / "before.txt", tmp_path / "after.txt").stdout
+    text = invoke("import", "prometheus", tmp_path / "before.txt", tmp_path / "after.txt").stdout
+    assert "n/a where some rounds drafted fewer tokens." in text
+
+
+def test_conditional_acceptance_is_not_known_where_no_round_accepted_the_draft_before(tmp_path: Path) -> None:
+    paths = saved(tmp_path, BEFORE, page({"0": [*WARM, (3, 1), (3, 0)]}))
+    content = json.loads(invoke("import", "prometheus", *paths, "--format", "json").stdout)
+    assert (content["marginal"], content["conditional"]) == ([0.5, 0, 0], [0.5, 0, None])
+    text = invoke("import", "prometheus", *paths).stdout
+    assert "n/a where no round accepted the draft before." in text
+    assert "fewer" not in text
 
 
 VARIANTS: dict[str, Callable[[str], str]] = {

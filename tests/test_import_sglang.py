@@ -369,9 +369,32 @@ def test_a_hostile_line_is_refused_in_two_lines(line: bytes, tmp_path: Path) -> 
 
 def test_a_retracted_request_has_one_more_prefill(tmp_path: Path) -> None:
     row = changed(completion_tokens=109, spec_accept_length=None, num_retractions=2)
-    assert read(row).rounds.plain == 2
+    assert (read(row).rounds.plain, read(row).rounds.prefilled) == (0, 3)
     with pytest.raises(LeftOut, match="1 retractions"):
         read(changed(completion_tokens=109, spec_accept_length=None, num_retractions=1))
+
+
+def test_what_prefills_write_after_retractions_is_no_round(tmp_path: Path) -> None:
+    """Rounds and their tokens are those of the same requests without a retraction."""
+    rounds = [3, 0, 2, 1, 3]
+    retracted = {"completion_tokens": 15 + 2, "spec_accept_length": None, "num_retractions": 2}
+    runs = [
+        imported(tmp_path, [of_rounds(rounds, 3, number, **changes) for number in range(3)], name=name)
+        for name, changes in {"kept": {}, "retracted": retracted}.items()
+    ]
+    items = [build_report(run).results[0].gammas[0] for run in runs]
+    for item in items:
+        assert item.tokens_per_round is not None
+        assert (item.rounds, item.tokens_per_round.value) == (15, pytest.approx(14 / 5))
+    assert [run.manifest.imported.plain_steps for run in runs if run.manifest.imported] == [0, 0]
+    assert "plain_steps" not in codes(build_report(runs[1]))
+
+
+def test_requests_with_too_many_tokens_are_counted_under_one_reason(tmp_path: Path) -> None:
+    rows = [of_rounds([3, 1], 3, number, completion_tokens=7 + more) for number, more in enumerate((0, 3, 4, 7))]
+    rows = [{**row, "meta_info": {**row["meta_info"], "spec_accept_length": 0}} for row in rows]
+    run = imported(tmp_path, rows, *CHAIN, "--leave-out")
+    assert run.manifest.skipped == {"more tokens than its rounds write": 3}
 
 
 def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> None:

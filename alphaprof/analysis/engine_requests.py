@@ -37,7 +37,8 @@ READ = frozenset((*COUNTS, *ACCEPTED, BY_LENGTH, *BY_STEP, *DERIVED))
 class EngineRounds:
     """Rounds of one request at the served gamma. `steps` that proposed something or were counted as such, `plain` ones that
     follow from the tokens; by depth d = 1..gamma the rounds that `drafted` at least d tokens, that `tested` the d-th, and
-    that `accepted` the first d; `beyond`: tokens of the last round behind the end of the text.
+    that `accepted` the first d; `beyond`: tokens of the last round behind the end of the text; `prefilled`: tokens that
+    prefills wrote, which are those of no round.
     """
 
     gamma: int
@@ -47,6 +48,7 @@ class EngineRounds:
     drafted: tuple[int, ...]
     tested: tuple[int, ...]
     accepted: tuple[int, ...]
+    prefilled: int = 1
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,12 @@ def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
     rows = []
     for number, item in enumerate(labelled):
         rounds, written = item.request.rounds, item.request.completion_tokens
-        row = {"document": number, "rule": served.rule, "positions": written, "tokens": float(written - 1)} | unknown
+        row = {
+            "document": number,
+            "rule": served.rule,
+            "positions": written,
+            "tokens": float(written - rounds.prefilled),
+        } | unknown
         row |= {f"rounds_{gamma}": float(rounds.steps + rounds.plain), f"control_{gamma}": 0.0}
         chain = served.drafting == CHAIN
         row |= {f"drafted_{gamma}": float(sum(rounds.drafted)) if chain else None}

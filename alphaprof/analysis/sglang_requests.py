@@ -105,10 +105,13 @@ def sglang_request(answer: Line, gamma: int | None, drafting: Drafting) -> Engin
             f"completion_tokens is {written}, and a prefill, {retracted} retractions and {rounds} rounds that accepted "
             f"{correct} drafts write {1 + retracted + rounds + correct}",
             "num_retractions stands in meta_info alone; else the counts mean something other than is known here",
+            kind="more tokens than its rounds write",
         )
     request = request_of(_as_vllm(answer, info, written, (histogram, rounds, correct)), None)
     unread = (name for name in counts.fields if name.startswith("spec_") and name not in READ)
-    return dataclasses.replace(request, line=answer.inside({}), unread=tuple(unread))
+    # Every round drafts: tokens that the rounds do not account for are those of the prefills after retractions.
+    drafted = dataclasses.replace(request.rounds, plain=0, prefilled=1 + request.rounds.plain)
+    return dataclasses.replace(request, line=answer.inside({}), rounds=drafted, unread=tuple(unread))
 
 
 def _require_answered(answer: Line, info: Line | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from alphaprof.config import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, cut, shown
-from alphaprof.loader import BAD_YAML, UniqueKeyLoader
+from alphaprof.loader import BAD_YAML, read_plainly
 from alphaprof.options import ModelDraft, ModelOptions
 from alphaprof.profiling.checkpoint import CONFIG, DESCRIPTIONS, require_sound, require_sound_gguf
 
@@ -22,8 +22,8 @@ TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 CHAIN = "::"  # in a name: what `datasets` takes for a file inside another file system
-# Where the card of a dataset directory stands, and the YAML in these files.
-CARDS = {"README.md": r"(?s)\s*---[\r\n]+(.*?)[\r\n]+---", ".huggingface.yaml": "(?s)(.*)"}
+# Where the card of a dataset directory stands, and the YAML in these files, which ends where it does for `huggingface_hub`.
+CARDS = {"README.md": r"(?s)\s*---(?:\r\n|\r|\n)(.*?)[\r\n]+---[ \t]*(?:\r\n|\r|\n|$)", ".huggingface.yaml": "(?s)(.*)"}
 
 
 def require(
@@ -111,16 +111,16 @@ def _require_own_files(folder: Path) -> None:
     """Raise `DataUnreadable` for a directory with files that `datasets` would wait for or take for others, and for one whose
     card names files outside of it. Raises `OSError`.
     """
-    home = folder.resolve()
     patterns = list(_card_patterns(folder))
     for pattern in patterns:
         path = Path(pattern)
-        outside = ".." in path.parts or (path.is_absolute() and not path.is_relative_to(home))
+        outside = ".." in path.parts or (path.is_absolute() and not is_below(path, folder))
         if outside or "://" in pattern or CHAIN in pattern:
             raise DataUnreadable(
                 f"the card of {folder} names files outside of it: {shown(pattern)}",
                 "correct configs in its README.md; data from elsewhere are a source of their own",
             )
+    home = folder.resolve()
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith("datasets--"):
         home = home.parent.parent  # the hub's cache: a snapshot links to blobs beside it
     for path in _visible(folder):
@@ -132,9 +132,16 @@ def _require_own_files(folder: Path) -> None:
             )
         if patterns and path.is_symlink() and not path.resolve().is_relative_to(home):
             raise DataUnreadable(
-                f"{path} leads outside of {folder}, whose card names its files",
+                f"{path} leads outside of {folder}, whose card names its files or cannot be read",
                 "put the file itself there, or give it alone",
             )
+
+
+def is_below(path: str | Path, folder: str | Path) -> bool:
+    """Whether a path lies in a directory by its name, of which the directory's links may be followed or not."""
+    return any(
+        Path(os.path.abspath(path)).is_relative_to(home) for home in (os.path.abspath(folder), Path(folder).resolve())
+    )
 
 
 def _visible(folder: Path) -> Iterator[Path]:
@@ -149,17 +156,22 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _card_patterns(folder: Path) -> Iterator[str]:
-    """What the cards of a dataset directory name under `data_files` and `data_dir`; nothing where they cannot be read, which
-    `datasets` reports.
+    """What the cards of a dataset directory name under `data_files` and `data_dir`; `.`, the directory, for a card that
+    cannot be read as a group of values: it may name anything where `datasets` can read it. Raises `OSError`.
     """
     for name, block in CARDS.items():
         path = folder / name
-        try:
-            text = re.match(block, path.read_text(encoding="utf-8")) if path.is_file() else None
-            card = UniqueKeyLoader(text[1]).get_single_data() if text else None
-        except BAD_YAML:
+        if not path.is_file():
             continue
-        configs = card.get("configs") if isinstance(card, dict) else None
+        try:
+            text = re.match(block, path.read_bytes().decode("utf-8-sig"))  # its line ends as they stand
+            card = read_plainly(text[1]) if text else {}
+        except BAD_YAML:
+            card = None
+        if not isinstance(card, dict):
+            yield "."
+            continue
+        configs = card.get("configs")
         for config in configs if isinstance(configs, list) else ():
             if isinstance(config, dict):
                 yield from _texts([config.get("data_files"), config.get("data_dir")])

@@ -17,7 +17,7 @@ import numpy as np
 
 from alphaprof.config import SourceOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
-from alphaprof.profiling.hub import CHAIN, FORMATS, is_local, require_data
+from alphaprof.profiling.hub import CHAIN, FORMATS, is_below, is_local, require_data
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -58,6 +58,8 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
         hint = "check that every line is valid and that columns keep their type"
         if not is_local(source.path):
             hint = "check the dataset's id, name, split and your access rights"
+        elif os.path.isdir(source.path):
+            hint = "check name, split, its README.md and the files in it"
         raise DataUnreadable(f"cannot read {source.path}: {reason[:200]}", hint) from error
 
 
@@ -125,8 +127,7 @@ def _require_inside(path: str, files: Mapping[str, Iterable[str]]) -> None:
     if is_local(path) and not os.path.isdir(path):
         return
     for file in (file for split in files.values() for file in split):
-        home = Path(path).resolve()
-        inside = Path(os.path.abspath(file)).is_relative_to(home) if is_local(path) else file.startswith("hf://")
+        inside = is_below(file, path) if is_local(path) else file.startswith("hf://")
         if not inside:
             raise DataUnreadable(
                 f"the card of {path} names files outside of it: {shown(file)}",

@@ -26,7 +26,8 @@ class Counters:
     """Acceptance between two readings of an engine's counters, over all its requests. There is no interval and no verdict:
     how much requests differ is not in a sum over them. `marginal[d-1]`: share of rounds whose first d drafts were all
     accepted; `conditional[d-1]`: share accepted of the drafts at depth d whose predecessors were, None where some rounds
-    drafted fewer tokens than others, so that it is not known how many had a draft there.
+    drafted fewer tokens than others, so that it is not known how many had a draft there, and where no round accepted the
+    draft before.
     """
 
     alphaprof: str
@@ -93,7 +94,9 @@ def counters_terminal(counters: Counters, console: Console) -> None:
         table.add_row(str(depth), *map(fmt.share, shares))
     console.print(table)
     console.print(counters.reason, highlight=False, style="bold")
-    short = "conditional: n/a where some rounds drafted fewer tokens. " if None in counters.conditional else ""
+    full = counters.drafted == counters.gamma * counters.drafts
+    cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
+    short = f"conditional: n/a where {cause}. " if None in counters.conditional else ""
     for line in (
         "Counters are sums over all requests: how much these differ is not in them, so there is no verdict either.",
         f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were. {short}".rstrip(),
