@@ -28,7 +28,7 @@ def profile(
     out: Annotated[
         Path | None, typer.Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out, or begin it.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
     reuse: Annotated[
         Path | None,

@@ -38,7 +38,8 @@ def report_warnings(report: Report, run: Run, costs: str) -> Report:
         *_halved(manifest),
         *_cut(report),
     ]
-    found += [*_numerics(report), *_contradicted(report), *_sampled(report), *_cost(report, manifest, costs)]
+    found += [*_numerics(report), *_contradicted(report), *_sampled(report)]
+    found += [*_untimed(report, manifest, costs), *_cost(report)]
     return dataclasses.replace(report, warnings=tuple(found))
 
 
@@ -190,24 +191,23 @@ def _cut(report: Report) -> Iterator[ReportWarning]:
         )
 
 
-def _cost(report: Report, manifest: Manifest, source: str) -> Iterator[ReportWarning]:
-    if manifest.drafting != CHAIN:  # nor would step times say anything: see the note of the import
+def _untimed(report: Report, manifest: Manifest, source: str) -> Iterator[ReportWarning]:
+    """Why a report has no step times; of rounds whose drafts are not known they would say nothing."""
+    if report.cost is not None or manifest.drafting != CHAIN:
         return
-    own = "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)"
-    if report.cost is None and source == NONE:
-        yield ReportWarning(
-            "no_step_times", "no step times were asked for (costs.source: none), so no speedup and no verdict", own
+    reason, remedy = "no step times were measured", "see the warnings of the profiling run"
+    if source == NONE or report.run.imported is not None:
+        remedy = (
+            "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)"
         )
-        return
-    if report.cost is None and report.run.imported is not None:
-        yield ReportWarning(
-            "no_step_times",
-            "an engine's metrics hold no step times, so no speedup",
-            own,
-        )
-        return
+        reason = "an engine's metrics hold no step times, so no speedup"
+    if source == NONE:
+        reason = "no step times were asked for (costs.source: none), so no speedup and no verdict"
+    yield ReportWarning("no_step_times", reason, remedy)
+
+
+def _cost(report: Report) -> Iterator[ReportWarning]:
     if report.cost is None:
-        yield ReportWarning("no_step_times", "no step times were measured", "see the warnings of the profiling run")
         return
     typical, timed = report.run.mean_context, report.cost.context
     if typical is not None and not timed / CONTEXT_FACTOR <= typical <= timed * CONTEXT_FACTOR:
