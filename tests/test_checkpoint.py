@@ -154,6 +154,51 @@ def test_pickles_are_refused_unless_safetensors_lie_beside_them(model: Path, nam
     assert "holds its weights as pickles only" in refusal(model).message
 
 
+def cached(model: Path, monkeypatch: pytest.MonkeyPatch) -> TargetOptions:
+    """A model on the hub whose cache is what a folder holds."""
+    folder = model.parent / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    shutil.copytree(model, folder / "snapshots" / "abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(model.parent))
+    return TargetOptions(model="some/model", dtype="float32")
+
+
+def test_a_pickle_in_the_cache_of_the_hub_says_nothing_about_the_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    require_model(cached(model, monkeypatch), "target")
+
+
+def test_a_missing_file_of_an_index_is_named_before_a_network_is_built(model: Path) -> None:
+    split(model, **{"lm_head.weight": "gone.safetensors"})
+    assert f"{model / 'gone.safetensors'} is missing" in refusal(model).message
+
+
+@pytest.mark.parametrize(
+    ("layers", "shard", "problem"),
+    [
+        (40, "gone.safetensors", "num_hidden_layers is 40, and the checkpoint holds 39 tensors"),
+        (39, "gone.safetensors", None),
+        (10_001, None, "num_hidden_layers is 10001, and no model has more than 10000"),
+        (10_000, None, None),
+    ],
+)
+def test_layers_of_a_model_on_the_hub_are_bounded_before_its_weights_are_there(
+    model: Path, monkeypatch: pytest.MonkeyPatch, layers: int, shard: str | None, problem: str | None
+) -> None:
+    edit(model / "config.json", num_hidden_layers=layers)
+    if shard:
+        split(model, **{"lm_head.weight": shard})
+    else:
+        (model / "model.safetensors").unlink()
+    online = cached(model, monkeypatch)
+    if problem is None:
+        require_model(online, "target")
+    else:
+        with pytest.raises(ModelUnloadable, match=problem):
+            require_model(online, "target")
+
+
 @pytest.mark.models
 @pytest.mark.parametrize("layers", [2, 0, -1])
 def test_weights_that_a_config_does_not_use_are_an_error(model: Path, layers: int) -> None:
@@ -206,6 +251,8 @@ def test_biases_of_zeros_and_cache_scales_of_quantisers_are_left_out(model: Path
     assert "does not use" in refusal(model, load).message
     edit(model / "config.json", quantization_config={"quant_method": "unknown"})
     load(options(model))
+    add(model, **{"model.layers.1.mlp.up_proj.bias": torch.tensor([0.0, 1e-3])})
+    assert "does not use: model.layers.1.mlp.up_proj.bias" in refusal(model, load).message
 
 
 @pytest.mark.models
@@ -242,14 +289,16 @@ def add(model: Path, *names: str, **tensors: torch.Tensor) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 
-def gguf(path: Path, blocks: int, tensors: int, context: int = 512, cut: int | None = None) -> Path:
-    """The header of a GGUF file that declares some blocks and holds a tensor of each of others."""
+def gguf(path: Path, blocks: int | bytes, tensors: int, context: int = 512, cut: int | None = None) -> Path:
+    """The header of a GGUF file that declares some blocks (bytes: a value of another type) and holds a tensor of
+    each of others.
+    """
 
     def string(text: str) -> bytes:
         return struct.pack("<Q", len(text)) + text.encode()
 
     settings = [
-        string("llama.block_count") + struct.pack("<II", 4, blocks),
+        string("llama.block_count") + (blocks if isinstance(blocks, bytes) else struct.pack("<II", 4, blocks)),
         string("llama.context_length") + struct.pack("<II", 4, context),
         string("general.name") + struct.pack("<I", 8) + string("a"),
         string("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + string("x") + string("yz"),
@@ -271,6 +320,8 @@ def test_a_gguf_file_whose_blocks_are_those_that_it_declares_is_accepted(tmp_pat
     [
         ({"blocks": 2}, "llama.block_count is 2, and the file holds weights of 3 layers"),
         ({"blocks": 10**6}, "llama.block_count is 1000000, and the file holds weights of 3 layers"),
+        ({"blocks": struct.pack("<IQ", 8, 1) + b"3"}, "llama.block_count is '3'"),
+        ({"blocks": struct.pack("<IIQI", 9, 4, 1, 3)}, "llama.block_count is None"),
         ({"context": 0}, "llama.context_length is 0"),
         ({"cut": 60}, "cannot be read: it is damaged"),
         ({"cut": 300}, "cannot be read: it is damaged"),
@@ -279,7 +330,7 @@ def test_a_gguf_file_whose_blocks_are_those_that_it_declares_is_accepted(tmp_pat
     ],
 )
 def test_a_gguf_file_that_declares_other_layers_or_is_damaged_is_refused(
-    tmp_path: Path, changes: dict[str, int], problem: str
+    tmp_path: Path, changes: dict[str, Any], problem: str
 ) -> None:
-    path = gguf(tmp_path / "a.gguf", **({"blocks": 3, "tensors": 3} | changes))  # type: ignore[arg-type]
+    path = gguf(tmp_path / "a.gguf", **({"blocks": 3, "tensors": 3} | changes))
     assert problem in refusal(path).message

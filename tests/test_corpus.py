@@ -8,8 +8,9 @@ import errno
 import json
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from types import SimpleNamespace
@@ -339,6 +340,58 @@ def test_a_template_is_rendered_as_transformers_does(tmp_path: Path) -> None:
     options = {"mood": "calm", "tools": [{"type": "function"}]}
     found = templates.render_chat(words, turns, options, "here")
     assert found == words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
+
+
+def test_an_interrupted_render_leaves_no_answer_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    def prompt(text: str) -> str:
+        return templates.render_chat(WORDS, [{"role": "user", "content": text}], {}, "here")
+
+    assert prompt("a") == "<user>a<model>"
+    with monkeypatch.context() as patch:
+        patch.setattr(templates, "_receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prompt("b")
+    assert prompt("c") == "<user>c<model>"
+
+
+@pytest.fixture
+def _own_process() -> Iterator[None]:
+    """A process for templates that is started by this test, and none that others would use after it."""
+    templates.stop()
+    yield
+    templates.stop()
+
+
+@pytest.mark.usefixtures("_own_process")
+def test_templates_are_rendered_where_memory_is_limited_already_and_a_site_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, resource, signal\n"
+        "pathlib.Path(__file__).with_name('ran').touch()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "print('before the first import', flush=True)\n"
+        "signal.alarm = lambda seconds: print('while it serves', flush=True)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    assert templates.render_chat(WORDS, [{"role": "user", "content": "a"}], {}, "here") == "<user>a<model>"
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("_own_process")
+@pytest.mark.parametrize(("name", "value"), [("SERVE", "raise SystemExit"), ("sys.executable", "/no/python")])
+def test_a_process_that_does_not_start_is_not_the_fault_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setattr(f"alphaprof.profiling.templates.{name}", value)
+    with pytest.raises(ModelUnloadable) as caught:
+        templates.render_chat(WORDS, [{"role": "user", "content": "a"}], {}, "here")
+    assert "the process that renders chat templates does not start" in caught.value.message
+    assert f"{sys.executable} -c '{templates.SERVE}'" in caught.value.hint
 
 
 def test_iterating_twice_gives_the_same_documents_and_counters(tmp_path: Path) -> None:

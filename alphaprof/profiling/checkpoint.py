@@ -24,12 +24,15 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_lay
 WIDTHS = ("hidden_size", "n_embd", "d_model")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 SIZES = (*WIDTHS, *EXPERTS, "vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+MOST_LAYERS = 10_000  # published models have some hundreds
 LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 
 
-def require_sound(folder: Path) -> None:
+def require_sound(folder: Path, cache: bool = False) -> None:
     """Raise `ModelUnloadable` for a folder whose descriptions cannot be read, whose weights are pickles or lie elsewhere, or
-    whose config.json asks for more than its weights can hold. What the folder does not hold is not missed here.
+    whose config.json asks for more than its weights can hold. What else the folder does not hold is not missed here.
+
+    `cache`: it is the hub's cache of a model, where files may be missing; transformers downloads them, pickles never.
     """
     config = _described(folder / CONFIG)
     _require_eos(folder / GENERATION, _described(folder / GENERATION))
@@ -37,18 +40,21 @@ def require_sound(folder: Path) -> None:
         for name in CONTEXTS:
             if isinstance(settings, dict) and settings.get(name) is not None:
                 require_context(settings[name], f"{folder / CONFIG}: {name}")
+    tensors: int | None = None
+    size: int | None = None
     explicit = config.get("transformers_weights")
     if explicit is not None:
         _require_safetensors(explicit, folder / CONFIG)
     if (folder / WEIGHTS).is_file() and explicit is None:
-        _require_room(config, folder, _tensors(folder / WEIGHTS), (folder / WEIGHTS).stat().st_size)
+        tensors, size = _tensors(folder / WEIGHTS), (folder / WEIGHTS).stat().st_size
     elif (index := folder / (explicit or INDEX)).is_file() and index.name.endswith(".json"):
-        _require_indexed(config, folder, index)
-    elif explicit is None and (pickles := [name for name in PICKLES if (folder / name).is_file()]):
+        tensors, size = _indexed(folder, index, cache)
+    elif explicit is None and not cache and (pickles := [name for name in PICKLES if (folder / name).is_file()]):
         raise ModelUnloadable(
             f"{folder} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code",
             "load it with transformers where you trust it, and save it again: save_pretrained writes safetensors",
         )
+    _require_room(config, folder, tensors, size)
 
 
 def require_context(limit: object, where: str) -> None:
@@ -72,7 +78,8 @@ def require_sound_gguf(path: Path) -> None:
         raise ModelUnloadable(f"{path} cannot be read: {reason}", "download the model again") from None
     blocks = {int(match[1]) for name in tensors if (match := re.match(r"blk\.(\d{1,9})\.", name))}
     for name, value in settings.items():
-        if name.endswith(".block_count") and not max(blocks, default=-1) < value <= len(tensors):
+        is_sound = type(value) is int and max(blocks, default=-1) < value <= len(tensors)
+        if name.endswith(".block_count") and not is_sound:
             raise ModelUnloadable(
                 f"{path}: {name} is {_short(value)}, and the file holds weights of {len(blocks)} layers",
                 "download the model again, or convert it again",
@@ -178,16 +185,22 @@ def _require_safetensors(name: object, where: Path) -> None:
         )
 
 
-def _require_indexed(config: Mapping[str, Any], folder: Path, index: Path) -> None:
+def _indexed(folder: Path, index: Path, cache: bool) -> tuple[int, int | None]:
+    """How many tensors an index names, and the bytes of their files; None where the hub's cache lacks one of these.
+
+    Raises `ModelUnloadable` for an index that names none, and for a file that is missing elsewhere.
+    """
     shards = _described(index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise ModelUnloadable(f"{index} names no weights", "download the model again, or mend the file")
     names = {name if isinstance(name, str) else repr(name) for name in shards.values()}
     for name in sorted(names):
         _require_safetensors(name, index)
-    files = [folder / name for name in names]
-    if all(file.is_file() for file in files):  # else transformers downloads them, or says which one is missing
-        _require_room(config, folder, len(shards), sum(file.stat().st_size for file in files))
+    files = [folder / name for name in sorted(names)]
+    missing = [file for file in files if not file.is_file()]
+    if missing and not cache:
+        raise ModelUnloadable(f"{missing[0]} is missing: {index.name} names it", "download the model again, whole")
+    return len(shards), None if missing else sum(file.stat().st_size for file in files)
 
 
 def _tensors(path: Path) -> int | None:
@@ -202,8 +215,9 @@ def _tensors(path: Path) -> int | None:
     return len(content.keys() - {"__metadata__"}) if isinstance(content, dict) else None
 
 
-def _require_room(config: Mapping[str, Any], folder: Path, tensors: int | None, size: int) -> None:
-    """Every layer has a tensor of its own, and every width is one of a matrix with a bit for each weight, at least.
+def _require_room(config: Mapping[str, Any], folder: Path, tensors: int | None, size: int | None) -> None:
+    """Every layer has a tensor of its own, and every width is one of a matrix with a bit for each weight, at least. Without
+    these numbers, layers are at most `MOST_LAYERS`.
 
     Building a network of absurd sizes takes for ever or asks for all memory before transformers compares it with the files.
     """
@@ -214,6 +228,13 @@ def _require_room(config: Mapping[str, Any], folder: Path, tensors: int | None, 
                 f"{folder / CONFIG}: {name} is {_short(value)}, and the checkpoint holds {tensors} tensors",
                 "correct config.json, or give the complete checkpoint",
             )
+        if value > MOST_LAYERS:
+            raise ModelUnloadable(
+                f"{folder / CONFIG}: {name} is {_short(value)}, and no model has more than {MOST_LAYERS}",
+                "correct config.json, or take the model from where it was published",
+            )
+    if size is None:
+        return
     sizes = dict(_numbers(settings, SIZES))
     width = max(sizes.get(name, 1) for name in WIDTHS)
     if "vocab_size" in sizes:

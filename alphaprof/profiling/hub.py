@@ -233,14 +233,18 @@ def read_whole(source: SourceOptions) -> bool:
 def require_model(options: ModelOptions, name: str) -> None:
     """Raise `ModelUnloadable` unless a model can be had, and for files that show already that it cannot be loaded."""
     require(options.model, ModelUnloadable, f"model of {name}:", CONFIG, options.revision)
-    if not is_local(options.model):
-        described = _cached(options.model, CONFIG, options.revision)
-        if described is not None:
-            require_sound(Path(described).parent)
-    elif options.model.endswith(".gguf"):
+    if is_local(options.model) and options.model.endswith(".gguf"):
         require_sound_gguf(Path(options.model))
-    else:
-        require_sound(Path(options.model))
+    elif (folder := folder_of(options)) is not None:
+        require_sound(folder, cache=not is_local(options.model))
+
+
+def folder_of(options: ModelOptions) -> Path | None:
+    """Where the files of a model lie: its directory, or the hub's cache of it; None where there is neither."""
+    if is_local(options.model):
+        return None if options.model.endswith(".gguf") else Path(options.model)
+    described = _cached(options.model, CONFIG, options.revision)
+    return None if described is None else Path(described).parent
 
 
 def fetch_descriptions(options: ModelOptions) -> None:

@@ -23,7 +23,7 @@ from alphaprof.log.manifest import PARTIAL, ModelFacts
 from alphaprof.options import ModelOptions, TargetOptions
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checkpoint import require_context
-from alphaprof.profiling.hub import fetch_descriptions, is_local, require_model
+from alphaprof.profiling.hub import fetch_descriptions, folder_of, is_local, require_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,6 +41,7 @@ NOT_THE_TEXT = re.compile(
 )
 # Quantisers write biases of zeros for layers that have none (GPTQ), and scales for a KV cache of 8 bits.
 OF_QUANTISERS = re.compile(r"\.bias$|\.[qkv]_scale$|\.[qkv]_proj\.output_scale$")
+BEFORE_LAYERS = re.compile(r"^.*?(?=[a-z]+\.\d+\.)")  # what transformers may rename: model.language_model. and the like
 CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
 
 
@@ -144,7 +145,7 @@ def load_model(
             where, dtype=DTYPES[dtype], output_loading_info=True, **arguments
         )
     _require_all_weights(loaded, options.model)
-    _require_used_weights(network, loaded, options.model)
+    _require_used_weights(network, loaded, options)
     limit = getattr(network.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None:
         require_context(limit, f"{options.model}: max_position_embeddings")
@@ -183,31 +184,51 @@ def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:
             )
 
 
-def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], reference: str) -> None:
+def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions) -> None:
     """Raise `ModelUnloadable` for weights without a place in the network: they belong to another config.
 
     transformers has taken out what an architecture declares as ignorable, like the layers of DeepSeek-V3 that predict
-    several tokens. Published checkpoints carry more: `NOT_THE_TEXT`, `OF_QUANTISERS`, and layers for several tokens that
-    only the config declares.
+    several tokens. Published checkpoints carry more: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for
+    several tokens that only the config declares.
     """
     settings = network.config.get_text_config()
     last = getattr(settings, "num_hidden_layers", None) or 0
     ahead = range(last, last + (getattr(settings, "num_nextn_predict_layers", None) or 0))
     quantised = getattr(network.config, "quantization_config", None) is not None
-    unused = []
+    unused, biases = [], []
     for key in map(str, loaded.get("unexpected_keys") or ()):
         layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
-        predicts_ahead = layer is not None and int(layer[1]) in ahead
-        if not (NOT_THE_TEXT.search(key) or predicts_ahead or (quantised and OF_QUANTISERS.search(key))):
+        if NOT_THE_TEXT.search(key) or (layer is not None and int(layer[1]) in ahead):
+            continue
+        if not (quantised and OF_QUANTISERS.search(key)):
             unused.append(key)
+        elif key.endswith(".bias"):
+            biases.append(key)
+    if biases:
+        zeros = _biases_of_zeros(folder_of(options))
+        unused += [key for key in biases if BEFORE_LAYERS.sub("", key) not in zeros]
     if unused:
         unused.sort()
         raise ModelUnloadable(
-            f"{reference} holds weights that its config does not use: {', '.join(unused[:3])[:200]}"
+            f"{options.model} holds weights that its config does not use: {', '.join(unused[:3])[:200]}"
             + (f" and {len(unused) - 3} more" if len(unused) > 3 else ""),
             "give the config.json that belongs to these weights (architecture, num_hidden_layers); to leave them out on "
             "purpose, load the model with transformers and save it again",
         )
+
+
+def _biases_of_zeros(folder: Path | None) -> set[str]:
+    """Names of the biases that hold nothing but zeros in a model's safetensors, without what `BEFORE_LAYERS` matches."""
+    from safetensors import safe_open
+
+    is_zero: dict[str, bool] = {}
+    for path in sorted(folder.glob("*.safetensors")) if folder else ():
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it cannot be iterated)
+                if name.endswith(".bias") and not NOT_THE_TEXT.search(name):
+                    place = BEFORE_LAYERS.sub("", name)
+                    is_zero[place] = is_zero.get(place, True) and not file.get_tensor(name).any()
+    return {name for name, zero in is_zero.items() if zero}
 
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:

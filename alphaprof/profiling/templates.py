@@ -30,6 +30,7 @@ LENGTH, LENGTH_PER_BYTE = 1 << 20, 8
 FOR_TEMPLATES = {"tools", "documents", "chat_template"}  # settings of transformers that templates see, or are
 SERVE = "from alphaprof.profiling.templates import serve; serve()"
 REFUSED, WRITTEN, TOO_LONG = b"r", b"w", b"l"
+READY = b"ready for chats\n"
 
 
 def render_chat(
@@ -38,7 +39,7 @@ def render_chat(
     """The prompt that a tokenizer's chat template writes for a chat, the model's turn begun; `variables`: its own options.
 
     Raises `DataUnreadable` where the template refuses the chat, and `ModelUnloadable` where it needs more than `SECONDS`,
-    `MEMORY` or `LENGTH`. `where` names the chat.
+    `MEMORY` or `LENGTH`, or its process does not start. `where` names the chat.
     """
     from transformers import PreTrainedTokenizerBase
 
@@ -80,41 +81,68 @@ _process: subprocess.Popen[bytes] | None = None
 
 
 def _answer(request: bytes) -> tuple[bytes, str]:
-    """What the process says: `WRITTEN` and the prompt, `REFUSED` and the reason, or nothing where it was ended."""
+    """What the process says: `WRITTEN` and the prompt, `REFUSED` and the reason, or nothing where it was ended.
+
+    Raises `ModelUnloadable` where it does not start.
+    """
+    try:
+        if _process is None or _process.poll() is not None:
+            _start()
+        process = cast("subprocess.Popen[bytes]", _process)
+        _send(cast("BinaryIO", process.stdin), request)
+        answer = _receive(cast("BinaryIO", process.stdout))
+    except (BrokenPipeError, EOFError):
+        stop()
+        return b"", ""
+    except BaseException:  # an interrupt: the answer would be taken for that to the next request
+        stop()
+        raise
+    return answer[:1], answer[1:].decode("utf-8", "surrogatepass")
+
+
+def _start() -> None:
+    """Start the process and wait until it is ready. Raises `ModelUnloadable`."""
     global _process
-    if _process is None or _process.poll() is not None:
+    failure: OSError | None = None
+    try:
         _process = subprocess.Popen(  # noqa: S603 (this very interpreter)
             [sys.executable, "-P", "-c", SERVE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         )
-    try:
-        _send(cast("BinaryIO", _process.stdin), request)
-        answer = _receive(cast("BinaryIO", _process.stdout))
-    except (BrokenPipeError, EOFError):
-        stop()
-        return b"", ""
-    return answer[:1], answer[1:].decode("utf-8", "surrogatepass")
+        # What runs before `serve`, like a sitecustomize, may have printed something.
+        if any(line.endswith(READY) for line in cast("BinaryIO", _process.stdout)):
+            return
+    except OSError as error:
+        failure = error
+    reason = f": {failure.strerror}" if failure else ""
+    raise ModelUnloadable(
+        f"the process that renders chat templates does not start{reason}",
+        f"this prints why: {sys.executable} -c '{SERVE}' < {os.devnull} (limits on memory or processes are one reason)",
+    ) from failure
 
 
 @atexit.register
 def stop() -> None:
     """End the process, if there is one."""
     global _process
-    if _process is not None:
-        _process.kill()
-        _process.communicate()
-        _process = None
+    process, _process = _process, None
+    if process is not None:
+        process.kill()
+        process.communicate()
 
 
 def serve() -> None:
     """What the process does: answers requests from its standard input until that ends."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what imports and libraries print is no answer
     from transformers.utils.chat_template_utils import render_jinja_template
 
     _limit_memory()
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    answers.write(READY)
+    answers.flush()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process, in the middle of anything
     with contextlib.suppress(EOFError, MemoryError):
         while True:
@@ -146,7 +174,8 @@ def _limit_memory() -> None:
         import resource
     except ImportError:  # not on every system
         return
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with contextlib.suppress(ValueError, OSError):  # a lower limit holds already, or the system (macOS) has none
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
 def _send(stream: BinaryIO, content: bytes) -> None:
