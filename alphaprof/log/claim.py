@@ -219,9 +219,8 @@ def _owner(folder: Path, number: int) -> Owner | None:
 
 def _latest(folder: Path) -> int:
     """The number of the claim that counts; 0: there is none. Raises `OSError`, also where a folder cannot be listed."""
-    names = (
-        re.fullmatch(r"\.owner-(\d+)\.json", name) for name in os.listdir(folder)
-    )  # Path.glob hides what it may not read
+    # Not by Path.glob, which hides that a folder may not be listed.
+    names = (re.fullmatch(r"\.owner-(\d+)\.json", name) for name in os.listdir(folder))
     return max((int(name[1]) for name in names if name), default=0)
 
 
