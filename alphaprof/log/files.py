@@ -46,7 +46,7 @@ def synced(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # not for folders, say some file systems
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not for folders, say some file systems
             raise
     finally:
         os.close(descriptor)
