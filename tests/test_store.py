@@ -459,6 +459,7 @@ def abandon(out: Path, begun: bool = True) -> None:
     kept = claimed(out, CONFIG)
     claim = kept.__enter__()
     if not begun:
+        (out / "..owner-000001.json.7.tmp").touch()  # killed while it noted that it began
         os._exit(9)
     begin(claim)
     (out / "totals" / "draft=engine").mkdir(parents=True)

@@ -185,8 +185,9 @@ def _take(folder: Path, owner: Owner, resume: bool, say: Callable[[str], None]) 
             with contextlib.suppress(OSError):
                 claim.path.unlink()
             raise
-        for earlier in range(1, number + 1):
-            (folder / NAME.format(earlier)).unlink(missing_ok=True)
+        earlier = [folder / NAME.format(place) for place in range(1, number + 1)]
+        for path in (*earlier, *folder.glob("..owner-*.json.*.tmp")):  # the latter of a process killed while it began
+            path.unlink(missing_ok=True)
         return claim
 
 
