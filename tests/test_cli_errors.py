@@ -350,6 +350,10 @@ def test_an_answer_that_cannot_be_written_leaves_the_old_one(
 
     (tmp_path / "report.txt").write_text("old")
     monkeypatch.setattr(os, step, fail)
+    if (number, step) == (errno.EBUSY, "replace"):  # a single file that is mounted there is written in its place
+        cli_support.print_text("new", tmp_path / "report.txt")
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"report.txt": "new"}
+        return
     with pytest.raises(DiskFull, match=f"cannot write .*report.txt: {os.strerror(number)}"):
         cli_support.print_text("new", tmp_path / "report.txt")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"report.txt": "old"}
