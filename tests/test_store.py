@@ -415,7 +415,7 @@ def test_what_a_user_puts_beside_a_killed_run_stays(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=abandon, args=(out,))
     process.start()
     process.join()
-    mine = ["train.parquet", ".draft.tmp", "totals/thesis.txt"]
+    mine = ["train.parquet", ".draft.tmp", "totals/thesis.txt", "totals/draft=engine/part-00000.parquet.bak"]
     for name in mine:
         (out / name).write_text("mine")
     with claimed(out, CONFIG) as claim, pytest.raises(RunExists, match="is not empty"):

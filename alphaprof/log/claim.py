@@ -19,12 +19,12 @@ from typing import Any
 
 from alphaprof.errors import DiskFull, RunExists
 from alphaprof.log.files import WRITTEN, replacing, unwritable
+from alphaprof.log.parts import NAME as PART
 
 NAME = ".owner-{:06d}.json"
 NOTHING = ""  # the digest of no profile
 HELD: set[str] = set()  # tokens of the claims of this process
 TAKING = Lock()
-PART = re.compile(r"part-\d+(-\d+)?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Claim:
                 if (
                     WRITTEN.fullmatch(file.name)
                     or file.name == "documents.parquet"
-                    or (path in totals and PART.match(file.name))
+                    or (path in totals and PART.fullmatch(file.name))
                 ):
                     file.unlink(missing_ok=True)
         for folder in (*totals, self.folder / "totals"):
