@@ -14,6 +14,7 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.report.export_formats import EXPORTS
 
 if TYPE_CHECKING:
+    from alphaprof.importing import Naming
     from alphaprof.log.manifest import Manifest
 
 ExportFormat = StrEnum("ExportFormat", list(EXPORTS))  # type: ignore[misc]
@@ -70,6 +71,12 @@ class ServedRule(StrEnum):
     lossless = "lossless"
 
 
+NewRun = Annotated[Path, typer.Option(readable=False, help="Directory of the run; new.")]
+Rule = Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")]
+Temperature = Annotated[float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")]
+TopK = Annotated[int, typer.Option(min=0, help="The top_k that it sampled with; 0: all tokens.")]
+TopP = Annotated[float, typer.Option(min=0, max=1, help="The top_p that it sampled with; 1: all tokens.")]
+DraftName = Annotated[str, typer.Option(help="What to call the draft.")]
 Domains = Annotated[
     list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
 ]
@@ -89,14 +96,12 @@ def import_vllm(
     requests: Annotated[
         list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one a line.")
     ],
-    out: Annotated[Path, typer.Option(readable=False, help="Directory of the run; new.")],
-    rule: Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")],
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")
-    ] = None,
-    top_k: Annotated[int, typer.Option(min=0, help="Likewise; 0: all tokens.")] = 0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Likewise; 1: all tokens.")] = 1.0,
-    draft: Annotated[str, typer.Option(help="What to call the draft.")] = "engine",
+    out: NewRun,
+    rule: Rule,
+    temperature: Temperature = None,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    draft: DraftName = "engine",
     target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the responses.")] = None,
     gamma: Annotated[
         int | None, typer.Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
@@ -108,12 +113,10 @@ def import_vllm(
     overrides: Overrides = None,
 ) -> None:
     """Per-request speculative decoding metrics of vLLM as a run, for report, check and compare."""
-    from alphaprof.importing import Asked, Naming, import_requests
+    from alphaprof.importing import Asked, import_requests
 
-    if domain and domain_key:
-        raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
     sampling = _sampling(rule, temperature, top_k, top_p)
-    names = Naming(draft, target, domain or (), domain_key, cluster_key)
+    names = _naming(draft, target, domain, domain_key, cluster_key)
     asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ())
     with interruptible(None):
         run = import_requests(asked, out)
@@ -131,10 +134,10 @@ class Drafting(StrEnum):
 @import_app.command("sglang")
 def import_sglang(
     requests: Annotated[
-        list[Path], typer.Argument(metavar="REQUESTS.jsonl", help="Answers of SGLang, one or a list a line.")
+        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Answers of SGLang, one or a list a line.")
     ],
-    out: Annotated[Path, typer.Option(help="Directory of the run; new.")],
-    rule: Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")],
+    out: NewRun,
+    rule: Rule,
     drafting: Annotated[
         Drafting,
         typer.Option(
@@ -142,12 +145,10 @@ def import_sglang(
             "steps (--speculative-adaptive). Of the last two, tokens per round are known alone."
         ),
     ],
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")
-    ] = None,
-    top_k: Annotated[int, typer.Option(min=0, help="The top_k that it sampled with; 0: all tokens.")] = 0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="The top_p that it sampled with; 1: all tokens.")] = 1.0,
-    draft: Annotated[str, typer.Option(help="What to call the draft.")] = "engine",
+    temperature: Temperature = None,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    draft: DraftName = "engine",
     target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the answers.")] = None,
     gamma: Annotated[
         int | None,
@@ -164,17 +165,15 @@ def import_sglang(
     overrides: Overrides = None,
 ) -> None:
     """Per-request speculative decoding counts of SGLang as a run, for report, check and compare."""
-    from alphaprof.importing import SGLANG, Asked, Naming, import_requests
+    from alphaprof.importing import SGLANG, Asked, import_requests
 
-    if domain and domain_key:
-        raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
     if drafting is not Drafting.chain and gamma is None:
         raise OptionInvalid(
             f"with --drafting {drafting.value} the counts do not say how many drafts a round may accept",
             "add --gamma: --speculative-num-steps of the server; where they adapt themselves, the most of them",
         )
     sampling = _sampling(rule, temperature, top_k, top_p)
-    names = Naming(draft, target, domain or (), domain_key, cluster_key)
+    names = _naming(draft, target, domain, domain_key, cluster_key)
     asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or (), SGLANG, drafting.value)
     with interruptible(None):
         run = import_requests(asked, out)
@@ -207,6 +206,17 @@ def _say(manifest: Manifest, out: Path) -> None:
     print(known, file=sys.stderr)
     said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {gamma}"
     print(f"{said}. Next: alphaprof report {out}")
+
+
+def _naming(
+    draft: str, target: str | None, domain: list[str] | None, domain_key: str | None, cluster_key: str | None
+) -> Naming:
+    """What an import calls things. Raises `OptionInvalid`."""
+    from alphaprof.importing import Naming
+
+    if domain and domain_key:
+        raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
+    return Naming(draft, target, domain or (), domain_key, cluster_key)
 
 
 def _sampling(rule: ServedRule, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:

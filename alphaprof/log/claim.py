@@ -58,11 +58,12 @@ class Owner:
             return None
         if self.process == os.getpid() and self.ticks == _ticks(self.process):
             return self.token in HELD  # else this process could not give its directory back
-        with contextlib.suppress(PermissionError):  # the process of another user
-            try:
-                os.kill(self.process, 0)
-            except ProcessLookupError:
-                return False
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # the process of another user
+            pass
         began = _ticks(self.process)
         return self.ticks is None or began is None or began == self.ticks
 
@@ -106,14 +107,10 @@ class Claim:
         if not self.owner.begun or {"manifest.json", "positions", "continuations"} & names:
             return
         totals = sorted(self.folder.glob("totals/draft=*"))
-        for path in (self.folder, *totals):
-            for file in path.iterdir():
-                if (
-                    WRITTEN.fullmatch(file.name)
-                    or file.name == "documents.parquet"
-                    or (path in totals and PART.fullmatch(file.name))
-                ):
-                    file.unlink(missing_ok=True)
+        tables = [path for folder in totals for path in folder.iterdir() if PART.fullmatch(path.name)]
+        halves = [path for folder in (self.folder, *totals) for path in folder.iterdir() if WRITTEN.fullmatch(path.name)]
+        for path in (*tables, *halves, self.folder / "documents.parquet"):
+            path.unlink(missing_ok=True)
         for folder in (*totals, self.folder / "totals"):
             with contextlib.suppress(OSError):  # it may hold something else
                 folder.rmdir()

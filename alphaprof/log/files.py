@@ -9,6 +9,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from alphaprof.errors import DiskFull, RunUnreadable
@@ -71,7 +72,7 @@ def file_of(path: Path) -> File:
     """What identifies a file that was just written. Raises `DiskFull` where it cannot be read back."""
     try:
         with path.open("rb") as stream:
-            return File(stream.seek(0, os.SEEK_END), _footer(stream.fileno()), _whole(path))
+            return File(stream.seek(0, os.SEEK_END), _footer(stream.fileno()), _whole(stream))
     except OSError as error:
         raise unwritable(path, error) from None
 
@@ -86,17 +87,17 @@ def require_same(path: Path, file: File, hint: str, whole: bool | None = None) -
             if size != file.size:
                 raise RunUnreadable(f"{path} is damaged: it has {size} bytes, and {file.size} were written", hint)
             everything = size <= SMALL if whole is None else whole
-            same = _whole(path) == file.whole if everything else _footer(stream.fileno()) == file.footer
+            same = _whole(stream) == file.whole if everything else _footer(stream.fileno()) == file.footer
     except OSError as error:
         raise RunUnreadable(f"{path} cannot be read: {error.strerror or error}", hint) from None
     if not same:
         raise RunUnreadable(f"{path} is damaged: its content is not what was written", hint)
 
 
-def _whole(path: Path) -> str:
+def _whole(stream: BufferedReader) -> str:
     """SHA-256 of a file, the first 128 bits."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
+    stream.seek(0)
+    return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
 
 
 def _footer(descriptor: int) -> str:

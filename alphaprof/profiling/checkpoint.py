@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from alphaprof.errors import ModelUnloadable
+from alphaprof.errors import VALUE, ModelUnloadable, cut
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -255,5 +255,4 @@ def _numbers(settings: list[Any], names: Sequence[str]) -> Iterator[tuple[str, i
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut(repr(value), VALUE)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SECONDS = 10  # for one prompt
 MEMORY = 4 << 30  # bytes of address space of that process
-# Characters that a template may write: these, and so many for each byte of its chat.
+# A template may write at most LENGTH characters, and LENGTH_PER_BYTE more for each byte of its request.
 LENGTH, LENGTH_PER_BYTE = 1 << 20, 8
 FOR_TEMPLATES = {"tools", "documents", "chat_template"}  # settings of transformers that templates see, or are
 SERVE = "from alphaprof.profiling.templates import serve; serve()"

@@ -255,4 +255,4 @@ def _nothing_to_judge(old: Side, unjudged: Sequence[Unjudged]) -> NotComparable:
         hint = "import requests with longer answers"
     else:
         hint = "name the rule of this text: --rule strict, or one_hot"
-    return NotComparable(f"nothing can be held against {old.label}: {reasons}", hint)
+    return NotComparable(f"nothing can be compared with {old.label}: {reasons}", hint)
