@@ -224,7 +224,7 @@ def test_a_line_ends_as_it_says(code: int, place: Path, monkeypatch: pytest.Monk
         "alphaprof profile my.yaml",
         "alphaprof profile my.yaml --out runs/x --set target.dtyp=float32",
         "pip install 'alphaprof[everything]'",
-        "python scripts/reproduce_paper.py runs/x --no-such-option",
+        "python scripts/research/reproduce_paper.py runs/x --no-such-option",
         "./scripts/nothing.sh",
         "make demo",
     ],

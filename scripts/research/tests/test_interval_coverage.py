@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 import runpy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from alphaprof.analysis.estimate import Estimate
+from tests.conftest import ROOT
 from tests.synthetic import expected_rounds
 
-SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "interval_coverage.py"))
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "research" / "interval_coverage.py"))
 GLOBALS = SCRIPT["main"].__globals__  # what the script's functions look names up in
 SETTINGS = list(SCRIPT["SETTINGS"])
 MEMBERS, SAMPLES, GATES, CHOICES = 40, 250, 20, 20

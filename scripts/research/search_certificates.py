@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Try to break the certificates of acceptance and the bounds from margins, with far more cases than the tests have.
 
-    python scripts/search_certificates.py [--draws 100000] [--seed 0] [--scale 1]
+    python scripts/research/search_certificates.py [--draws 100000] [--seed 0] [--scale 1]
 
 For every rule with an accepted set: `draws` random targets p (V from 2 to 50; flat, peaked, with ties and zeros; a third of
 them known by their largest probabilities alone), and for each p drafts q whose top tokens are all rejected: random ones, p

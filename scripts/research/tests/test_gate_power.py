@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from alphaprof.analysis import paired
+from tests.conftest import ROOT
 
-SCRIPT = str(Path(__file__).parent.parent / "scripts" / "gate_power.py")
+SCRIPT = str(ROOT / "scripts" / "research" / "gate_power.py")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import pytest
 
 from alphaprof.analysis.certificates import ACCEPTED, DIVERGENCES
 from alphaprof.analysis.rules import BoundRule
+from tests.conftest import ROOT
 
-SEARCH = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "search_certificates.py"))
+SEARCH = runpy.run_path(str(ROOT / "scripts" / "research" / "search_certificates.py"))
 Found = dict[tuple[str, str, str], tuple[int, int]]
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hold the certificates of four divergences, and bounds that know a margin alone, against the models of a finished run.
 
-    python scripts/divergences.py RUN [--documents 100] [--dtype float32]
+    python scripts/research/divergences.py RUN [--documents 100] [--dtype float32]
 
 A log keeps thresholds of KL(target || draft) alone. Here the models of RUN are loaded again and its texts scored once more,
 with thresholds for KL in both directions, total variation and Jensen-Shannon. Printed, with 95 % intervals over documents:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Put what finished runs say of their target beside the figures of arXiv:2606.30265 for Qwen3-1.7B and Qwen3-4B.
 
-    python scripts/reproduce_paper.py RUN [RUN ...] [--format markdown]
+    python scripts/research/reproduce_paper.py RUN [RUN ...] [--format markdown]
 
 Runs of profiles/paper-qwen3-1.7b.yaml and profiles/paper-qwen3-4b.yaml follow the paper's protocol as far as it is known to
 us; any other run with certificates: true shows how far another target or other traffic is from it. Reads the log alone.

@@ -1,6 +1,6 @@
 """How large the HTML report is, and how soon it is there: a synthetic run of 3 drafts, 8 domains and 8 rules in Chromium.
 
-    python scripts/page_speed.py [--repeats 5]
+    python scripts/research/page_speed.py [--repeats 5]
 
 `load`: until the browser's load event, by its own clock; everything but the figures can be read by then. `figures`: until
 the first figure is drawn, where the page is opened at it.
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from alphaprof.report.build import build_report
 from alphaprof.report.html.page import render_html

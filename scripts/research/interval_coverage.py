@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hold intervals and verdicts against documents whose truth is known, and errors of step times against known times.
 
-    python scripts/interval_coverage.py [--intervals 4000] [--gates 2000] [--choices 2000] [--step-times 2000]
+    python scripts/research/interval_coverage.py [--intervals 4000] [--gates 2000] [--choices 2000] [--step-times 2000]
                                         [--members 400] [--seed 0]
 
 Each kind of text is a pool of synthetic documents of 50 lengths (`members` of each), replayed by `analysis.replay`. The pool
@@ -389,7 +389,7 @@ def whole_traffic(name: str, members: int, repetitions: int, rng: Random) -> Ite
 
 def reports(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
     """The same through run directories and the report that is built from them."""
-    sys.path.insert(0, str(Path(__file__).parent.parent))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     from alphaprof.report.build import build_report
     from tests.synthetic import Domain, Recipe, write_run
 

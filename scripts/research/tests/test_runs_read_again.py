@@ -26,7 +26,7 @@ from alphaprof.log.store import Run
 from tests.conftest import ROOT
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
-PAPER = runpy.run_path(str(ROOT / "scripts" / "reproduce_paper.py"))
+PAPER = runpy.run_path(str(ROOT / "scripts" / "research" / "reproduce_paper.py"))
 PUBLISHED = PAPER["PUBLISHED"]
 RULES = tuple(name.removeprefix("threshold_") for name in PUBLISHED if name.startswith("threshold_"))
 RECIPE = Recipe(rules=RULES, certificates=True, lookups=("ngram",))
@@ -155,7 +155,7 @@ def test_profiles_of_the_paper_measure_every_published_rule_on_their_target() ->
 
 
 def test_reading_runs_for_the_paper_imports_no_torch() -> None:
-    code = "import runpy, sys; runpy.run_path('scripts/reproduce_paper.py'); sys.exit('torch' in sys.modules)"
+    code = "import runpy, sys; runpy.run_path('scripts/research/reproduce_paper.py'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -217,7 +217,7 @@ def profiled(folder: Path, tiny: Path, **changes: Any) -> Run:
 @pytest.fixture(scope="module")
 def divergences() -> dict[str, Any]:
     """The script, loaded only where it is used: it imports torch."""
-    return runpy.run_path(str(ROOT / "scripts" / "divergences.py"))
+    return runpy.run_path(str(ROOT / "scripts" / "research" / "divergences.py"))
 
 
 @pytest.fixture(scope="module")
