@@ -343,11 +343,8 @@ def test_lossless_sums_are_those_of_the_log(run: Run, log: pd.DataFrame, draft: 
     rows = log[log["draft"] == draft].copy()
     rows["least"] = rows[["kl_target_draft", "kl_draft_target"]].astype(float).min(axis=1)
     rows["sharp"] = [0.0 if np.isnan(each) else sharpest(each) for each in rows["least"]]
-    rows["pinsker"] = (1 - np.sqrt(rows["least"] / 2)).clip(lower=0)
-    rows["bretagnolle_huber"] = 1 - np.sqrt(1 - np.exp(-rows["least"]))
     rows["positions"] = rows["overlap"].notna()
-    names = {"positions": "positions", "beta": "overlap", "sharp": "sharp", "pinsker": "pinsker", "divergence": "least"}
-    names["bretagnolle_huber"] = "bretagnolle_huber"
+    names = {"positions": "positions", "beta": "overlap", "sharp": "sharp", "divergence": "least"}
     again = rows.groupby("document")[list(names.values())].sum()
     found = lossless_tally(run, draft)
     assert found is not None
@@ -356,16 +353,14 @@ def test_lossless_sums_are_those_of_the_log(run: Run, log: pd.DataFrame, draft: 
     assert 0 < found.positions.sum() < run.manifest.positions
 
 
-def test_the_best_bound_lies_between_the_others_and_beta(run: Run) -> None:
+def test_the_bound_lies_below_beta(run: Run) -> None:
     """Document by document, where p and q are whole distributions, and so is every sum."""
     found = lossless_tally(run, "small")
     assert found is not None
     kinds = run.documents().to_pandas()["continuation"].astype(str)
     whole = (kinds == "sampled").to_numpy()
     assert (found.sharp[whole] <= found.beta[whole] + 1e-5 * found.positions[whole]).all()
-    assert (found.pinsker <= found.sharp + 1e-9).all()
-    assert (found.bretagnolle_huber <= found.sharp + 1e-9).all()
-    assert found.pinsker[whole].sum() < found.sharp[whole].sum() < found.beta[whole].sum()
+    assert 0 < found.sharp[whole].sum() < found.beta[whole].sum()
 
 
 def test_truncated_distributions_leave_bounds_of_nothing(tmp_path: Path) -> None:
@@ -382,8 +377,6 @@ def test_truncated_distributions_leave_bounds_of_nothing(tmp_path: Path) -> None
         positions=np.array([4, 4]),
         beta=np.array([2, 0]),
         sharp=np.array([4 * sharpest(0.5), 0]),
-        pinsker=np.array([4 * (1 - math.sqrt(0.25)), 0]),
-        bretagnolle_huber=np.array([4 * (1 - math.sqrt(1 - math.exp(-0.5))), 0]),
         divergence=np.array([2, math.inf]),
     )
     for field in dataclasses.fields(LosslessTally):

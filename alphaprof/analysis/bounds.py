@@ -159,17 +159,6 @@ def mean_beta_bound(kl: Array) -> float:
     return float(beta_bound(np.mean(kl, keepdims=True))[0])
 
 
-def pinsker(kl: Array) -> Array:
-    """Pinsker's inequality: beta >= 1 - sqrt(KL/2)."""
-    return np.asarray(np.maximum(0.0, 1 - np.sqrt(_amount(kl) / 2)))
-
-
-def bretagnolle_huber(kl: Array) -> Array:
-    """The inequality of Bretagnolle and Huber: beta >= 1 - sqrt(1 - exp(-KL))."""
-    near = np.exp(-_amount(kl))
-    return np.asarray(near / (1 + np.sqrt(1 - near)))
-
-
 def jeffreys_bound(total: Array) -> Array:
     """The least beta at KL(p||q) + KL(q||p): 2 tv log((1 + tv)/(1 - tv)) is at most that sum, with equality for a coin and
     its mirror image. With tv = tanh z, 4 z tanh z.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.bounds import beta_bound, bretagnolle_huber, pinsker
+from alphaprof.analysis.bounds import beta_bound
 from alphaprof.analysis.rule_names import rules_of
 from alphaprof.analysis.rules import GREEDY, BoundRule
 from alphaprof.analysis.totals import READ, Shape
@@ -44,15 +44,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class LosslessTally:
-    """Sums per document over positions with a divergence: their number, beta = sum min(p, q), the bounds of it that the
-    divergence gives, and the divergence itself, the smaller one of KL(p||q) and KL(q||p); all [documents].
+    """Sums per document over positions with a divergence: their number, beta = sum min(p, q), the best bound of it that
+    the divergence gives (`sharp`), and the divergence itself, the smaller one of KL(p||q) and KL(q||p); all [documents].
     """
 
     positions: Array
     beta: Array
     sharp: Array
-    pinsker: Array
-    bretagnolle_huber: Array
     divergence: Array
 
 
@@ -148,7 +146,7 @@ def lossless_tally(run: Run, draft: str) -> LosslessTally | None:
     for columns, shape in shards(run, draft, ["overlap", "kl_target_draft", "kl_draft_target"]):
         known = ~np.isnan(columns["overlap"])
         divergence = np.maximum(0, np.minimum(columns["kl_target_draft"], columns["kl_draft_target"]))
-        values = [known, columns["overlap"], *(bound(divergence) for bound in (beta_bound, pinsker, bretagnolle_huber))]
+        values = [known, columns["overlap"], beta_bound(divergence)]
         parts.append([_sums(value, known, shape) for value in (*values, divergence)])
     joined = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
     return LosslessTally(*joined) if joined and joined[0].any() else None

@@ -91,11 +91,8 @@ def _deciles(text: Text, key: tuple[str, str, str], counts: Array, edges: Array,
 
 
 def _lossless(text: Text, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
-    beta, sharp, pinsker, bretagnolle_huber = (
-        text.share(values, tally.positions, confidence)
-        for values in (tally.beta, tally.sharp, tally.pinsker, tally.bretagnolle_huber)
-    )
-    if beta is None or sharp is None or pinsker is None or bretagnolle_huber is None:
+    beta, sharp = (text.share(values, tally.positions, confidence) for values in (tally.beta, tally.sharp))
+    if beta is None or sharp is None:
         return
     positions = tally.positions[text.rows].sum()
     mean = float(tally.divergence[text.rows].sum() / positions)
@@ -109,8 +106,6 @@ def _lossless(text: Text, draft: str, tally: LosslessTally, confidence: float) -
         positions=int(positions),
         beta=beta,
         sharp=sharp,
-        pinsker=pinsker,
-        bretagnolle_huber=bretagnolle_huber,
         mean_divergence=mean,
         from_mean=mean_beta_bound(np.array([mean])),
     )

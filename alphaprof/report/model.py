@@ -156,8 +156,6 @@ class LosslessBounds:
     positions: int
     beta: Interval  # mean of sum min(p, q)
     sharp: Interval  # the best bound that a KL allows (Fedotov, Harremoes, Topsoe)
-    pinsker: Interval  # Pinsker's bound
-    bretagnolle_huber: Interval  # Bretagnolle and Huber's bound
     mean_divergence: float  # mean over positions of the smaller KL, nats
     from_mean: float  # the best bound where only the mean of that KL is known
 

@@ -78,11 +78,11 @@ def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> 
     if not found:
         return
     table = named_table()
-    for name in ("beta", "sharp\nbound", "Pinsker", "Bretagnolle-\nHuber", "mean KL", "bound from\nthe mean"):
+    for name in ("beta", "bound", "mean KL", "bound from\nthe mean"):
         table.add_column(name, justify="right", no_wrap=True)
     several = _several(found)
     for item in found:
-        cells = list(map(fmt.share_interval, (item.beta, item.sharp, item.pinsker, item.bretagnolle_huber)))
+        cells = list(map(fmt.share_interval, (item.beta, item.sharp)))
         cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
         table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
     show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
