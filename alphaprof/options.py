@@ -52,9 +52,6 @@ class TargetOptions(ModelOptions):
     """The model that is served; its tokenizer encodes the text for every draft as well."""
 
     dtype: Dtype = Field("bfloat16", description="profile in the dtype that is served: near-ties depend on it")
-    static_cache: bool = Field(
-        False, description="write texts with a cache of fixed size, whose decode steps a GPU runs compiled; not measured yet"
-    )
 
 
 class ModelDraft(ModelOptions):

@@ -127,8 +127,8 @@ def test_a_static_cache_writes_the_same_texts(
     ]
     written = []
     for static in (False, True):
-        options = TargetOptions(model=str(tiny / "target"), static_cache=static)
-        target = load_model("target", options, "float32")
+        target = load_model("target", TargetOptions(model=str(tiny / "target")), "float32")
+        target.network.generation_config.cache_implementation = "static" if static else None
         batches = list(generation_batches(documents, 150))
         found = [item for batch in batches for item in generate(target, batch, 260)]
         written.append({item.document.document: item.ids.tolist() for item in found})

@@ -656,20 +656,6 @@ def test_generate_writes_the_texts_of_our_loop_and_is_shown_beside_it(
 
 
 @pytest.mark.models
-def test_generate_does_not_draft_with_a_static_cache(tmp_path: Path, tiny: Path) -> None:
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling.validate import validate
-    from tests.test_pipeline import Silent
-
-    target = {"model": str(tiny / "target"), "dtype": "float32", "static_cache": True}
-    drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}}
-    options = load_profile(tiny_profile(tmp_path, tiny, target=target, drafts=drafts), None, 1)
-    _, measured = validate(options, tmp_path / "run", [1], 1, Silent(), against_generate=True)
-    assert measured.generated == ()
-    assert measured.not_generated == ("close is left out of generate, which does not draft with target.static_cache",)
-
-
-@pytest.mark.models
 def test_generate_is_left_out_of_sampled_text(tmp_path: Path, tiny: Path) -> None:
     from alphaprof.loader import load_profile
     from alphaprof.profiling.validate import validate

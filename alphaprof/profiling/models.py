@@ -155,12 +155,9 @@ def load_model(
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
     eos = tuple(dict.fromkeys((*_ids(network.generation_config.eos_token_id), *extra_eos)))
     served = network.generation_config.to_diff_dict()
-    cache = "static" if getattr(options, "static_cache", False) else None  # an option of targets
     # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
     # settings would slip into greedy text.
-    network.generation_config = GenerationConfig(
-        eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0, cache_implementation=cache
-    )
+    network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
     _keep_head_fast(network)
     return Model(name, network.eval().requires_grad_(False), "model", options.model, served)
 

@@ -138,9 +138,7 @@ def _calls(plan: Plan, texts: Sequence[Text], gammas: Sequence[int]) -> tuple[li
 def _not_assisting(plan: Plan) -> Iterator[tuple[str, str]]:
     """Drafts that `generate` does not take, each with the reason."""
     for draft in plan.drafts:
-        if plan.options.target.static_cache:
-            yield draft.name, f"{draft.name} is left out of generate, which does not draft with target.static_cache"
-        elif draft.vocabulary != plan.target.vocabulary:
+        if draft.vocabulary != plan.target.vocabulary:
             sizes = f"{draft.vocabulary} and {plan.target.vocabulary} logits"
             yield draft.name, f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies"
 
