@@ -356,6 +356,25 @@ def test_layers_of_a_model_with_hooks_cannot_be_skipped(target: Model) -> None:
         layer_skip("skip", model("target", network), [1])
 
 
+def test_a_model_that_device_map_spreads_makes_its_logits_a_few_rows_at_a_time_too(target: Model) -> None:
+    """As accelerate prepares it, here with all parts on one device; the full forward would make those of whole documents."""
+    accelerate = pytest.importorskip("accelerate")
+    parts = {
+        "model.embed_tokens": "cpu",
+        "model.layers": "cpu",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+        "lm_head": "cpu",
+    }
+    network = accelerate.dispatch_model(copy.deepcopy(target.network), parts, force_hooks=True)
+    assert network._hf_hook is not None
+    layout = Layout.of(BATCH)
+    spread, whole = Head(model("target", network)), Head(target)
+    assert spread.chunked
+    rows = [head.rows(layout.ids, layout.row, layout.column) for head in (spread, whole)]
+    assert torch.equal(spread.logits(rows[0]), whole.logits(rows[1]))
+
+
 SETTINGS = [
     PLAIN,
     Processing(0.4),

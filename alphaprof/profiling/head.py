@@ -96,9 +96,13 @@ class Head:
 
 
 def _with_decoder(network: Any, decoder: nn.Module) -> Any:
-    """A shallow copy of the network with another decoder; the network itself is untouched."""
+    """A shallow copy of the network with another decoder; the network itself is untouched.
+
+    Where accelerate spreads a network over devices, it has given it a `forward` of its own, which would run the network and
+    not the copy; parts have others, which bring what they are given to their device.
+    """
     clone = copy.copy(network)
-    clone.__dict__ = dict(network.__dict__)
+    clone.__dict__ = {name: value for name, value in vars(network).items() if name not in ("forward", "_hf_hook")}
     clone._modules = dict(network._modules)
     clone._modules[network.base_model_prefix] = decoder
     return clone

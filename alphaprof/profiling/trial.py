@@ -63,6 +63,9 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
     else:
         greedy = texts
     texts = sorted([*texts, *(given(item, loaded.target.eos) for item in short if item.given is not None)], key=_number)
+    _scored(
+        loaded.scorer, texts[:1], loaded.options.batch_tokens
+    )  # first: a GPU's kernels are compiled when they are needed
     start = time.perf_counter()
     scored = _scored(loaded.scorer, texts, loaded.options.batch_tokens)
     rate = sum(item.tokens for item in texts) / (time.perf_counter() - start)
