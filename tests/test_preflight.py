@@ -470,6 +470,14 @@ def test_the_noise_floor_counts_what_a_batch_flips() -> None:
     assert floor.probability_difference == pytest.approx(0.9526 - 0.2689, abs=1e-3)
 
 
+def test_memory_that_torch_holds_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: what the checks of models took before a dry run looks is not gone."""
+    held = {"mem_get_info": (100, 1000), "memory_reserved": 50, "memory_allocated": 30}
+    for name, value in held.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert trial._free(torch.device("cuda:1")) == 120
+
+
 def snapshot(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
