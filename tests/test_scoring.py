@@ -308,6 +308,15 @@ def test_options_of_a_draft_default_to_the_dtype_of_the_target() -> None:
     assert ModelDraft(kind="model", model="x").dtype is None
 
 
+def test_devices_that_nothing_waits_for_are_refused() -> None:
+    """torch makes tensors on `meta` everywhere; it stands for all devices whose step times would be those of launches."""
+    assert models.choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ModelUnloadable, match=r"device 'meta' cannot be used: models run on CPUs and on GPUs"):
+        models.choose_device("meta")
+    with pytest.raises(ModelUnloadable, match="device 'gpu' cannot be used"):
+        models.choose_device("gpu")
+
+
 def test_a_draft_with_learned_positions_is_never_fed_more_than_its_context(target: Model) -> None:
     torch.manual_seed(2)
     settings = GPT2Config(

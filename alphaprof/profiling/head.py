@@ -71,7 +71,7 @@ class Head:
             states = self._hidden(fed) if known is None or self.rest is None else self.rest(fed, known)
             return states[row.to(states.device), column.to(states.device)]
         chosen = []
-        for index, places in enumerate(column.split(torch.bincount(row, minlength=len(fed)).tolist())):
+        for index, places in enumerate(torch.split(column, torch.bincount(row, minlength=len(fed)).tolist())):
             logits = self._full(fed[index : index + 1])[0]  # one document at a time, of which only the chosen rows are kept
             chosen.append(logits[places.to(logits.device)])
         return torch.cat(chosen)

@@ -146,10 +146,8 @@ def memory(target: Model, drafts: Sequence[Draft], batch_tokens: int) -> Memory:
 
 def _free(device: torch.device) -> int | None:
     if device.type == "cuda":
-        for_reuse = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-            device
-        )  # torch holds it, and nothing else
-        return int(torch.cuda.mem_get_info(device)[0]) + for_reuse
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for reuse
+        return int(torch.cuda.mem_get_info(device)[0]) + held
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable:"))
