@@ -1,7 +1,7 @@
 """What a profile's measurement costs: against its bare forward passes, and against what one would do without it.
 
 Everything runs in this process on the same prompts, on as many threads as torch is given. On one thread seconds are process
-CPU time, else time by the clock.
+CPU time, else, and where there is a GPU, time by the clock.
 
 `scoring`: a scoring pass over batches as a run makes them. `bare`: each model's own forward over the same batches with
 logits at the scored positions, BARE_ROWS at a time, and nothing made of them. A draft that skips layers runs whole in both;
@@ -84,9 +84,14 @@ def processor() -> str:
 
 def seconds(work: Callable[[], object]) -> float:
     """What some work takes; see the head of this file."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    with_gpu = torch.cuda.is_available()
+    clock = time.process_time if torch.get_num_threads() == 1 and not with_gpu else time.perf_counter
+    if with_gpu:
+        torch.cuda.synchronize()
     start = clock()
     work()
+    if with_gpu:
+        torch.cuda.synchronize()
     return clock() - start
 
 
@@ -137,7 +142,7 @@ def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
     rows = [head.rows(layout.ids, layout.row, layout.column)[:128] for head in heads]
     with torch.inference_mode():
         sides = [Side(head.logits(found)[:, : scorer.width]) for head, found in zip(heads, rows, strict=True)]
-        token = layout.token[:128]
+        token = layout.token[:128].to(sides[0].logits.device)
 
         def work() -> None:
             for start in range(0, len(token), 16):
@@ -191,21 +196,21 @@ def alone_figures(bench: Bench) -> Figures:
         for document in bench.documents:
             prompt = torch.from_numpy(document.prompt.astype(np.int64))
             text = torch.cat([prompt, _written(target, document, document.max_new_tokens)])[: draft.context]
-            logits = draft.network(input_ids=text[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+            logits = draft.network(input_ids=text[None].to(draft.device), use_cache=False).logits[0, len(prompt) - 1 : -1]
             tokens += len(logits)
-            agreed += int((logits.argmax(-1) == text[len(prompt) :]).sum())
+            agreed += int((logits.argmax(-1).cpu() == text[len(prompt) :]).sum())
 
     spent = seconds(work)
     return {"tokens_per_second": tokens / spent, "alpha": agreed / tokens}
 
 
 def _written(target: Model, document: Document, limit: int | None, **how: Any) -> torch.Tensor:
-    """The target's greedy text of one document, [tokens]."""
-    ids = torch.from_numpy(document.prompt.astype(np.int64))[None]
+    """The target's greedy text of one document, [tokens], on the CPU."""
+    ids = torch.from_numpy(document.prompt.astype(np.int64))[None].to(target.device)
     found: torch.Tensor = target.network.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit, **how
     )
-    return found[0, ids.shape[1] :]
+    return found[0, ids.shape[1] :].cpu()
 
 
 def _first_model(loaded: Loaded) -> Model:

@@ -124,6 +124,17 @@ def test_every_way_of_running_out_of_memory_is_known(shortage: Exception) -> Non
     assert halving(run, [1, 2], str) == ([1, 2], 1)
 
 
+def test_a_shortage_is_known_by_an_error_that_it_led_to() -> None:
+    def record(items: list[int]) -> list[int]:
+        try:
+            return memory_for(1)(items)
+        finally:
+            if len(items) > 1:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    assert halving(record, [1, 2], str) == ([10, 20], 1)
+
+
 def test_the_shortage_that_torch_reports_on_a_cpu_is_known() -> None:
     with pytest.raises(OutOfMemory):
         halving(lambda _: [torch.empty(1 << 50)], [1], str)

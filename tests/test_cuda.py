@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.profiling import scoring as module
 from alphaprof.profiling.continuations import Continuation, generate
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.head import Head
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.processing import PLAIN, Processing, processed
@@ -67,7 +67,7 @@ def scorer(target: Model, draft: Model) -> Scorer:
 
 @pytest.fixture
 def no_waiting() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Wraps a function so that it fails where the host waits for the device in it."""
+    """Wraps a function so that it fails where the host waits for the device in it; a test's own setting ends with it."""
     before = torch.cuda.get_sync_debug_mode()
 
     def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +100,7 @@ def test_the_loop_over_a_batch_waits_for_the_device_once_at_its_end(
     scoring.score(batch)  # libraries load at the first use of a kernel, and that waits
     crossed: list[tuple[int, ...]] = []
     calls: list[int] = []
-    cpu, statistics = torch.Tensor.cpu, scoring._statistics
+    cpu, statistics, look_up, to_host = torch.Tensor.cpu, scoring._statistics, module._joined_proposals, module._to_host
 
     def spy(tensor: torch.Tensor) -> torch.Tensor:
         crossed.append(tuple(tensor.shape))
@@ -110,9 +110,19 @@ def test_the_loop_over_a_batch_waits_for_the_device_once_at_its_end(
         calls.append(1)
         return statistics(*arguments)
 
+    def begun(*arguments: Any) -> Any:
+        """All forward passes are on their way; before each of them transformers looks at its position ids."""
+        torch.cuda.set_sync_debug_mode("error")
+        return look_up(*arguments)
+
+    def ended(groups: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        return to_host(groups)
+
     monkeypatch.setattr(torch.Tensor, "cpu", spy)
-    monkeypatch.setattr(Head, "logits", no_waiting(Head.logits))
-    monkeypatch.setattr(scoring, "_statistics", no_waiting(counted))
+    monkeypatch.setattr(module, "_joined_proposals", begun)
+    monkeypatch.setattr(module, "_to_host", ended)
+    monkeypatch.setattr(scoring, "_statistics", counted)
     found = scoring.score(batch)
     positions = sum(len(item.ids) for item in batch)
     assert len(calls) == -(-positions // 40) > 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -235,12 +238,100 @@ def test_a_static_cache_chooses_what_a_growing_one_does_and_is_cut_back_alike() 
             assert torch.allclose(*logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [Stepper, GraphStepper])
+def test_a_batch_is_filled_by_reading_its_text_once(kind: type[Stepper], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its texts are equal. Reading each would take as much memory as the longest prompt times the batch."""
+    network, seen = llama(), []
+    forward = network.forward
+
+    def spy(**arguments: Any) -> Any:
+        seen.append(tuple(arguments["input_ids"].shape))
+        return forward(**arguments)
+
+    monkeypatch.setattr(network, "forward", spy)
+    with torch.inference_mode():
+        found = kind(Model("target", network, "model", "t"), np.resize(TEXT, 32), 3)
+        assert seen == [(1, 32)]
+        assert found.length() == 32
+        for layer in found.cache.layers:
+            assert layer.keys.shape[0] == layer.values.shape[0] == 3
+            assert layer.keys.is_contiguous()  # each text has keys of its own in memory, as those of a server have
+            assert torch.equal(layer.keys[0], layer.keys[2])
+        found.step(2)
+    assert seen[1:] == [(3, 2)]
+
+
+class Recorder:
+    """Stands in for `torch.cuda` where steps are recorded: notes on which streams, and in whose memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> None:
+        self.current, self.graphs, self.fails = "default", list[tuple[Any, Any, str]](), fails
+        monkeypatch.setattr(Model, "device", property(lambda self: torch.device("cuda:1")))
+        monkeypatch.setattr(Stepper, "_choose", lambda self, tokens: None)
+        for name, stand_in in (
+            ("Stream", lambda device: SimpleNamespace(name=f"of {device}", wait_stream=lambda other: None)),
+            ("current_stream", lambda device: SimpleNamespace(wait_stream=lambda other: None)),
+            ("stream", self.stream),
+            ("CUDAGraph", lambda: SimpleNamespace(pool=lambda: "shared", replay=lambda: None)),
+            ("graph", self.graph),
+        ):
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any, pool: Any = None, stream: Any = None) -> Iterator[None]:
+        """As torch's: on a stream of the first device unless one is given, where it stays if recording fails."""
+        self.current = "of cuda:0" if stream is None else stream.name
+        self.graphs.append((graph, pool, self.current))
+        yield
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_steps_are_recorded_on_the_models_own_device_in_memory_that_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode():
+        found = GraphStepper(Model("draft", llama(), "model", "d"), np.resize(TEXT, 8), 2)
+        recorder = Recorder(monkeypatch)
+        for tokens in (1, 2, 1, 3):
+            found._choose(tokens)
+    assert [(pool, stream) for _, pool, stream in recorder.graphs] == [
+        (None, "of cuda:1"),
+        ("shared", "of cuda:1"),
+        ("shared", "of cuda:1"),
+    ]
+    assert recorder.current == "default"
+
+
+def test_the_stream_is_put_back_where_recording_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode():
+        found = GraphStepper(Model("draft", llama(), "model", "d"), np.resize(TEXT, 8), 2)
+        recorder = Recorder(monkeypatch, fails=True)
+        with pytest.raises(RuntimeError, match="not permitted"):
+            found._choose(1)
+    assert recorder.current == "default"
+
+
+def test_a_model_on_several_devices_is_not_recorded() -> None:
+    """A graph holds the work of one device: of the others it would miss theirs."""
+    network = llama()
+    network.lm_head.to("meta")
+    with pytest.raises(NotTimed, match="target lies on several devices"):
+        GraphStepper(Model("target", network, "model", "t"), TEXT)
+
+
 def test_all_models_are_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU eagerly, whatever is asked for; on a GPU as graphs where every model can, and eagerly where one cannot."""
     target, draft = (Model(name, llama(), "model", name) for name in ("target", "draft"))
     assert common_mode([target, draft], TEXT, "auto") == "eager"
     monkeypatch.setattr(Model, "device", property(lambda self: torch.device("cuda")))
-    refused: list[str] = []
+    refused, said = list[str](), list[str]()
 
     def tried(self: GraphStepper, model: Model, text: object, batch: int = 1) -> None:
         if model.name in refused:
@@ -251,7 +342,8 @@ def test_all_models_are_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert common_mode([target, draft], TEXT, "auto") == "cuda_graph"
     assert common_mode([target, draft], TEXT, "eager") == "eager"
     refused.append("draft")
-    assert common_mode([target, draft], TEXT, "auto") == "eager"
+    assert common_mode([target, draft], TEXT, "auto", said.append) == "eager"
+    assert said == ["steps are timed as they are launched, without CUDA graphs: layers with a window of their own"]
 
 
 def test_ids_that_a_draft_does_not_have_do_not_stop_the_clock() -> None:

@@ -41,7 +41,7 @@ from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import layer_skip
 from alphaprof.profiling.preflight import preflight
-from alphaprof.profiling.scoring import Layout, _proposed
+from alphaprof.profiling.scoring import Layout, Scorer, _proposed
 from alphaprof.report.preflight import Preflight, build_preflight, require_clear
 from alphaprof.report.preflight_checks import Check
 from alphaprof.report.render import render_preflight
@@ -470,6 +470,14 @@ def test_the_noise_floor_counts_what_a_batch_flips() -> None:
     assert floor.probability_difference == pytest.approx(0.9526 - 0.2689, abs=1e-3)
 
 
+def test_memory_that_torch_holds_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: what the checks of models took before a dry run looks is not gone."""
+    held = {"mem_get_info": (100, 1000), "memory_reserved": 50, "memory_allocated": 30}
+    for name, value in held.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert trial._free(torch.device("cuda:1")) == 120
+
+
 def snapshot(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -576,19 +584,29 @@ MIXED = {
 
 
 @pytest.mark.models
-def test_sampled_and_given_text_can_be_tried_out(tiny: Path, tmp_path: Path) -> None:
+def test_sampled_and_given_text_can_be_tried_out(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = MIXED | {"costs": ROOFLINE, "batch_tokens": 1024}
     tree["drafts"] = {"close": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}}
     path = profile_file(tmp_path, tiny, **tree)
     rows = [json.loads(line) for line in (tmp_path / "long.jsonl").read_text().splitlines()]
     rows[0]["response"] = "x"  # one short answer makes the others no shorter
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    now, score = [0.0], Scorer.score
+
+    def slow_at_first(self: Scorer, batch: Any) -> Any:
+        """As where kernels are compiled when they are first needed."""
+        now[0] += 1.0 if now[0] else 1e9
+        return score(self, batch)
+
+    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Scorer, "score", slow_at_first)
     result = preflight(load_profile(path), None, Silent())
     assert [(view.prompts, view.generated) for view in result.sources] == [("prompt", False), ("chat", True)]
     assert result.refusals == ()
     assert result.self_draft is not None
     assert result.self_draft.accepted == result.self_draft.agreeing == result.self_draft.positions
     assert result.speed is not None
+    assert result.speed.scored > 1  # tokens a second
     logged = sum(min(32, len(row["response"])) for row in rows[:6])  # a token a byte
     assert logged + 6 <= result.speed.positions <= logged + 6 * 9
     assert result.noise is not None

@@ -18,7 +18,16 @@ from transformers.generation import logits_process
 from alphaprof.errors import ProfileInvalid
 from alphaprof.options import GivenContinuation, SampledContinuation
 from alphaprof.profiling import processing
-from alphaprof.profiling.processing import NOT_MODELLED, NUCLEUS_FIRST, PLAIN, Processing, not_modelled, processed, resolved
+from alphaprof.profiling.processing import (
+    NOT_MODELLED,
+    NUCLEUS_FIRST,
+    PLAIN,
+    Processing,
+    not_modelled,
+    processed,
+    resolved,
+    weights_of,
+)
 from tests import reference
 from tests.tiny import llama
 
@@ -157,6 +166,17 @@ def test_ties_by_hand() -> None:
     assert (probabilities(logits, Processing(top_k=2)) > 0).tolist() == [[True, True, True, True, False]]
     assert (probabilities(logits, Processing(top_p=0.5)) > 0).tolist() == [[True, True, True, True, False]]
     assert (probabilities(logits, Processing(top_k=1, top_p=0.01)) > 0).tolist() == [[False, True, False, False, False]]
+
+
+def test_a_nucleus_ends_where_exact_sums_say_also_in_flat_distributions() -> None:
+    """In float32 a sum of 40,000 probabilities may be off by more than the smallest of them: here in the last row."""
+    logits = 1.5 * torch.randn(4, 50_000, generator=torch.Generator().manual_seed(5))
+    kept = processed(logits, Processing(top_p=0.95))[1]
+    assert kept is not None
+    weights = np.sort(weights_of(logits, PLAIN).double().numpy(), 1)[:, ::-1]
+    for row, count in zip(weights, kept.sum(1).tolist(), strict=True):
+        share = [math.fsum(row[:end]) / math.fsum(row) for end in (count - 1, count)]
+        assert share[0] < 0.95 <= share[1]
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.76, 4), (0.99, 4)])

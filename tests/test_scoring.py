@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from alphaprof.analysis.rules import DEFAULT_RULES
@@ -27,6 +29,7 @@ from alphaprof.profiling.models import Model, fingerprint
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.scoring import Layout, Scorer
+from alphaprof.profiling.statistics import Columns
 from alphaprof.profiling.vocabulary import check_vocabulary, scored_width, token_count
 from tests import reference
 from tests.tiny import llama, noisy, tokenizer
@@ -305,6 +308,15 @@ def test_options_of_a_draft_default_to_the_dtype_of_the_target() -> None:
     assert ModelDraft(kind="model", model="x").dtype is None
 
 
+def test_devices_that_nothing_waits_for_are_refused() -> None:
+    """torch makes tensors on `meta` everywhere; it stands for all devices whose step times would be those of launches."""
+    assert models.choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ModelUnloadable, match=r"device 'meta' cannot be used: models run on CPUs and on GPUs"):
+        models.choose_device("meta")
+    with pytest.raises(ModelUnloadable, match="device 'gpu' cannot be used"):
+        models.choose_device("gpu")
+
+
 def test_a_draft_with_learned_positions_is_never_fed_more_than_its_context(target: Model) -> None:
     torch.manual_seed(2)
     settings = GPT2Config(
@@ -351,6 +363,25 @@ def test_layers_of_a_model_with_hooks_cannot_be_skipped(target: Model) -> None:
     network.model.layers[0]._hf_hook = object()
     with pytest.raises(ModelUnloadable, match="device_map"):
         layer_skip("skip", model("target", network), [1])
+
+
+def test_a_model_that_device_map_spreads_makes_its_logits_a_few_rows_at_a_time_too(target: Model) -> None:
+    """As accelerate prepares it, here with all parts on one device; the full forward would make those of whole documents."""
+    accelerate = pytest.importorskip("accelerate")
+    parts = {
+        "model.embed_tokens": "cpu",
+        "model.layers": "cpu",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+        "lm_head": "cpu",
+    }
+    network = accelerate.dispatch_model(copy.deepcopy(target.network), parts, force_hooks=True)
+    assert network._hf_hook is not None
+    layout = Layout.of(BATCH)
+    spread, whole = Head(model("target", network)), Head(target)
+    assert spread.chunked
+    rows = [head.rows(layout.ids, layout.row, layout.column) for head in (spread, whole)]
+    assert torch.equal(spread.logits(rows[0]), whole.logits(rows[1]))
 
 
 SETTINGS = [
@@ -507,60 +538,105 @@ def test_where_prompt_lookup_finds_nothing_its_columns_are_null(target: Model) -
     assert table["target_top"].notna().all()
 
 
-WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+class PretendedGpu(TorchDispatchMode):
+    """Takes the device `meta` for a GPU. Reading a value there fails by itself (item, nonzero, masks as indices, .cpu()).
 
-
-class Crossings(TorchDispatchMode):
-    """Counts operations that make a host wait for its device, whatever the device is."""
+    This notes what else a GPU would stumble over: `mixed`, operations on tensors of both devices; `waited`, copies that wait
+    for all that the device was given before, since a model ran.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[str] = []
-        self.counting = True
+        self.running = False
+        self.mixed: list[str] = []
+        self.waited: list[tuple[int, ...]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        found = function(*args, **kwargs)
         name = function.overloadpacket.__name__
-        masked = name == "index" and any(item is not None and item.dtype == torch.bool for item in args[1])
-        if self.counting and (masked or name in WAITING):
-            self.seen.append(name)
-        return function(*args, **kwargs or {})
+        self.running = self.running or name == "linear"
+        if name in ("to", "_to_copy", "copy_"):
+            crosses = tensors[-1].device != found.device
+            if crosses and self.running and not kwargs.get("non_blocking"):
+                self.waited.append(tuple(found.shape))
+        elif len({item.device for item in tensors if item.dim()}) > 1:
+            self.mixed.append(name)
+        return found
 
 
-@pytest.mark.parametrize("settings", [None, Processing(1.5, 30, 0.8, 0.1)], ids=str)
-def test_the_columns_of_a_batch_cross_to_the_host_once_and_nothing_waits_before(
+def test_what_a_gpu_would_wait_for_is_noticed() -> None:
+    """Each of these, so that the next test can fail."""
+    values, mode = torch.ones(3, device="meta"), PretendedGpu()
+    with torch.inference_mode(), mode:
+        for look in (
+            *(lambda: values[0].item(), lambda: float(values.sum()), lambda: bool((values > 0).all()), values.tolist),
+            *(lambda: values[values > 0], lambda: torch.where(values > 0), lambda: values.unique(), values.cpu),
+        ):
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                look()
+        host = torch.zeros(3, dtype=torch.long)
+        host.to("meta")
+        assert mode.waited == []  # no model has run
+        torch.nn.functional.linear(values, values[None])
+        host.to("meta", non_blocking=True)
+        assert mode.waited == []
+        host.to("meta")
+        values[host]
+    assert (mode.waited, mode.mixed) == ([(3,)], ["index"])
+
+
+class Crossed(Exception):
+    """The columns of a batch are on their way to the host."""
+
+
+@pytest.mark.parametrize("settings", [None, Processing(0.4), Processing(1.5, 30, 0.8, 0.1)], ids=str)
+def test_columns_on_a_gpu_are_made_on_it_and_nothing_waits_before_they_cross_at_once(
     target: Model, draft: Model, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = BATCH if settings is None else sampled(settings)
     requested = Extras.of([*DEFAULT_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
-    lookup = PromptLookup("ngram", 2, (256,), TOKENS, "float32")
-    scorer = Scorer(target, [draft, lookup], TOKENS, extras=requested)
+    crossing: list[list[Columns]] = []
+
+    def cross(groups: list[Columns]) -> None:
+        crossing.append(groups)
+        raise Crossed
+
+    monkeypatch.setattr("alphaprof.profiling.head._reproduces", lambda *_: True)
+    monkeypatch.setattr("alphaprof.profiling.scoring._to_host", cross)
+    # transformers itself looks at its position ids before a model runs.
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    there = [model(item.name, copy.deepcopy(item.network).to("meta")) for item in (target, draft)]
+    scorer = Scorer(there[0], [there[1], PromptLookup("ngram", 2, (256,), TOKENS, "float32")], TOKENS, extras=requested)
     scorer.head_rows, scorer.statistics_rows = 5, 3
-    expected = scorer.score(batch)
-    monkeypatch.setattr("alphaprof.profiling.processing.NUCLEUS_FIRST", None)  # as on a GPU
-    crossed: list[torch.Size] = []
-    cpu = torch.Tensor.cpu
+    mode = PretendedGpu()
+    with mode, pytest.raises(Crossed):
+        scorer.score(batch)
+    assert (mode.running, mode.waited, mode.mixed) == (True, [], [])
+    columns = [column for group in crossing[0] for column in group.values()]
+    assert {column.device.type for column in columns} == {"meta"}
+    assert {len(column) for column in columns} == {sum(len(item.ids) for item in batch)}
 
-    def spy(tensor: torch.Tensor) -> torch.Tensor:
-        crossed.append(tensor.shape)
-        return cpu(tensor)
 
-    mode = Crossings()
-    rows = Head.rows
+def test_logits_are_freed_before_the_next_are_made(target: Model, draft: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of HEAD_ROWS rows of every model are alive at a time, not twice as many."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    logits = Head.logits
 
-    def forward(*arguments: Any) -> torch.Tensor:  # transformers itself looks at its position ids there
-        mode.counting = False
-        found = rows(*arguments)
-        mode.counting = True
+    def spy(head: Head, rows: torch.Tensor) -> torch.Tensor:
+        alive.append(sum(one() is not None for one in made))
+        found = logits(head, rows)
+        made.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(Head, "rows", forward)
-    monkeypatch.setattr(torch.Tensor, "cpu", spy)
-    with mode:
-        found = scorer.score(batch)
-    assert mode.seen == []
-    assert [shape[0] for shape in crossed] == [sum(len(item.ids) for item in batch)]
-    for name, columns in expected.items():
-        assert all(np.array_equal(values, found[name][column], equal_nan=True) for column, values in columns.items())
+    scorer = Scorer(target, [draft], TOKENS)
+    scorer.head_rows = 5
+    monkeypatch.setattr(Head, "logits", spy)
+    scorer.score(BATCH)
+    assert alive == [0, 1] * 5
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1:], ids=str)

@@ -28,9 +28,11 @@ from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
 from alphaprof.options import TargetOptions
 from alphaprof.profiling import pipeline, speculation
-from alphaprof.profiling.choices import Choice
+from alphaprof.profiling.caches import Cached
+from alphaprof.profiling.choices import Choice, Chooser
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.drafting import ModelDrafter
 from alphaprof.profiling.drafts import Draft, layer_skip, load_drafts
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model, load_model, load_tokenizer
@@ -39,6 +41,7 @@ from alphaprof.profiling.record import by_document
 from alphaprof.profiling.scoring import Scorer
 from alphaprof.profiling.speculation import Decoded, Plain, Speculation
 from tests.test_architectures import CONFIGS, network
+from tests.test_scoring import PretendedGpu
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -577,6 +580,24 @@ def decoded_like(run: Run, model: Model, draft: Draft, row: dict[str, Any]) -> f
         assert found.accepted.sum() == sum(expected[name] for name in depth_names("accepted", gamma))
         accepted += found.accepted.sum()
     return accepted
+
+
+@pytest.mark.parametrize("processing", [None, Processing(0.7, 20, 0.9)], ids=str)
+def test_a_gpu_would_draft_and_verify_without_waiting_in_between(processing: Processing | None) -> None:
+    """What a round reads back is its verdict alone: `PretendedGpu` holds no values that could be read."""
+    model, prompt = Model("d", llama().to("meta"), "model", "d"), list(range(7))
+    chooser = Chooser(Choice(processing), np.array(prompt, np.int32), 0, 30, model.device)
+    drafter = ModelDrafter(model, chooser, IDS, model.device, drawn=processing is not None)
+    verifying = Cached(model, IDS)
+    with torch.inference_mode(), PretendedGpu() as mode:
+        drafter.start(prompt)
+        verifying.prefill(prompt, rewinds=True)
+        proposal = drafter.propose([*prompt, 5], 4)
+        own = chooser.own(verifying.each(torch.cat([verifying.tensor([5]), proposal.ids])), 1)
+        verifying.rewind(3)
+        drafter.settle(1)
+    assert (len(proposal.ids), len(own), mode.running) == (4, 5, True)
+    assert (mode.waited, mode.mixed) == ([], [])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -469,6 +469,10 @@ def test_where_kernels_cannot_run_a_gpu_is_told_why(monkeypatch: pytest.MonkeyPa
     fused.hindrance.cache_clear()
     assert fused.hindrance(torch.device("cuda")) == "no C compiler"
     assert fused.hindrance(torch.device("cpu")) is None
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")))
+    fused.hindrance.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):  # says nothing about kernels
+        fused.hindrance(torch.device("cuda"))
     fused.hindrance.cache_clear()
 
 

@@ -90,7 +90,12 @@ def halving(
     return first + second, 1 + halved_first + halved_second
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error means that memory ran out, by its type or in one of the many wordings of torch and its backends."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, by its type or in one of the many wordings of torch and its backends.
+
+    Or was raised because of one that does: where memory runs out while a CUDA graph is recorded, ending that fails as well.
+    """
     known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or any(words in str(error) for words in OUT_OF_MEMORY)  # allocators without an error of their own
+    if known or any(words in str(error) for words in OUT_OF_MEMORY):  # allocators without an error of their own
+        return True
+    return error.__context__ is not None and is_out_of_memory(error.__context__)

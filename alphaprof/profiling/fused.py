@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from alphaprof.profiling import statistics
+from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.statistics import Columns, Side, side
 
@@ -87,6 +88,8 @@ def _loops() -> Any:
 def hindrance(device: torch.device) -> str | None:
     """Why kernels cannot run on a GPU, whose statistics are then those of torch: slower, and no others. None: they can, or
     the device is no GPU. Triton needs a C compiler where it runs, which wheels do not bring.
+
+    Raises the error where memory ran out, which says nothing about kernels.
     """
     if device.type != "cuda":
         return None
@@ -96,6 +99,8 @@ def hindrance(device: torch.device) -> str | None:
         logits = torch.zeros((1, 8), device=device)
         by_kernels(Side(logits), [Side(logits)], torch.zeros(1, dtype=torch.long, device=device), [])
     except Exception as error:  # of Triton, of its compilers, of the driver
+        if is_out_of_memory(error):
+            raise
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
 

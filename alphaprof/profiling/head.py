@@ -58,21 +58,22 @@ class Head:
     def rows(
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """What `logits` needs for chosen tokens (`row`, `column` [n]) of right-padded ids [batch, length].
+        """What `logits` needs for chosen tokens (`row`, ascending, and `column` [n]) of right-padded ids [batch, length].
 
         No mask is needed: attention is causal, so real tokens never see the padding behind them. Ids beyond the model's
         context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
         fed as its last id; what follows them means nothing. `known`: hidden states of the target from where `rest` goes on.
         """
-        fed = ids[:, : self.model.context].clamp(max=self.model.vocabulary - 1).to(self.model.device)
-        column = column.clamp(max=fed.shape[1] - 1)
+        device = self.model.device
+        fed = ids[:, : self.model.context].clamp(max=self.model.vocabulary - 1).to(device)
+        row, column = row.to(device), column.clamp(max=fed.shape[1] - 1).to(device)  # see `Scorer.score`
         if self.chunked:
             states = self._hidden(fed) if known is None or self.rest is None else self.rest(fed, known)
             return states[row.to(states.device), column.to(states.device)]
         chosen = []
-        for index in range(len(fed)):  # one document at a time, of which only the chosen rows are kept
-            logits = self._full(fed[index : index + 1])[0]
-            chosen.append(logits[column[row == index].to(logits.device)])
+        for index, places in enumerate(torch.split(column, torch.bincount(row, minlength=len(fed)).tolist())):
+            logits = self._full(fed[index : index + 1])[0]  # one document at a time, of which only the chosen rows are kept
+            chosen.append(logits[places.to(logits.device)])
         return torch.cat(chosen)
 
     @torch.inference_mode()
@@ -95,9 +96,13 @@ class Head:
 
 
 def _with_decoder(network: Any, decoder: nn.Module) -> Any:
-    """A shallow copy of the network with another decoder; the network itself is untouched."""
+    """A shallow copy of the network with another decoder; the network itself is untouched.
+
+    Where accelerate spreads a network over devices, it has given it a `forward` of its own, which would run the network and
+    not the copy; parts have others, which bring what they are given to their device.
+    """
     clone = copy.copy(network)
-    clone.__dict__ = dict(network.__dict__)
+    clone.__dict__ = {name: value for name, value in vars(network).items() if name not in ("forward", "_hf_hook")}
     clone._modules = dict(network._modules)
     clone._modules[network.base_model_prefix] = decoder
     return clone

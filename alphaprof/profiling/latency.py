@@ -76,7 +76,7 @@ def measure(
     longer than `costs.budget` and how sure the times are. What does not fit into memory beyond batch 1 is left out. Raises
     `NotTimed` for a model without a cache that can be cut back.
     """
-    mode = common_mode([subjects.target, *_models(subjects)], subjects.text, costs.mode)
+    mode = common_mode([subjects.target, *_models(subjects)], subjects.text, costs.mode, say)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     left_out = []
     clock = _Clock(costs, tick, say)

@@ -310,15 +310,19 @@ def without_advice() -> Iterator[None]:
 
 
 def choose_device(device: str) -> torch.device:
-    """The device that an option means. Raises `ModelUnloadable` where it does not exist."""
+    """The device that an option means. Raises `ModelUnloadable` where it does not exist, or is of a kind on which times and
+    statistics would be wrong: nothing here waits for it before it reads the clock, and not all have float64.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
+        reason = "" if chosen.type in ("cpu", "cuda") else "models run on CPUs and on GPUs with CUDA or ROCm"
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N") from None
+    if reason:
+        raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N")
     return chosen
 
 

@@ -120,12 +120,13 @@ def _nucleus(weights: torch.Tensor, top_p: float, first: int | None) -> torch.Te
     """Which tokens are among the fewest largest that hold `top_p` of the weight, and those equal to the smallest of them.
 
     Only the `first` largest are sorted, and all where that was not enough; None: all at once, since a GPU would have to wait
-    for the host to look.
+    for the host to look. Sums are float64: in float32 they depend on the order of their terms, which is another one on a GPU
+    and for another number of rows, and flat distributions would be cut a token earlier or later.
     """
     count = weights.shape[1] if first is None else min(first, weights.shape[1])
     largest = weights.topk(count, dim=1).values
-    before = largest.cumsum(1) - largest
-    inside = (before < top_p * weights.sum(1, keepdim=True)).sum(1)
+    before = largest.cumsum(1, dtype=torch.float64) - largest
+    inside = (before < top_p * weights.sum(1, keepdim=True, dtype=torch.float64)).sum(1)
     last = (inside - 1).clamp(min=0)  # a row with NaN has nothing inside
     kept = (weights >= largest.gather(1, last[:, None])) & (weights > 0)
     if first is not None and count < weights.shape[1] and bool((short := inside == count).any()):

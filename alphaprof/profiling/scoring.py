@@ -95,30 +95,29 @@ class Scorer:
         """
         layout = Layout.of(batch)
         device = self.target.model.device
+        # Before any model runs: such a copy to a GPU waits for all that it was given.
+        ids, row, column, token = (part.to(device) for part in (layout.ids, layout.row, layout.column, layout.token))
         depths = {draft.model.name: draft.rest.count for draft in self.drafts if draft.rest is not None}
         with recorded(self.target.model.network.base_model, list(depths.values())) as known:
-            target_rows = self.target.rows(layout.ids, layout.row, layout.column)
-        draft_rows = [
-            draft.rows(layout.ids, layout.row, layout.column, known.get(depths.get(draft.model.name, 0)))
-            for draft in self.drafts
-        ]
+            rows = [self.target.rows(ids, row, column)]
+        rows += [draft.rows(ids, row, column, known.get(depths.get(draft.model.name, 0))) for draft in self.drafts]
         known.clear()
         # Looked up while a GPU is still busy with the forward passes.
         proposals = {draft.name: _joined_proposals(draft, batch) for draft in self.lookups}
-        firsts = [torch.from_numpy(found["draft_top"]).to(device) for found in proposals.values()]
-        token = layout.token.to(device)
+        chosen = [token, *(_sent(found["draft_top"], device) for found in proposals.values())]
         settings = batch[0].document.processing or PLAIN
         parts: list[list[Columns]] = []
         for start in range(0, len(token), self.head_rows):
             chunk = slice(start, start + self.head_rows)
-            logits = self.target.logits(target_rows[chunk])
-            draft_logits = [
-                draft.logits(rows[chunk]).to(logits.device) for draft, rows in zip(self.drafts, draft_rows, strict=True)
-            ]
-            ids = [token[chunk], *(first[chunk] for first in firsts)]
-            parts.append(self._statistics(logits, draft_logits, [item.to(logits.device) for item in ids], settings))
+            parts.append(self._chunk([states[chunk] for states in rows], [some[chunk] for some in chosen], settings))
         columns = _to_host([joined(pieces) for pieces in zip(*parts, strict=True)])
         return self._by_draft(columns, proposals, batch, layout)
+
+    def _chunk(self, rows: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing) -> list[Columns]:
+        """Columns of some rows of each model, the target's first. Their logits are freed before the next ones are made."""
+        logits = self.target.logits(rows[0])
+        draft_logits = [draft.logits(some).to(logits.device) for draft, some in zip(self.drafts, rows[1:], strict=True)]
+        return self._statistics(logits, draft_logits, [some.to(logits.device) for some in ids], settings)
 
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
@@ -175,6 +174,12 @@ def _joined_proposals(draft: PromptLookup, batch: Sequence[Continuation]) -> Arr
         "accepted_run": np.concatenate([item.accepted for item in found]),
         "proposed_before_eos": np.concatenate([item.before_eos for item in found]),
     }
+
+
+def _sent(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """Values on a device. On their way to a GPU from pinned memory, whose copies the host need not wait for."""
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _to_host(groups: Sequence[Columns]) -> list[Arrays]:

@@ -54,18 +54,27 @@ class Stepper:
         self.next = torch.from_numpy(np.resize(ids, (batch, LONGEST_STEP))).to(model.device)
         self.settling_s = 0.0
         self.cache = self._empty()
-        self._fill(torch.from_numpy(ids).expand(batch, -1).to(model.device))
+        self._fill(torch.from_numpy(ids)[None].to(model.device))
 
     def _empty(self) -> Any:
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.network.config)
 
-    def _fill(self, prefix: torch.Tensor) -> None:
-        # The head over all of these texts could take more memory than their keys and values.
-        self.model.network(input_ids=prefix, past_key_values=self.cache, use_cache=True, **kept_logits(self.model))
+    def _fill(self, text: torch.Tensor) -> None:
+        """Read the text [1, context], and copy its keys and values for the other texts of the batch, which are equal.
+
+        Reading all of them at once would take more memory than any step, and most of the time.
+        """
+        self._read(text, self.cache)
+        if self.batch > 1:
+            self.cache.batch_repeat_interleave(self.batch)
         # Layers with a sliding window forget what falls out of it, unless they are told that it will be needed again.
         self.cache.activate_past_recording()
+
+    def _read(self, text: torch.Tensor, cache: Any) -> None:
+        # The head over a whole text could take more memory than its keys and values.
+        self.model.network(input_ids=text, past_key_values=cache, use_cache=True, **kept_logits(self.model))
 
     def step(self, tokens: int) -> float:
         """Seconds that the model takes for `tokens` new tokens of each text, the choice of the next ones included."""
@@ -90,14 +99,18 @@ class Stepper:
 
 class GraphStepper(Stepper):
     """The same as an engine runs it on a GPU: keys and values at fixed addresses, each step recorded once as a CUDA graph
-    and replayed, so that the host's launches cost nothing. Raises `NotTimed` for models whose caches are not of one kind.
+    and replayed, so that the host's launches cost nothing. Raises `NotTimed` for models whose caches are not of one kind, or
+    that lie on several devices: a graph records the work of one.
     """
 
     mode = "cuda_graph"
 
     def __init__(self, model: Model, text: Ids, batch: int = 1) -> None:
+        if len({weight.device for weight in model.network.parameters()}) > 1:
+            raise NotTimed(f"{model.name} lies on several devices")
         super().__init__(model, text, batch)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._stream: torch.cuda.Stream | None = None
 
     def _empty(self) -> Any:
         from transformers.cache_utils import StaticCache, StaticLayer
@@ -107,8 +120,12 @@ class GraphStepper(Stepper):
             raise NotTimed(f"{self.model.name} has layers with a window of their own")
         return cache
 
-    def _fill(self, prefix: torch.Tensor) -> None:
-        self.model.network(input_ids=prefix, past_key_values=self.cache, use_cache=True, **kept_logits(self.model))
+    def _fill(self, text: torch.Tensor) -> None:
+        one = super()._empty()
+        self._read(text, one)
+        for place, layer in enumerate(one.layers):
+            keys, values = (states.expand(self.batch, -1, -1, -1) for states in (layer.keys, layer.values))
+            self.cache.update(keys, values, place)
 
     def _choose(self, tokens: int) -> None:
         if self.model.device.type != "cuda":
@@ -119,26 +136,32 @@ class GraphStepper(Stepper):
         self._graphs[tokens].replay()
 
     def _recorded(self, tokens: int) -> torch.cuda.CUDAGraph:
-        """A step as a graph; it is run some times before, as recording asks for, and stands at the end of one step."""
-        stream = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.model.device))
-        with torch.cuda.stream(stream):
+        """A step as a graph; it is run some times before, as recording asks for, and stands at the end of one step.
+
+        On a stream of the model's own device: the one that torch keeps for recording belongs to that of the first graph.
+        All graphs of a stepper share their memory, which is that of its longest step then: no step reads what another one
+        wrote there.
+        """
+        device = self.model.device
+        self._stream = self._stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):  # puts the stream back also where recording fails, which torch's own does not
             for _ in range(3):
                 super()._choose(tokens)
                 self._take_back(tokens)
-        torch.cuda.current_stream(self.model.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            super()._choose(tokens)
+            graph = torch.cuda.CUDAGraph()
+            pool = next((other.pool() for other in self._graphs.values()), None)
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                super()._choose(tokens)
+        torch.cuda.current_stream(device).wait_stream(self._stream)
         return graph
 
     def _take_back(self, tokens: int) -> None:
-        for layer in self.cache.layers:
-            layer.cumulative_length.sub_(tokens)
+        torch._foreach_sub_([layer.cumulative_length for layer in self.cache.layers], tokens)  # one launch for all layers
 
 
-def common_mode(models: Sequence[Model], text: Ids, wanted: str) -> str:
-    """How all of some models can be run: as CUDA graphs where every one of them can, else eager.
+def common_mode(models: Sequence[Model], text: Ids, wanted: str, say: Callable[[str], None] = lambda _: None) -> str:
+    """How all of some models can be run: as CUDA graphs where every one of them can, else eager; `say`: why not as graphs.
 
     Ratios of step times are what counts: a draft without launches over a target with them would look too good.
     """
@@ -150,6 +173,7 @@ def common_mode(models: Sequence[Model], text: Ids, wanted: str) -> str:
     except (NotTimed, RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
         if is_out_of_memory(error):
             raise
+        say(f"steps are timed as they are launched, without CUDA graphs: {_reason(error)}")
         return Stepper.mode
     return GraphStepper.mode
 
@@ -165,8 +189,12 @@ def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Ste
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason[:200]}")
+        reason = _reason(error)
+    raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason}")
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]
 
 
 def _tried(found: Stepper, longest: int) -> Stepper:

@@ -63,6 +63,9 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
     else:
         greedy = texts
     texts = sorted([*texts, *(given(item, loaded.target.eos) for item in short if item.given is not None)], key=_number)
+    _scored(
+        loaded.scorer, texts[:1], loaded.options.batch_tokens
+    )  # first: a GPU's kernels are compiled when they are needed
     start = time.perf_counter()
     scored = _scored(loaded.scorer, texts, loaded.options.batch_tokens)
     rate = sum(item.tokens for item in texts) / (time.perf_counter() - start)
@@ -143,7 +146,8 @@ def memory(target: Model, drafts: Sequence[Draft], batch_tokens: int) -> Memory:
 
 def _free(device: torch.device) -> int | None:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for reuse
+        return int(torch.cuda.mem_get_info(device)[0]) + held
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable:"))
