@@ -235,6 +235,23 @@ def test_a_static_cache_chooses_what_a_growing_one_does_and_is_cut_back_alike() 
             assert torch.allclose(*logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [Stepper, GraphStepper])
+def test_a_batch_of_equal_texts_is_read_once(kind: type[Stepper], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text of the batch has its keys and values, and what is chosen after it is what is chosen in a batch of one."""
+    model = Model("target", llama(), "model", "t")
+    read: list[tuple[int, ...]] = []
+    model.network.register_forward_pre_hook(lambda _, __, given: read.append(given["input_ids"].shape), with_kwargs=True)
+    with torch.inference_mode():
+        several = kind(model, np.resize(TEXT, 32), 3)
+        assert read == [(1, 32)]
+        chosen = several._choose(5)
+        assert (read[1:], several.length()) == ([(3, 5)], 37)
+        for row in range(3):
+            alone = Stepper(model, np.resize(TEXT, 32))
+            alone.next = several.next[row : row + 1]
+            assert torch.equal(alone._choose(5)[0], chosen[row])
+
+
 def test_all_models_are_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU eagerly, whatever is asked for; on a GPU as graphs where every model can, and eagerly where one cannot."""
     target, draft = (Model(name, llama(), "model", name) for name in ("target", "draft"))

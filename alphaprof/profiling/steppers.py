@@ -54,18 +54,32 @@ class Stepper:
         self.next = torch.from_numpy(np.resize(ids, (batch, LONGEST_STEP))).to(model.device)
         self.settling_s = 0.0
         self.cache = self._empty()
-        self._fill(torch.from_numpy(ids).expand(batch, -1).to(model.device))
+        self._fill(torch.from_numpy(ids)[None].to(model.device))
 
     def _empty(self) -> Any:
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.network.config)
 
-    def _fill(self, prefix: torch.Tensor) -> None:
-        # The head over all of these texts could take more memory than their keys and values.
-        self.model.network(input_ids=prefix, past_key_values=self.cache, use_cache=True, **kept_logits(self.model))
+    def _fill(self, text: torch.Tensor) -> None:
+        """Read a text [1, context] and hold its keys and values once for each text of the batch.
+
+        It is read once where all that the cache holds is keys and values, which can be copied: to read all texts of a batch
+        could take more memory than to hold them, and much longer than the steps.
+        """
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+        if all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self.cache.layers):
+            self._read(text)
+            self.cache.batch_repeat_interleave(self.batch)
+        else:
+            self._read(text.expand(self.batch, -1))
         # Layers with a sliding window forget what falls out of it, unless they are told that it will be needed again.
         self.cache.activate_past_recording()
+
+    def _read(self, texts: torch.Tensor) -> None:
+        # The head over all tokens could take more memory than their keys and values.
+        self.model.network(input_ids=texts, past_key_values=self.cache, use_cache=True, **kept_logits(self.model))
 
     def step(self, tokens: int) -> float:
         """Seconds that the model takes for `tokens` new tokens of each text, the choice of the next ones included."""
@@ -73,12 +87,14 @@ class Stepper:
         self.settling_s = seconds(self.model.device, lambda: self._take_back(tokens))
         return found
 
-    def _choose(self, tokens: int) -> None:
+    def _choose(self, tokens: int) -> torch.Tensor:
+        """Feeds `tokens` tokens of each text and returns the ids chosen after each of them, [batch, tokens]."""
         ids = self.next[:, :tokens]
         output = self.model.network(input_ids=ids, past_key_values=self.cache, use_cache=True)
-        chosen = output.logits.argmax(-1)
+        chosen: torch.Tensor = output.logits.argmax(-1)
         if chosen.device.type == "cpu":
             chosen.tolist()
+        return chosen
 
     def _take_back(self, tokens: int) -> None:
         self.cache.crop(-tokens)
@@ -97,7 +113,7 @@ class GraphStepper(Stepper):
 
     def __init__(self, model: Model, text: Ids, batch: int = 1) -> None:
         super().__init__(model, text, batch)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
     def _empty(self) -> Any:
         from transformers.cache_utils import StaticCache, StaticLayer
@@ -107,19 +123,28 @@ class GraphStepper(Stepper):
             raise NotTimed(f"{self.model.name} has layers with a window of their own")
         return cache
 
-    def _fill(self, prefix: torch.Tensor) -> None:
-        self.model.network(input_ids=prefix, past_key_values=self.cache, use_cache=True, **kept_logits(self.model))
+    def _fill(self, text: torch.Tensor) -> None:
+        self._read(text)
+        for layer in self.cache.layers:
+            layer.batch_size = self.batch
+            layer.keys, layer.values = (
+                held.expand(self.batch, -1, -1, -1).contiguous() for held in (layer.keys, layer.values)
+            )
 
-    def _choose(self, tokens: int) -> None:
+    def _choose(self, tokens: int) -> torch.Tensor:
+        """As of a `Stepper`; on a GPU the next step over as many tokens overwrites what is returned."""
         if self.model.device.type != "cuda":
-            super()._choose(tokens)
-            return
+            return super()._choose(tokens)
         if tokens not in self._graphs:
             self._graphs[tokens] = self._recorded(tokens)
-        self._graphs[tokens].replay()
+        graph, chosen = self._graphs[tokens]
+        graph.replay()
+        return chosen
 
-    def _recorded(self, tokens: int) -> torch.cuda.CUDAGraph:
-        """A step as a graph; it is run some times before, as recording asks for, and stands at the end of one step."""
+    def _recorded(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """A step as a graph, with the ids that it chooses; it is run some times before, as recording asks for, and stands at
+        the end of one step.
+        """
         stream = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(stream):
@@ -128,9 +153,11 @@ class GraphStepper(Stepper):
                 self._take_back(tokens)
         torch.cuda.current_stream(self.model.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            super()._choose(tokens)
-        return graph
+        # One after the other, and nothing but the chosen ids outlives a replay: graphs may share their working memory.
+        pool = next((other.pool() for other, _ in self._graphs.values()), None)
+        with torch.cuda.graph(graph, pool=pool):
+            chosen = super()._choose(tokens)
+        return graph, chosen
 
     def _take_back(self, tokens: int) -> None:
         for layer in self.cache.layers:
