@@ -512,7 +512,7 @@ def generation(setting: Setting) -> Iterator[Line]:
 def written(
     setting: Setting, target: Model, batch: Sequence[Document], how: str, expected: Sequence[Ids]
 ) -> tuple[Line, list[Ids]]:
-    """Tokens a second of a batch, its first time apart, and how much of its texts is what was expected (nothing: unknown)."""
+    """Tokens a second of a batch, its first time apart, and how much of its texts is as expected (empty: unknown)."""
     served = target.network.generation_config
     served.cache_implementation = None if how == "eager" else "static"
     served.disable_compile = how != "compiled"
