@@ -35,9 +35,10 @@ from alphaprof.profiling import pipeline
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.models import Model
-from alphaprof.profiling.scoring import Layout, Scorer
+from alphaprof.profiling.scoring import Layout
 from alphaprof.profiling.shards import Loaded, Progress
 from alphaprof.profiling.statistics import Side, columns
+from scripts.gpu.speed import bare, in_turn, ratios
 
 Figures = dict[str, Any]
 BARE_ROWS = 512
@@ -95,16 +96,6 @@ def seconds(work: Callable[[], object]) -> float:
     return clock() - start
 
 
-@torch.inference_mode()
-def bare(scorer: Scorer, batch: Sequence[Continuation]) -> None:
-    """Logits of each model at the scored positions of a batch."""
-    layout = Layout.of(batch)
-    for head in (scorer.target, *scorer.drafts):
-        rows = head.rows(layout.ids, layout.row, layout.column)
-        for start in range(0, len(rows), BARE_ROWS):
-            head.logits(rows[start : start + BARE_ROWS])
-
-
 def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
     """Milliseconds a position, and ratios within one repeat: medians, least and largest."""
     scorer, batches = bench.loaded.scorer, bench.batches(texts)
@@ -117,21 +108,14 @@ def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
         for batch in batches:
             scorer.score(batch)
 
-    ways = {"bare": lambda: [bare(scorer, batch) for batch in batches], "scoring": lambda: score(shared=False)}
+    ways = {"bare": lambda: [bare(scorer, batch, BARE_ROWS) for batch in batches], "scoring": lambda: score(shared=False)}
     if any(rests):
         ways["sharing"] = lambda: score(shared=True)
-    for work in ways.values():
-        work()  # libraries and loops are loaded at their first use
-    taken = {name: [] for name in ways}
-    for repeat in range(bench.repeats):
-        for name in list(ways)[:: 1 if repeat % 2 else -1]:
-            taken[name].append(seconds(ways[name]))
+    taken = in_turn(ways, bench.repeats, seconds)
     for head, rest in zip(scorer.drafts, rests, strict=True):
         head.rest = rest
     found: Figures = {f"{name}_ms": 1000 * float(np.median(values)) / positions for name, values in taken.items()}
-    for name in list(ways)[1:]:
-        ratios = np.array(taken[name]) / np.array(taken["bare"])
-        found[name] = [float(np.median(ratios)), float(ratios.min()), float(ratios.max())]
+    found |= {name: list(ratios(taken, name, "bare")) for name in list(ways)[1:]}
     return found | {"positions": positions, "statistics_ms": statistics_ms(bench, texts)}
 
 

@@ -66,9 +66,13 @@ class Stepper:
 
         Reading all of them at once would take more memory than any step, and most of the time.
         """
-        self._read(text, self.cache)
-        if self.batch > 1:
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+        if all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self.cache.layers):
+            self._read(text, self.cache)
             self.cache.batch_repeat_interleave(self.batch)
+        else:  # what other layers hold is not known to be a copy a text
+            self._read(text.expand(self.batch, -1), self.cache)
         # Layers with a sliding window forget what falls out of it, unless they are told that it will be needed again.
         self.cache.activate_past_recording()
 
@@ -109,7 +113,7 @@ class GraphStepper(Stepper):
         if len({weight.device for weight in model.network.parameters()}) > 1:
             raise NotTimed(f"{model.name} lies on several devices")
         super().__init__(model, text, batch)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}  # with the ids that each step chooses
         self._stream: torch.cuda.Stream | None = None
 
     def _empty(self) -> Any:
@@ -127,16 +131,19 @@ class GraphStepper(Stepper):
             keys, values = (states.expand(self.batch, -1, -1, -1) for states in (layer.keys, layer.values))
             self.cache.update(keys, values, place)
 
-    def _choose(self, tokens: int) -> None:
+    def _choose(self, tokens: int) -> torch.Tensor:
+        """As of a `Stepper`; on a GPU the next step over as many tokens overwrites what is returned."""
         if self.model.device.type != "cuda":
-            super()._choose(tokens)
-            return
+            return super()._choose(tokens)
         if tokens not in self._graphs:
             self._graphs[tokens] = self._recorded(tokens)
-        self._graphs[tokens].replay()
+        graph, chosen = self._graphs[tokens]
+        graph.replay()
+        return chosen
 
-    def _recorded(self, tokens: int) -> torch.cuda.CUDAGraph:
-        """A step as a graph; it is run some times before, as recording asks for, and stands at the end of one step.
+    def _recorded(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """A step as a graph, with the ids that it chooses; it is run some times before, as recording asks for, and stands at
+        the end of one step.
 
         On a stream of the model's own device: the one that torch keeps for recording belongs to that of the first graph.
         All graphs of a stepper share their memory, which is that of its longest step then: no step reads what another one
@@ -150,11 +157,11 @@ class GraphStepper(Stepper):
                 super()._choose(tokens)
                 self._take_back(tokens)
             graph = torch.cuda.CUDAGraph()
-            pool = next((other.pool() for other in self._graphs.values()), None)
+            pool = next((other.pool() for other, _ in self._graphs.values()), None)
             with torch.cuda.graph(graph, pool=pool, stream=self._stream):
-                super()._choose(tokens)
+                chosen = super()._choose(tokens)
         torch.cuda.current_stream(device).wait_stream(self._stream)
-        return graph
+        return graph, chosen
 
     def _take_back(self, tokens: int) -> None:
         torch._foreach_sub_([layer.cumulative_length for layer in self.cache.layers], tokens)  # one launch for all layers

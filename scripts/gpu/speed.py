@@ -1,1 +1,748 @@
-"""PLACEHOLDER."""
+"""How fast a GPU is at what the product does: its steps, its scoring, its kernels, its runs, and what it is compared with.
+
+Seconds are those between two events on the GPU's own time line (on a CPU by the wall clock), medians of several after one to
+warm up; versions that are compared take turns. Aims are judged on a GPU with real shapes only. Tiny shapes on a CPU show
+that the parts run: their figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphaprof.analysis.replay import Trace, replay, replays, run_lengths
+from alphaprof.analysis.roofline import ACCELERATORS, Load, fit_times
+from alphaprof.analysis.roofline_costs import RooflineSetting
+from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.analysis.shapes import ModelShape
+from alphaprof.log.store import write_table
+from alphaprof.profiling import fused, statistics
+from alphaprof.profiling.batching import is_out_of_memory
+from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
+from alphaprof.profiling.corpus import Document, Ids
+from alphaprof.profiling.drafts import layer_skip
+from alphaprof.profiling.extras import Extras
+from alphaprof.profiling.lookup import PromptLookup
+from alphaprof.profiling.models import NOISE, Model, shape_of, without_advice
+from alphaprof.profiling.processing import PLAIN
+from alphaprof.profiling.record import by_document, position_table
+from alphaprof.profiling.scoring import Arrays, Layout, Scorer
+from alphaprof.profiling.statistics import Side
+from alphaprof.profiling.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
+from scripts.gpu.setting import Line, Setting, perturbed
+
+TARGET, DRAFT = "llama-3.1-8b", "llama-3.2-1b"
+PAIRS = ((TARGET, DRAFT), ("qwen3-8b", "qwen3-0.6b"))
+TOKENS = (1, 2, 5, 9)
+SPREAD = 4.0  # logits of these models lie that many times as far apart as those of real ones
+ASSUMED = "h200"  # where the GPU is in no table
+MOST_STATISTICS, MOST_SCORING, LEAST_ADVANTAGE = 0.10, 1.05, 50
+BLOCKS, WARPS = (1024, 2048, 4096, 8192), (4, 8, 16)
+ALPHA = 0.7
+GAMMAS = (1, 8, 4, 2, 6, 3, 5, 7)  # in the order in which they are run as long as there is time
+Figures = dict[str, Any]
+
+
+def within(setting: Setting, most: float) -> Setting:
+    """The same setting, which ends after `most` seconds at the latest: what is left is for the parts that follow."""
+    return dataclasses.replace(setting, stop=min(setting.stop, time.monotonic() + most))
+
+
+def judged(setting: Setting, good: bool) -> bool | None:
+    """Whether an aim is reached; None where figures mean nothing."""
+    return good if setting.on_gpu and not setting.tiny else None
+
+
+def figure(setting: Setting, text: str, figures: Figures, ok: bool | None = None) -> Line:
+    """A line whose figures say that they mean nothing, where that is so."""
+    idle = "" if setting.on_gpu and not setting.tiny else " (figures without meaning: tiny shapes, or no GPU)"
+    return Line(text + idle, figures, ok)
+
+
+def timed(setting: Setting, work: Callable[[], object], repeats: int = 5) -> float:
+    """Median seconds of some work, once it has warmed up."""
+    work()
+    return median(seconds(setting.device, work) for _ in range(1 if setting.tiny else repeats))
+
+
+def in_turn(
+    ways: Mapping[str, Callable[[], object]], repeats: int, measure: Callable[[Callable[[], object]], float]
+) -> dict[str, list[float]]:
+    """What several ways of the same work take, by `measure`, in turn and each second time in the other order."""
+    for work in ways.values():
+        work()  # libraries and loops are loaded at their first use
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats):
+        for name in list(ways)[:: 1 if repeat % 2 else -1]:
+            taken[name].append(measure(ways[name]))
+    return taken
+
+
+def ratios(taken: Mapping[str, Sequence[float]], name: str, base: str) -> tuple[float, float, float]:
+    """Median, least and largest ratio of two ways within one turn."""
+    found = np.array(taken[name]) / np.array(taken[base])
+    return float(np.median(found)), float(found.min()), float(found.max())
+
+
+@torch.inference_mode()
+def bare(scorer: Scorer, batch: Sequence[Continuation], rows_at_once: int, drafts: bool = True) -> None:
+    """Logits of each model (without `drafts`: of the target) at the scored positions of a batch; nothing is made of them."""
+    layout = Layout.of(batch)
+    for head in (scorer.target, *(scorer.drafts if drafts else ())):
+        rows = head.rows(layout.ids, layout.row, layout.column)
+        for start in range(0, len(rows), rows_at_once):
+            head.logits(rows[start : start + rows_at_once])
+
+
+def documents(model: Model, count: int, prompts: tuple[int, int], new: int) -> list[Document]:
+    """Random prompts, of lengths between two, each to be continued greedily by `new` tokens. None holds the id 0, which is
+    that of padding: in assisted generation the draft would overlook it.
+    """
+    random = np.random.default_rng(0)
+    lengths = np.linspace(*prompts, count).astype(int).tolist()
+    ids = [random.integers(1, model.vocabulary, length).astype(np.int32) for length in lengths]
+    return [
+        Document(number, "random", None, 0, number, prompt, None, False, new, "greedy", True)
+        for number, prompt in enumerate(ids)
+    ]
+
+
+def accelerator(setting: Setting) -> tuple[str, str]:
+    """The GPU's name in the roofline's table, and in words where another one is assumed."""
+    name = torch.cuda.get_device_name(setting.device) if setting.on_gpu else "cpu"
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    found = [key for key in ACCELERATORS if set(key.split("-")) <= words]
+    return (found[0], "") if found else (ASSUMED, f"; {name} is not in the table: an {ASSUMED} is assumed")
+
+
+def steps(setting: Setting) -> Iterator[Line]:
+    """Step times, as CUDA graphs, and what the roofline says."""
+    setting = within(setting, 60)
+    named, note = accelerator(setting)
+    for pair in PAIRS[:1] if setting.tiny else PAIRS:
+        rows: dict[str, list[Figures]] = {name: [] for name in pair}
+        for name in pair:
+            if setting.left() <= 0:
+                yield Line(f"{name}: no time left")
+                continue
+            model = setting.loaded(name, setting.dtypes[0])
+            text = np.random.default_rng(0).integers(0, model.vocabulary, 8192).astype(np.int32)
+            mode, line = way(setting, model, text)
+            yield line
+            for batch, context in cells(setting):
+                line, some = cell(setting, model, text, (batch, context), mode, RooflineSetting(named))
+                rows[name] += some
+                yield line
+                setting.clean()
+            yield fit(setting, model, named, rows[name], note)
+            del model
+            setting.clean()
+        yield relative(setting, pair, rows)
+
+
+def cells(setting: Setting) -> list[tuple[int, int]]:
+    """Batch sizes and contexts that steps are timed at."""
+    contexts, batches = ((16,), (1, 2)) if setting.tiny else ((2048, 8192), (1, 8, 32, 64))
+    return [(batch, context) for context in contexts for batch in batches]
+
+
+@torch.inference_mode()
+def way(setting: Setting, model: Model, text: Ids) -> tuple[str, Line]:
+    """How a model's steps are timed, as the product chooses it; on a GPU it is to be as graphs. And whether a recorded step
+    chooses what an eager one chooses, and how much faster it is at batch 1.
+    """
+    text = fitted(text, model, 16 if setting.tiny else 2048, max(TOKENS))
+    mode = common_mode([model], text, "auto")
+    if setting.on_gpu and mode != GraphStepper.mode:
+        try:
+            stepper(model, text, 1, max(TOKENS), GraphStepper.mode)
+            reason = "and yet they can be recorded"
+        except NotTimed as error:
+            reason = str(error)
+        return mode, Line(f"{model.reference}: steps cannot be recorded as graphs: {reason}", ok=False)
+    recorded, eager = GraphStepper(model, text), Stepper(model, text)
+    differ, close = compared(recorded, eager)
+    faster = {}
+    for tokens in TOKENS:
+        pairs = [(eager.step(tokens), recorded.step(tokens)) for _ in range(2 if setting.tiny else 5)][1:]
+        faster[tokens] = [1000 * median(column) for column in zip(*pairs, strict=True)]
+    words = ", ".join(f"{tokens} tokens {ours:.2f} and {theirs:.2f} ms" for tokens, (ours, theirs) in faster.items())
+    told = f"{differ} of {sum(TOKENS)} choices differ, {close} more where the two best logits are close"
+    figures = {"eager_and_graph_ms": faster, "differ": differ, "differ_close": close}
+    return mode, figure(
+        setting, f"{model.reference}, one sequence, eager and as a graph: {words}; {told}", figures, not differ
+    )
+
+
+def compared(recorded: GraphStepper, eager: Stepper) -> tuple[int, int]:
+    """How many choices of recorded steps are others than those of eager ones: where the two best logits lie apart, and where
+    rounding may have chosen.
+    """
+    model = eager.model
+    differ = close = 0
+    for tokens in TOKENS:
+        chosen = recorded._choose(tokens).clone()
+        recorded._take_back(tokens)
+        output = model.network(input_ids=eager.next[:, :tokens], past_key_values=eager.cache, use_cache=True)
+        eager._take_back(tokens)
+        best = output.logits.float().topk(2)
+        other = chosen != best.indices[..., 0]
+        sure = best.values[..., 0] - best.values[..., 1] > SPREAD * NOISE[model.dtype]
+        differ += int((other & sure).sum())
+        close += int((other & ~sure).sum())
+    return differ, close
+
+
+@torch.inference_mode()
+def cell(
+    setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode: str, roofline: RooflineSetting
+) -> tuple[Line, list[Figures]]:
+    """Times of one batch size and context beside the roofline's, or why there are none."""
+    batch, context = place
+    where = f"{model.reference}, {batch} x {context} tokens"
+    if setting.left() <= 0:
+        return Line(f"{where}: no time left"), []
+    times: dict[int, list[float]] = {tokens: [] for tokens in TOKENS}
+    try:
+        subject = stepper(model, fitted(text, model, context, max(TOKENS)), batch, max(TOKENS), mode)
+        for _ in range(2 if setting.tiny else 5):
+            for tokens in TOKENS:
+                times[tokens].append(1000 * subject.step(tokens))
+    except (RuntimeError, NotTimed) as error:
+        if is_out_of_memory(error):
+            return Line(f"{where}: skipped, they do not fit into memory"), []
+        return Line(f"{where}: {str(error).splitlines()[0][:200]}", ok=False), []
+    shape = ModelShape(**(shape_of(model.network) or {}))
+    rows = [
+        {
+            "model": model.reference,
+            "batch": batch,
+            "context": context,
+            "tokens": tokens,
+            "ms": median(ms[1:]),
+            "roofline_ms": roofline.ms(shape, True, tokens, batch, context),
+        }
+        for tokens, ms in times.items()
+    ]
+    words = ", ".join(f"{row['tokens']}: {row['ms']:.2f} ({row['ms'] / row['roofline_ms']:.3g} x)" for row in rows)
+    return figure(setting, f"{where}, {mode}, ms by tokens (times the roofline): {words}", {"steps": rows}), rows
+
+
+def fit(setting: Setting, model: Model, named: str, rows: Sequence[Figures], note: str) -> Line:
+    """Efficiencies at which the roofline has a model's measured times, and by how much it is off without them."""
+    if not rows:
+        return Line(f"{model.reference}: no step was timed")
+    off = [row["ms"] / row["roofline_ms"] for row in rows]
+    loads = [(Load(row["tokens"], row["batch"], row["context"]), row["ms"]) for row in rows]
+    figures: Figures = {"accelerator": named, "ratios": off}
+    try:
+        fitted_to = fit_times(ModelShape(**(shape_of(model.network) or {})), ACCELERATORS[named], loads)
+        figures |= {"memory": fitted_to.memory, "compute": fitted_to.compute}
+        words = f"fitted efficiencies: memory {fitted_to.memory:.2f}, compute {fitted_to.compute:.2f}"
+    except ValueError as error:
+        words = f"no efficiencies fit: {error}"
+    said = f"{median(off):.3g} times the roofline ({min(off):.3g} to {max(off):.3g}, {len(off)} steps)"
+    return figure(setting, f"{model.reference}: steps take {said}; {words}{note}", figures)
+
+
+def relative(setting: Setting, pair: Sequence[str], rows: Mapping[str, Sequence[Figures]]) -> Line:
+    """The ratios that a speedup is made of: the draft's step and the verification of 5 tokens, over the target's step."""
+    times = {
+        (name, row["batch"], row["context"], row["tokens"]): (row["ms"], row["roofline_ms"])
+        for name in pair
+        for row in rows[name]
+    }
+    words, figures = [], []
+    for batch, context in sorted({key[1:3] for key in times}):
+        keys = [(pair[0], 1), (pair[1], 1), (pair[0], 5)]
+        found = [times.get((name, batch, context, tokens)) for name, tokens in keys]
+        if None in found:
+            continue
+        one, draft, five = np.array(found)
+        figures.append(
+            {"batch": batch, "context": context, "draft": (draft / one).tolist(), "verify": (five / one).tolist()}
+        )
+        drafted, verified = (f"{ours:.2f} ({theirs:.2f})" for ours, theirs in (draft / one, five / one))
+        words.append(f"{batch} x {context}: {drafted} and {verified}")
+    text = f"{pair[1]}'s step and a verification of 5 tokens in steps of {pair[0]} (roofline): {'; '.join(words) or 'none'}"
+    return figure(setting, text, {"ratios": figures})
+
+
+def scoring(setting: Setting) -> Iterator[Line]:
+    """Scoring as a run does it against the models' bare forward passes over the same batches."""
+    setting = within(setting, 45)
+    target = setting.loaded(TARGET, setting.dtypes[0])
+    draft = setting.loaded(DRAFT, setting.dtypes[0], "draft", seed=1)
+    batches = scored_batches(setting, target)
+    scorer = Scorer(target, [draft], target.vocabulary)
+    rows = sum(len(item.ids) for batch in batches for item in batch)
+    size = f"{rows} positions in {len(batches)} batches"
+    found = against_bare(setting, scorer, batches, 5)
+    ok = judged(setting, found[0] <= MOST_SCORING)
+    yield figure(setting, f"scoring / bare forwards, {TARGET} with {DRAFT}, {size}: {spread(found)}", {"ratio": found}, ok)
+    yield statistics_share(setting, scorer, batches[0])
+    for name, extras in (
+        ("certificates", Extras.of(DEFAULT_RULES, certificates=True)),
+        ("multi_draft of 2 and 4", Extras.of([*DEFAULT_RULES, "multi_draft_2", "multi_draft_4"], certificates=False)),
+    ):
+        if setting.left() > 0:
+            scorer.extras = extras
+            found = against_bare(setting, scorer, batches[:1], 3)
+            yield figure(setting, f"the same with {name}: {spread(found)}", {"ratio": found})
+    if setting.left() > 0:
+        yield shared(setting, target, batches[:1])
+
+
+def scored_batches(setting: Setting, target: Model) -> list[list[Continuation]]:
+    """Two batches of about 16,000 tokens, of texts that are random: what is computed does not depend on them."""
+    random = np.random.default_rng(1)
+    count, prompts, new, tokens = (4, (8, 24), 8, 64) if setting.tiny else (36, (256, 1024), 256, 16_384)
+    texts = [
+        Continuation(item, random.integers(0, target.vocabulary, new).astype(np.int32), "length")
+        for item in documents(target, count, prompts, new)
+    ]
+    return list(scoring_batches(texts, tokens))[:2]
+
+
+def against_bare(
+    setting: Setting, scorer: Scorer, batches: Sequence[Sequence[Continuation]], repeats: int
+) -> tuple[float, float, float]:
+    """Median, least and largest ratio of scoring to bare forward passes."""
+    ways = {
+        "bare": lambda: [bare(scorer, batch, scorer.head_rows) for batch in batches],
+        "scoring": lambda: [scorer.score(batch) for batch in batches],
+    }
+    taken = in_turn(ways, 1 if setting.tiny else repeats, lambda work: seconds(setting.device, work))
+    return ratios(taken, "scoring", "bare")
+
+
+def spread(found: tuple[float, float, float]) -> str:
+    """A ratio with the least and the largest of its turns."""
+    return f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"
+
+
+@torch.inference_mode()
+def statistics_share(setting: Setting, scorer: Scorer, batch: Sequence[Continuation]) -> Line:
+    """What a batch's statistics take alone, as a share of the target's forward passes over it."""
+    layout = Layout.of(batch)
+    count = min(scorer.head_rows, len(layout.token))
+    logits = [
+        head.logits(head.rows(layout.ids, layout.row, layout.column)[:count]) for head in (scorer.target, *scorer.drafts)
+    ]
+    token = layout.token[:count].to(setting.device)
+    forward = timed(setting, lambda: bare(scorer, batch, scorer.head_rows, drafts=False))
+    chunk = timed(setting, lambda: scorer._statistics(logits[0], logits[1:], [token], PLAIN))
+    share = chunk * len(layout.token) / count / forward
+    reason = fused.hindrance(setting.device)
+    words = f"; torch's, for no kernel runs: {reason}" if reason else ""
+    ok = judged(setting, share <= MOST_STATISTICS and reason is None)
+    figures = {"share": share, "ms_of_chunk": 1000 * chunk, "rows_of_chunk": count, "forward_ms": 1000 * forward}
+    text = (
+        f"statistics take {100 * share:.1f} % of the target's forward passes ({1000 * chunk:.2f} ms for {count} rows{words})"
+    )
+    return figure(setting, text, figures, ok)
+
+
+def shared(setting: Setting, target: Model, batches: Sequence[Sequence[Continuation]]) -> Line:
+    """Scoring with a draft that skips every second layer of the later half, from the target's states on and all of it."""
+    layers = len(target.network.base_model.layers)
+    dropped = list(range(layers // 2, layers - 1, 2))
+    scorer = Scorer(target, [layer_skip("skip", target, dropped)], target.vocabulary)
+    rest = scorer.drafts[0].rest
+
+    def score(after: Any) -> None:
+        scorer.drafts[0].rest = after
+        for batch in batches:
+            scorer.score(batch)
+
+    ways = {
+        "bare": lambda: [bare(scorer, batch, scorer.head_rows) for batch in batches],
+        "scoring": lambda: score(None),
+        "shared": lambda: score(rest),
+    }
+    taken = in_turn(ways, 1 if setting.tiny else 3, lambda work: seconds(setting.device, work))
+    found = {name: ratios(taken, name, "bare") for name in ("scoring", "shared")}
+    words = (
+        f"from layer {rest.count} of {layers} on {spread(found['shared'])}" if rest else "it cannot go on from its states"
+    )
+    text = f"the same with the target without {len(dropped)} layers as draft: whole {spread(found['scoring'])}, {words}"
+    return figure(setting, text, found, ok=rest is not None)
+
+
+def kernels(setting: Setting) -> Iterator[Line]:
+    """Statistics kernels alone, as a share of what the memory's bandwidth allows."""
+    from alphaprof.profiling import triton_statistics
+
+    if not setting.on_gpu and (reason := no_interpreter(triton_statistics)):
+        yield Line(f"not checked, Triton's interpreter does not run here: {reason}")
+        return
+    setting = within(setting, 50)
+    named, note = accelerator(setting)
+    copied = bandwidth(setting)
+    sheet = ACCELERATORS[named].bandwidth
+    widths = (320, 257) if setting.tiny else (128_256, 32_000, 50_257, 151_936, 262_144)
+    rows = 1 if setting.tiny else 1024
+    for width in widths:
+        if setting.left() <= 0:
+            yield Line(f"kernels, V {width:,}: no time left")
+            continue
+        taken = {
+            count: kernel_seconds(setting, triton_statistics.measured, width, count)
+            for count in (rows, 4 * rows)[: 1 if setting.tiny else 2]
+        }
+        read = 4 * width * 2  # bytes a row: the target's twice, the draft's twice
+        shares = {count: read * count / took / copied for count, took in taken.items()}
+        words = ", ".join(f"{100 * share:.0f} % in calls of {count} rows" for count, share in shares.items())
+        text = f"kernels, V {width:,}: {words} of the bandwidth of a copy ({copied / 1e12:.2f} TB/s"
+        figures = {"width": width, "share": shares, "seconds": taken, "bytes_a_row": read, "copy": copied, "sheet": sheet}
+        yield figure(setting, f"{text}, data sheet {sheet / 1e12:.2f}{note})", figures)
+        setting.clean()
+    yield from tuned(setting, triton_statistics, widths[0], rows)
+
+
+def no_interpreter(module: Any) -> str | None:
+    """Why kernels cannot be interpreted on a CPU: that of Triton 3.6 breaks off with NumPy 2.5. None: they can."""
+    logits = torch.zeros(1, 8)
+    try:
+        module.measured(Side(logits), [Side(logits)], torch.zeros(1, dtype=torch.long), [])
+    except Exception as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
+
+
+def bandwidth(setting: Setting) -> float:
+    """Bytes a second that a large copy on the device reads and writes."""
+    size = 2**32 if setting.on_gpu else 2**22
+    source = torch.ones(size, dtype=torch.uint8, device=setting.device)
+    target = torch.empty_like(source)
+    return 2 * size / timed(setting, lambda: target.copy_(source))
+
+
+@torch.inference_mode()
+def kernel_seconds(setting: Setting, work: Callable[..., object], width: int, rows: int) -> float:
+    """Median seconds of a call for a target and a draft with logits of `rows` rows. Several pairs take turns, so that none
+    of them is in the device's cache when it is read.
+    """
+    pairs = max(1, (2**30 if setting.on_gpu else 1) // (4 * width * rows))
+    how = {"device": setting.device, "dtype": torch.bfloat16}
+    logits = [(4 * torch.randn(rows, width, **how), 4 * torch.randn(rows, width, **how)) for _ in range(pairs)]
+    token = torch.randint(0, width, (rows,), device=setting.device)
+
+    def calls() -> None:
+        for ours, theirs in logits:
+            work(Side(ours), [Side(theirs)], token, [])
+
+    return timed(setting, calls, 7) / pairs
+
+
+def tuned(setting: Setting, module: Any, width: int, rows: int) -> Iterator[Line]:
+    """Other blocks and numbers of warps than those that are shipped; and torch without kernels."""
+    shipped = module.BLOCK, module.WARPS
+    pairs = [(block, warps) for block in BLOCKS for warps in WARPS]
+    pairs.sort(key=lambda pair: sum(abs(math.log2(ours / theirs)) for ours, theirs in zip(pair, shipped, strict=True)))
+    if setting.tiny:
+        pairs = pairs[:2]
+    torch_s = kernel_seconds(setting, by_torch, width, rows)
+    taken: dict[tuple[int, int], float] = {}
+    try:
+        for block, warps in pairs:
+            if setting.left() > 0:
+                module.BLOCK, module.WARPS = block, warps
+                taken[block, warps] = kernel_seconds(setting, module.measured, width, rows)
+    finally:
+        module.BLOCK, module.WARPS = shipped
+    if shipped not in taken:
+        yield Line("no time to compare blocks and warps")
+        return
+    best = min(taken, key=lambda pair: taken[pair])
+    over = {f"{block} x {warps}": took / taken[best] for (block, warps), took in taken.items()}
+    text = f"BLOCK x WARPS, V {width:,}, {rows} rows, {len(taken)} of {len(pairs)} pairs tried: best {best[0]} x {best[1]}, "
+    text += f"and the shipped {shipped[0]} x {shipped[1]} takes {taken[shipped] / taken[best]:.2f} times as long"
+    yield figure(setting, text, {"times_the_best": over, "best_ms": 1000 * taken[best]})
+    text = f"torch takes {torch_s / taken[shipped]:.1f} times as long as the kernels"
+    yield figure(setting, text, {"torch_ms": 1000 * torch_s})
+
+
+def by_torch(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> None:
+    """Statistics in torch, as many rows at a time as where no kernel runs."""
+    size = statistics.rows_at_once(token.device)
+    for start in range(0, len(token), size):
+        part = slice(start, start + size)
+        some = [Side(item.logits[part]) for item in (target, *drafts)]
+        statistics.columns(some[0], some[1:], token[part], proposals)
+
+
+def generation(setting: Setting) -> Iterator[Line]:
+    """Tokens a second of greedy texts: with a growing cache, with a static one, and with a static one and compiled steps."""
+    setting = within(setting, 90)
+    target = setting.loaded(TARGET, setting.dtypes[0])
+    new = 8 if setting.tiny else 128
+    batches = {
+        count: documents(target, count, (9, 9) if setting.tiny else (256, 256), new)
+        for count in ((1, 2) if setting.tiny else (64, 8, 1))
+    }
+    texts = {}
+    for count, batch in batches.items():
+        line, texts[count] = written(setting, target, batch, "eager", [])
+        yield line
+    yield recorded_steps(setting, target, batches)
+    compiled = list(batches)[1::-1] + list(batches)[2:]  # the middle one first: compiling takes most of the time
+    longest = 0.0
+    for how, count in (("static", compiled[0]), *(("compiled", count) for count in compiled)):
+        needed = max(longest, 30 if how == "compiled" and setting.on_gpu else 0)
+        if setting.left() < 1.5 * needed:
+            yield Line(f"generation {how}, batch {count}: no time left, it may take {needed:.0f} s")
+            continue
+        begun = time.monotonic()
+        line, _ = written(setting, target, batches[count], how, texts[count])
+        longest = time.monotonic() - begun
+        yield line
+    torch.compiler.reset()
+
+
+def written(
+    setting: Setting, target: Model, batch: Sequence[Document], how: str, expected: Sequence[Ids]
+) -> tuple[Line, list[Ids]]:
+    """Tokens a second of a batch, its first time apart, and how much of its texts is as expected (empty: unknown)."""
+    served = target.network.generation_config
+    served.cache_implementation = None if how == "eager" else "static"
+    served.disable_compile = how != "compiled"
+    texts: list[Ids] = []
+
+    def write() -> None:
+        texts[:] = [item.ids for item in generate(target, batch, target.vocabulary)]
+
+    place = f"generation {how}, batch {len(batch)}"
+    try:
+        with without_advice():
+            if how != "compiled":  # nothing is done once but what libraries load
+                generate(target, [dataclasses.replace(item, max_new_tokens=4) for item in batch], target.vocabulary)
+            took = [seconds(setting.device, write) for _ in range(2 if how == "compiled" else 1)]
+    except Exception as error:  # of compilers, of the driver
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Line(f"{place}: {type(error).__name__}: {reason[:200]}", ok=False), []
+    finally:
+        served.cache_implementation = served.disable_compile = None
+    tokens = sum(map(len, texts))
+    figures = {"how": how, "batch": len(batch), "tokens_per_second": tokens / took[-1], "first_s": took[0], "s": took[-1]}
+    words = f"{place}: {tokens / took[-1]:,.0f} tokens/s, {1000 * took[-1] / len(texts[0]):.1f} ms a step"
+    if how == "compiled":
+        figures["compiled"] = hasattr(target.network, "_compiled_call")  # transformers decides; on a CPU it does not
+        words += f", the first time {took[0]:.1f} s{'' if figures['compiled'] else ' (transformers has not compiled it)'}"
+    if expected:
+        same = [float(np.mean(np.cumprod(ours == theirs))) for ours, theirs in zip(texts, expected, strict=True)]
+        figures |= {"equal_texts": sum(share == 1 for share in same), "equal_until": float(np.mean(same))}
+        words += f"; {figures['equal_texts']} of {len(same)} texts are those of eager, and "
+        words += f"{100 * figures['equal_until']:.0f} % of tokens stand before the first other one"
+    return figure(setting, words, figures), texts
+
+
+@torch.inference_mode()
+def recorded_steps(setting: Setting, target: Model, batches: Mapping[int, Sequence[Document]]) -> Line:
+    """Tokens a second of steps alone, as CUDA graphs: what generation could reach."""
+    rates = {}
+    for count, batch in batches.items():
+        text = batch[0].prompt
+        subject = stepper(target, text, count, 1, common_mode([target], text, "auto"))
+        rates[count] = count / median(subject.step(1) for _ in range(5))
+        del subject
+    words = ", ".join(f"batch {count} {rate:,.0f} tokens/s" for count, rate in rates.items())
+    return figure(
+        setting, f"what steps alone would give, as graphs where they can be: {words}", {"tokens_per_second": rates}
+    )
+
+
+def run(setting: Setting) -> Iterator[Line]:
+    """Positions a second of a run, and what it spends them on. Generation, scoring, tables and files as in `profile`, one
+    after the other; without loading, step times and totals.
+    """
+    setting = within(setting, 45)
+    target = setting.loaded(TARGET, setting.dtypes[0])
+    draft = setting.loaded(DRAFT, setting.dtypes[0], "draft", seed=1)
+    layers = len(target.network.base_model.layers)
+    skip = layer_skip("skip", target, list(range(layers // 2, layers - 1, 2)))
+    lookup = PromptLookup("lookup", 3, target.eos, target.vocabulary, "bfloat16")
+    count, prompts, new = (4, (8, 24), 8) if setting.tiny else (64, (256, 768), 128)
+    asked = documents(target, count, prompts, new)
+    profiled(setting, Scorer(target, [draft, skip, lookup], target.vocabulary), asked[:2], 65_536)
+    for drafts, some, tokens in (
+        ([draft, skip, lookup], asked, 65_536),
+        ([draft], asked, 65_536),
+        ([draft], asked[::4], 8192),
+    ):
+        if setting.left() <= 0:
+            yield Line(f"a run with {len(drafts)} drafts, batches of {tokens:,} tokens: no time left")
+            continue
+        spent, texts, _ = profiled(setting, Scorer(target, drafts, target.vocabulary), some, tokens)
+        positions, total = sum(len(item.ids) for item in texts), sum(spent.values())
+        shares = ", ".join(f"{name} {100 * took / total:.0f} %" for name, took in spent.items())
+        names = " + ".join(item.name for item in drafts)
+        text = (
+            f"a run with {len(drafts)} drafts ({names}), batches of {tokens:,} tokens: {positions / total:,.0f} positions/s"
+        )
+        figures = {"drafts": len(drafts), "batch_tokens": tokens, "positions": positions, "seconds": spent}
+        yield figure(setting, f"{text}: {shares}", figures)
+
+
+def profiled(
+    setting: Setting, scorer: Scorer, asked: Sequence[Document], batch_tokens: int
+) -> tuple[dict[str, float], list[Continuation], dict[str, dict[int, Arrays]]]:
+    """Seconds of what a run does by phase, its texts in document order, and its arrays by draft and document."""
+    scored: dict[str, dict[int, Arrays]] = {}
+    texts: list[Continuation] = []
+
+    def generating() -> None:
+        for batch in generation_batches(asked, batch_tokens):
+            texts.extend(generate(scorer.target.model, batch, scorer.width))
+        texts.sort(key=lambda item: item.document.document)
+
+    def scoring_them() -> None:
+        for batch in scoring_batches(texts, batch_tokens):
+            for draft, arrays in scorer.score(batch).items():
+                scored.setdefault(draft, {}).update(by_document(batch, arrays))
+
+    def writing() -> None:
+        rules = scorer.extras.log_rules(DEFAULT_RULES)
+        for draft, arrays in scored.items():
+            table = position_table(texts, arrays, rules, draft)
+            write_table(setting.folder / f"{draft}.parquet", table, rules.columns)
+
+    phases = {"generation": generating, "scoring": scoring_them, "writing": writing}
+    return {name: seconds(setting.device, work) for name, work in phases.items()}, texts, scored
+
+
+def assisted(setting: Setting) -> Iterator[Line]:
+    """A run for all gammas at once against Hugging Face's assisted generation gamma by gamma, and against generation without
+    a draft. The draft is the target with noise on its weights: as large as the target, and its acceptance is known.
+    """
+    setting = within(setting, 60)
+    # With a tied embedding a token of a random model is often followed by itself.
+    target = setting.loaded(DRAFT, setting.dtypes[0], tie_word_embeddings=False)
+    draft = Model("draft", copy.deepcopy(target.network), "model", "noisy")
+    scorer = Scorer(target, [draft], target.vocabulary)
+    count, prompts, new = (4, (8, 24), 8) if setting.tiny else (64, (64, 256), 96)
+    asked = documents(target, count, prompts, new)
+    texts = generate(target, asked[:16], target.vocabulary)
+    scale, alpha = made_noisy(target, draft, scorer, texts)
+    gammas = GAMMAS[:2] if setting.tiny else GAMMAS
+    profiled(setting, scorer, asked[:2], 65_536)
+    spent, texts, scored = profiled(setting, scorer, asked, 65_536)
+    replays(trace(texts, scored["draft"]), [1])  # loads the loops
+    spent["replay"] = seconds(torch.device("cpu"), lambda: replays(trace(texts, scored["draft"]), sorted(gammas)))
+    rate = sum(len(item.ids) for item in texts) / sum(spent.values())
+    document = asked[len(asked) // 2]
+    alone(target, dataclasses.replace(document, max_new_tokens=4), draft, 2)
+    plain = alone(target, document)
+    by_gamma = {}
+    for gamma in gammas:
+        if setting.left() > 0:
+            by_gamma[gamma] = alone(target, document, draft, gamma)
+    words = f"alpha {alpha:.3f} at noise of {scale:.3g}, {DRAFT}, a draft as large as the target"
+    yield advantage(setting, rate, by_gamma, plain, words)
+    yield rounds(setting, scorer, document, by_gamma)
+
+
+def made_noisy(target: Model, draft: Model, scorer: Scorer, texts: Sequence[Continuation]) -> tuple[float, float]:
+    """Puts so much noise on a copy of the target that its acceptance on some of the target's greedy texts is about ALPHA;
+    the noise in standard deviations of each matrix, and the acceptance.
+    """
+    low, high = 1e-3, 1.0
+    scale = alpha = math.nan
+    for _ in range(9):
+        scale = math.sqrt(low * high)
+        with torch.no_grad():
+            for ours, theirs in zip(draft.network.parameters(), target.network.parameters(), strict=True):
+                ours.copy_(theirs)
+        perturbed(draft.network, scale)
+        columns = scorer.score(texts)["draft"]
+        alpha = float(np.mean(columns["draft_top"] == columns["token"]))
+        if abs(alpha - ALPHA) < 0.02:
+            break
+        low, high = (scale, high) if alpha > ALPHA else (low, scale)
+    return scale, alpha
+
+
+def trace(texts: Sequence[Continuation], arrays: Mapping[int, Arrays]) -> Trace:
+    """What a draft proposes in some texts: positions of one text after the other."""
+    parts = [arrays[item.document.document] for item in texts]
+    token, top, proposed = (
+        np.concatenate([part[name] for part in parts]).astype(np.int64) for name in ("token", "draft_top", "proposed")
+    )
+    stop = np.cumsum([len(item.ids) for item in texts])
+    start = stop - [len(item.ids) for item in texts]
+    limit = np.array([item.document.max_new_tokens for item in texts])
+    return Trace(run_lengths(token == top, start, stop), proposed, start, stop, limit, np.zeros(len(token), dtype=bool))
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """One text that transformers wrote: its ids, the seconds that it took, and how often the target was called."""
+
+    ids: Ids
+    seconds: float
+    calls: int
+
+
+@torch.inference_mode()
+def alone(target: Model, document: Document, draft: Model | None = None, gamma: int = 0) -> Alone:
+    """A document's greedy text, with assisted generation of `gamma` tokens a round where there is a draft."""
+    ids = torch.from_numpy(document.prompt.astype(np.int64))[None].to(target.device)
+    how: Figures = {}
+    if draft is not None:
+        served = draft.network.generation_config
+        served.num_assistant_tokens, served.num_assistant_tokens_schedule = gamma, "constant"
+        served.assistant_confidence_threshold = 0.0
+        how["assistant_model"] = draft.network
+    calls: list[int] = []
+    texts: list[torch.Tensor] = []
+
+    def write() -> None:
+        mask, most = torch.ones_like(ids), document.max_new_tokens
+        texts.append(target.network.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **how))
+
+    handle = target.network.register_forward_pre_hook(lambda *_: calls.append(1))
+    try:
+        with without_advice():
+            took = seconds(target.device, write)
+    finally:
+        handle.remove()
+    return Alone(texts[0][0, ids.shape[1] :].cpu().numpy().astype(np.int32), took, len(calls))
+
+
+def advantage(setting: Setting, rate: float, by_gamma: Mapping[int, Alone], plain: Alone, words: str) -> Line:
+    """How many times as many tokens a second a run has as assisted generation of every gamma that was run."""
+    times = rate * sum(text.seconds / len(text.ids) for text in by_gamma.values())
+    without = rate * plain.seconds / len(plain.ids)
+    ran = ", ".join(map(str, sorted(by_gamma)))
+    figures = {
+        "run_tokens_per_second": rate,
+        "assisted_tokens_per_second": {gamma: len(text.ids) / text.seconds for gamma, text in sorted(by_gamma.items())},
+        "plain_tokens_per_second": len(plain.ids) / plain.seconds,
+        "times_assisted": times,
+        "times_plain": without,
+    }
+    text = f"a run ({rate:,.0f} positions/s) is {times:.0f} times as fast as assisted generation for gamma {ran} together, "
+    text += f"and {without:.0f} times as fast as generation without a draft ({words})"
+    reached = times >= LEAST_ADVANTAGE
+    return figure(setting, text, figures, judged(setting, reached) if reached or len(by_gamma) == len(GAMMAS) else None)
+
+
+def rounds(setting: Setting, scorer: Scorer, document: Document, by_gamma: Mapping[int, Alone]) -> Line:
+    """Tokens a round of assisted generation beside those that replay says of the same texts."""
+    pairs = {}
+    for gamma, text in sorted(by_gamma.items()):
+        item = Continuation(document, text.ids, "length")
+        arrays = by_document([item], scorer.score([item])["draft"])
+        replayed = float(replay(trace([item], arrays), gamma, "hf").rounds.sum())
+        pairs[gamma] = (len(text.ids) / text.calls, len(text.ids) / replayed)
+    words = ", ".join(f"{gamma}: {ours:.2f} and {theirs:.2f}" for gamma, (ours, theirs) in pairs.items())
+    return figure(setting, f"tokens a round by gamma, assisted and replayed: {words}", {"tokens_a_round": pairs})
