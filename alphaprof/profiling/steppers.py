@@ -86,12 +86,14 @@ class Stepper:
         self.settling_s = seconds(self.model.device, lambda: self._take_back(tokens))
         return found
 
-    def _choose(self, tokens: int) -> None:
+    def _choose(self, tokens: int) -> torch.Tensor:
+        """The step itself; the ids that it chooses [batch, tokens]."""
         ids = self.next[:, :tokens]
         output = self.model.network(input_ids=ids, past_key_values=self.cache, use_cache=True)
-        chosen = output.logits.argmax(-1)
+        chosen: torch.Tensor = output.logits.argmax(-1)
         if chosen.device.type == "cpu":
             chosen.tolist()
+        return chosen
 
     def _take_back(self, tokens: int) -> None:
         self.cache.crop(-tokens)
