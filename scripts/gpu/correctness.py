@@ -627,22 +627,20 @@ def near_pair(setting: Setting, dtype: torch.dtype) -> Pair:
         network.generation_config = GenerationConfig(pad_token_id=0)  # texts of full length
         return Model(role, network.eval().requires_grad_(False), "model", str(setting.model))
 
-    target, draft = made("target"), made("draft")
+    target = made("target")
     texts = generate(target, prompts(setting, target, None), target.vocabulary)
 
-    def alpha(scale: float) -> float:
-        undo = perturbed(draft.network, scale)
+    def pair(scale: float) -> Pair:
+        draft = made("draft")  # anew: taking noise out again leaves that of rounding
+        perturbed(draft.network, scale)
         found = Scorer(target, [draft], target.vocabulary).score(texts)["draft"]
-        undo()
-        return float((found["draft_top"] == found["token"]).mean())
+        return Pair(target, draft, float((found["draft_top"] == found["token"]).mean()), scale)
 
     low, high = 1e-3, 1.0
     while high / low > 1.1:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if alpha(middle) > ALPHA else (low, middle)
-    reached = alpha(low)
-    perturbed(draft.network, low)
-    return Pair(target, draft, reached, low)
+        low, high = (middle, high) if pair(middle).alpha > ALPHA else (low, middle)
+    return pair(low)
 
 
 def prompts(setting: Setting, target: Model, processing: Processing | None) -> list[Document]:
@@ -690,7 +688,7 @@ def line_of_rounds(pair: Pair, rule: str, counted: Any, documents: int, texts: i
         "other_texts": texts,
         "tokens_per_round_measured_over_replayed": replays / total,
         "tokens_per_round_measured_over_expected": expected / total,
-        "largest_margin": max(ties, default=0.0),
+        "largest_margin": float(max(ties, default=0.0)),
     }
     text = f"{figures['dtype']} {rule} (alpha {pair.alpha:.2f}): "
     text += f"{other / total:.1%} of {total:.0f} rounds are not those of replay"
