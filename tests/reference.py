@@ -68,7 +68,12 @@ def columns(
         np.pad(row.astype(np.float64), (0, width - len(row)), constant_values=-np.inf)
         for row in (target_logits, draft_logits)
     )
-    p, q = processed(z, settings), processed(y, draft_settings)
+    return compared(z, y, processed(z, settings), processed(y, draft_settings), token)
+
+
+def compared(z: Array, y: Array, p: Array, q: Array, token: int) -> dict[str, float]:
+    """All statistics of one position from logits z, y and distributions p, q of target and draft, all of one width."""
+    width = len(z)
     raw = np.sort(softmax(z))[::-1]
     top, draft_top = int(np.argmax(z)), int(np.argmax(y))
     first, second = np.sort(p)[::-1][:2]
