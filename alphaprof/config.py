@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.analysis.rules import DEFAULT_RULES, GAMMA_LIMIT
 from alphaprof.errors import cut, shown
+from alphaprof.log.files import DRAFT_NAME
 from alphaprof.options import (
-    DRAFT_NAME,
-    GAMMA_LIMIT,
     ContinuationOptions,
     CostOptions,
     DraftOptions,

@@ -18,9 +18,9 @@ from alphaprof.analysis.sglang_requests import answers_of, sglang_request
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid, cut, shown
 from alphaprof.loader import apply_override, validate
 from alphaprof.log.claim import Claim, claimed
+from alphaprof.log.files import DRAFT_NAME
 from alphaprof.log.manifest import CHAIN, Drafting, Imported, Manifest, Shard
 from alphaprof.log.store import Run, begin
-from alphaprof.options import DRAFT_NAME
 
 MOST_DOMAINS = 200  # more are no domains
 ORIGIN = "import"  # in messages about options

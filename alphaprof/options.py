@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -19,8 +18,6 @@ from pydantic import (
 from alphaprof.errors import shown
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # of a folder as well: draft=NAME
-GAMMA_LIMIT = 64
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,6 +70,13 @@ LAYERS = {
     "report": {"report", "analysis", "log"},
     "profiling": {"profiling", "analysis", "log"},
 }
+
+RUNS_MODELS = (
+    *("statistics", "fused", "row_loops", "processing", "extras", "head", "scoring", "record", "shards", "trial"),
+    *("models", "drafts", "lookup", "corpus", "batching", "continuations", "caches", "choices", "drafting"),
+    *("verification", "speculation", "decoding", "steppers", "latency"),
+    *(("triton_statistics",) if importlib.util.find_spec("triton") else ()),
+)
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -137,6 +145,22 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout
+
+
+def test_models_run_without_the_packages_of_profiles_and_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels, scoring, decoding and timing can be tried where neither pydantic nor datasets is installed. What this session
+    has imported already is put aside, and comes back at the end.
+    """
+    for name in [name for name in sys.modules if name.split(".")[0] in ("alphaprof", "pydantic", "datasets")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("pydantic", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
+    try:
+        for name in RUNS_MODELS:
+            importlib.import_module(f"alphaprof.profiling.{name}")
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "alphaprof"]:
+            del sys.modules[name]
 
 
 def test_tests_and_product_do_not_know_the_workplace() -> None:

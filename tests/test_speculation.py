@@ -19,13 +19,14 @@ from transformers import GenerationConfig
 
 from alphaprof.analysis.replay import Trace, run_lengths, steps
 from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import GAMMA_LIMIT
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import AlphaprofError, ModelUnloadable, RuleNotDecodable
 from alphaprof.loader import load_profile
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
-from alphaprof.options import GAMMA_LIMIT, TargetOptions
+from alphaprof.options import TargetOptions
 from alphaprof.profiling import pipeline, speculation
 from alphaprof.profiling.choices import Choice
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches

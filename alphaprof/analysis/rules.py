@@ -19,6 +19,7 @@ import numpy as np
 Columns = Mapping[str, np.ndarray[Any, Any]]
 Values = np.ndarray[Any, Any]
 GREEDY, SAMPLED = "greedy", "sampled"  # how the target chose a text's tokens
+GAMMA_LIMIT = 64  # the most drafted tokens a round that a profile may ask for
 
 
 @dataclass(frozen=True)

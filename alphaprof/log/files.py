@@ -15,6 +15,7 @@ from pathlib import Path
 from alphaprof.errors import DiskFull, RunUnreadable
 from alphaprof.log.manifest import File
 
+DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
 WRITTEN = re.compile(r"\.[\w.-]+\.(parquet|json)\.\d+\.tmp")  # what `replacing` calls a file while it is written
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

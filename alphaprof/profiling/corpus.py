@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.config import DomainColumn, ProfileOptions, SourceOptions, template_parts
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, ProfileInvalid, cut, shown
-from alphaprof.options import ContinuationOptions, GivenContinuation, SampledContinuation, TextContinuation
 from alphaprof.profiling.processing import Processing, resolved
 from alphaprof.profiling.reading import Row, rows
 from alphaprof.profiling.templates import render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config import ProfileOptions, SourceOptions
+    from alphaprof.options import ContinuationOptions, GivenContinuation
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 LOST_BOS = "cut prompts lost the BOS that they began with"
@@ -122,9 +123,9 @@ class Corpus:
         where = f"{source.path} row {row_number}"
         prompt = encode_prompt(source, row, self.tokenizer, where)
         given = None
-        if isinstance(continuation, GivenContinuation):
+        if continuation.kind == "given":
             given = encode_given(continuation, row, self.tokenizer, where)
-        elif isinstance(continuation, TextContinuation):
+        elif continuation.kind == "text":
             if len(prompt) <= continuation.prompt_tokens:
                 return f"with no text beyond prompt_tokens ({continuation.prompt_tokens})"
             prompt, given = prompt[: continuation.prompt_tokens], prompt[continuation.prompt_tokens :]
@@ -147,7 +148,7 @@ class Corpus:
         cluster = _value(row, source.cluster, where, optional=True) if source.cluster else None
         domain = source.domain
         return {
-            "domain": _text(_value(row, domain.column, where)) if isinstance(domain, DomainColumn) else domain,
+            "domain": domain if isinstance(domain, str) else _text(_value(row, domain.column, where)),
             "cluster": None if cluster is None else f"{index}:{_text(cluster)}",
             "source": index,
             "source_row": row_number,
@@ -177,12 +178,12 @@ class Corpus:
 
 def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Document` that say how its tokens come about."""
-    on_policy = not isinstance(continuation, TextContinuation)
+    on_policy = continuation.kind != "text"
     processing, seed = None, None
-    if isinstance(continuation, GivenContinuation):
+    if continuation.kind == "given":
         on_policy = continuation.on_policy
         processing = resolved(continuation, {}) if continuation.temperature is not None else None
-    elif isinstance(continuation, SampledContinuation):
+    elif continuation.kind == "sampled":
         processing = resolved(continuation, served if continuation.generation_config else {})
         seed = continuation.seed
     return {"kind": continuation.kind, "on_policy": on_policy, "processing": processing, "seed": seed}
@@ -236,6 +237,8 @@ def _token_ids(value: Any, where: str, column: str) -> Ids:
 
 def render(template: str, row: Row, where: str) -> str:
     """The template with {column} replaced by the row's values; a value's own braces and attributes mean nothing."""
+    from alphaprof.config import template_parts
+
     return "".join(
         literal + ("" if name is None else _text(_value(row, name, where))) for literal, name in template_parts(template)
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
-from alphaprof.config import ProfileOptions
 from alphaprof.errors import OptionInvalid, ProfileInvalid
-from alphaprof.options import GreedyContinuation, SampledContinuation
 from alphaprof.profiling.choices import Choice
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.shards import Loaded
 from alphaprof.profiling.speculation import Decoded, Plain, Speculation
+
+if TYPE_CHECKING:
+    from alphaprof.config import ProfileOptions
 
 USUAL_GAMMAS = (1, 2, 3, 5)
 
@@ -32,15 +34,14 @@ def require_own_text(options: ProfileOptions) -> set[str]:
 
     Raises `ProfileInvalid` where it writes none: no decoding would repeat that.
     """
-    kinds = [options.continuation_of(index) for index in range(len(options.data))]
-    words = ((GREEDY, GreedyContinuation), (SAMPLED, SampledContinuation))
-    found = {word for word, of in words if any(isinstance(kind, of) for kind in kinds)}
-    if not found:
+    kinds = {options.continuation_of(index).kind for index in range(len(options.data))}
+    written = {GREEDY, SAMPLED} & kinds
+    if not written:
         raise ProfileInvalid(
             "the target writes none of this text, so no decoding here would repeat it",
             "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy",
         )
-    return found
+    return written
 
 
 def chosen_gammas(known: Sequence[int], wanted: Sequence[int] | None) -> list[int]:

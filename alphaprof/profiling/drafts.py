@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from alphaprof.config import ProfileOptions
 from alphaprof.errors import ModelUnloadable
-from alphaprof.options import DraftOptions, LayerSkipDraft, PromptLookupDraft
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model, load_model, load_tokenizer
 from alphaprof.profiling.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config import ProfileOptions
+    from alphaprof.options import DraftOptions
 
 Draft = Model | PromptLookup
 
@@ -30,9 +31,9 @@ def load_draft(
     name: str, draft: DraftOptions, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> Draft:
     """One draft, checked against the target's vocabulary. Raises `VocabularyMismatch` and `ModelUnloadable`."""
-    if isinstance(draft, PromptLookupDraft):
+    if draft.kind == "prompt_lookup":
         return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, options.target.dtype)
-    if isinstance(draft, LayerSkipDraft):
+    if draft.kind == "layer_skip":
         return layer_skip(name, target, draft.drop_layers)
     check_vocabulary(tokenizer, load_tokenizer(draft), name)
     device = draft.device if draft.device != "auto" else str(target.device)

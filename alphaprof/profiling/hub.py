@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alphaprof.config import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, cut, shown
-from alphaprof.loader import BAD_YAML, read_plainly
-from alphaprof.options import ModelDraft, ModelOptions
 from alphaprof.profiling.checkpoint import CONFIG, DESCRIPTIONS, require_sound, require_sound_gguf
+
+if TYPE_CHECKING:
+    from alphaprof.config import ProfileOptions, SourceOptions
+    from alphaprof.options import ModelOptions
 
 TIMEOUT_S = 3.0
 # Local data files and the builders of `datasets` that read them.
@@ -55,7 +56,7 @@ def check_references(options: ProfileOptions) -> None:
     """Raise the error of the first model or dataset of a profile that cannot be had. Imports nothing heavy."""
     require_model(options.target, "target")
     for name, draft in options.drafts.items():
-        if isinstance(draft, ModelDraft):
+        if draft.kind == "model":
             require_model(draft, f"draft {name}")
     for source in options.data:
         require_data(source.path)
@@ -159,6 +160,8 @@ def _card_patterns(folder: Path) -> Iterator[str]:
     """What the cards of a dataset directory name under `data_files` and `data_dir`; `.`, the directory, for a card that
     cannot be read as a group of values: it may name anything where `datasets` can read it. Raises `OSError`.
     """
+    from alphaprof.loader import BAD_YAML, read_plainly
+
     for name, block in CARDS.items():
         path = folder / name
         if not path.is_file():

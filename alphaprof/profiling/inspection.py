@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphaprof.analysis.preflight import Bos, SourceSeen, Special
-from alphaprof.config import ProfileOptions, SourceOptions
+from alphaprof.analysis.rules import GREEDY, SAMPLED
 from alphaprof.errors import AlphaprofError
-from alphaprof.options import GreedyContinuation, SampledContinuation, TextContinuation
 from alphaprof.profiling.corpus import LOST_BOS, Corpus, Document, Ids
 from alphaprof.profiling.hub import row_count
 from alphaprof.profiling.models import Model
@@ -19,6 +18,8 @@ from alphaprof.profiling.templates import render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config import ProfileOptions, SourceOptions
 
 FIRST = 200  # documents of a source that are looked at
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -41,7 +42,7 @@ def first_documents(
         path=Path(source.path).name,
         domains=tuple(dict.fromkeys(document.domain for document in found)),
         prompts=_prompts(options, index),
-        generated=isinstance(options.continuation_of(index), (GreedyContinuation, SampledContinuation)),
+        generated=options.continuation_of(index).kind in (GREEDY, SAMPLED),
         documents=len(found),
         planned=_planned(source, len(found), len(found) + corpus.skipped.total()),
         shortest_prompt=min(prompts),
@@ -115,7 +116,7 @@ def _begins(prompt: Ids, begin: int | None, times: int) -> bool:
 def _prompts(options: ProfileOptions, index: int) -> str:
     """Where the prompts of a source come from."""
     source = options.data[index]
-    if isinstance(options.continuation_of(index), TextContinuation):
+    if options.continuation_of(index).kind == "text":
         return "text"
     if source.chat:
         return "chat"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,15 @@ import torch
 
 from alphaprof.analysis.timing import ORDERED_ROUNDS, SURE, largest_error, reach, round_mixes, step_times
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.options import MeasuredCosts
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.corpus import Ids
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.steppers import NotTimed, Stepper, common_mode, fitted, prefill, stepper
+
+if TYPE_CHECKING:
+    from alphaprof.options import MeasuredCosts
 
 WARM_UP = 3
 SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed

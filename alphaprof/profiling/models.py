@@ -20,13 +20,14 @@ import torch
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import PARTIAL, ModelFacts
-from alphaprof.options import ModelOptions, TargetOptions
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checkpoint import require_context
 from alphaprof.profiling.hub import fetch_descriptions, folder_of, is_local, require_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from alphaprof.options import ModelOptions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Logit differences that batching alone was seen to make: 9e-5 in float32 and 0.125 in bfloat16 (two logits each);
@@ -154,7 +155,7 @@ def load_model(
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
     eos = tuple(dict.fromkeys((*_ids(network.generation_config.eos_token_id), *extra_eos)))
     served = network.generation_config.to_diff_dict()
-    cache = "static" if isinstance(options, TargetOptions) and options.static_cache else None
+    cache = "static" if getattr(options, "static_cache", False) else None  # an option of targets
     # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
     # settings would slip into greedy text.
     network.generation_config = GenerationConfig(

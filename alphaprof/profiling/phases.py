@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.config import Markers
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config import Markers
 
 MOST_BYTES = 4  # of a character
 UNFINISHED = "\ufffd"  # what bytes decode to that make no character

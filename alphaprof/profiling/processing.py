@@ -9,13 +9,15 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from alphaprof.errors import ProfileInvalid
-from alphaprof.options import Sampling
+
+if TYPE_CHECKING:
+    from alphaprof.options import Sampling
 
 NUCLEUS_FIRST = 256  # tokens that usually hold top_p; sorting a whole vocabulary costs twenty times as much
 # Settings of a generation config that change the distribution and are not modelled, with the values at which they do not.

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.config import SourceOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
 from alphaprof.profiling.hub import CHAIN, FORMATS, is_below, is_local, require_data
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
+
+    from alphaprof.config import SourceOptions
 
 Row = Mapping[str, Any]
 FILE = 1 << 32  # beyond the rows of any file

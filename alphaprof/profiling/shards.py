@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from alphaprof.config import ProfileOptions
 from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
 from alphaprof.profiling.batching import Fed, halving
@@ -25,13 +24,15 @@ from alphaprof.profiling.corpus import Corpus, Document
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.models import Model
 from alphaprof.profiling.phases import Flags, thinking
-from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.record import by_document, position_table
-from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Arrays, Scorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config import ProfileOptions
+    from alphaprof.profiling.random_order import InRandomOrder
+    from alphaprof.profiling.reuse import Reused
 
 
 # Called with steps and positions that are done (see `Progress.advance`).

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.analysis.rules import BoundRule
+from alphaprof.analysis.rules import GAMMA_LIMIT, BoundRule
 from alphaprof.errors import RuleNotDecodable
-from alphaprof.options import GAMMA_LIMIT
 from alphaprof.profiling.caches import Cached
 from alphaprof.profiling.choices import GREEDILY, Choice, Chooser
 from alphaprof.profiling.corpus import Ids

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.options import GAMMA_LIMIT
+from alphaprof.analysis.rules import GAMMA_LIMIT
 from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.caches import kept_logits
 from alphaprof.profiling.corpus import Ids

@@ -16,7 +16,6 @@ from alphaprof.analysis.preflight import Memory, NoiseFloor, SelfDraft, Speed, S
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.log.schema import LogRules
 from alphaprof.log.store import table_bytes
-from alphaprof.options import MeasuredCosts, NoCosts
 from alphaprof.profiling import latency
 from alphaprof.profiling.batching import halving
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches, given, scoring_batches
@@ -69,7 +68,8 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
     rate = sum(item.tokens for item in texts) / (time.perf_counter() - start)
     positions = sum(len(item.ids) for item in texts)
     timing, untimed = _timing(loaded, documents)
-    budget = loaded.options.costs.budget if isinstance(loaded.options.costs, MeasuredCosts) else None
+    costs = loaded.options.costs
+    budget = costs.budget if costs.source == "measured" else None
     speed = Speed(len(short), positions, prompts, generated, size, rate, timing, untimed, budget)
     noise = noise_floor(loaded.scorer.target, greedy, loaded.scorer.width) if len(greedy) > 1 else None
     return Trial(self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free))
@@ -212,8 +212,8 @@ def _storage(
 def _timing(loaded: Loaded, documents: Sequence[Document]) -> tuple[float | None, str | None]:
     """What timing the steps takes, or why there will be no step times."""
     costs = loaded.options.costs
-    if not isinstance(costs, MeasuredCosts):
-        return None, "costs.source is none" if isinstance(costs, NoCosts) else None
+    if costs.source != "measured":
+        return None, "costs.source is none" if costs.source == "none" else None
     text = np.concatenate([document.prompt for document in documents])
     subjects = latency.Subjects(loaded.target, loaded.drafts, text, max(loaded.options.gammas))
     try:
