@@ -133,6 +133,16 @@ class _Mixture:
         return cls(len(chosen), _whole(config, key), _whole(config, "num_experts_per_tok"), width, shared)
 
 
+def inner_width(config: Mapping[str, Any]) -> int:
+    """Elements that the widest MLP of a config holds of one token between its matrices; of a mixture of experts, those of
+    all experts that the token uses. Raises `ModelUnloadable` as `ModelShape.from_config`.
+    """
+    layers = _whole(config, "num_hidden_layers")
+    mixture = _Mixture.of(config, layers)
+    dense = 0 if mixture.layers == layers else _whole(config, "intermediate_size")
+    return max(dense, mixture.per_token * mixture.width + mixture.shared_width)
+
+
 def _check_known(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if config.get("kv_lora_rank"):

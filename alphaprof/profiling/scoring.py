@@ -111,14 +111,16 @@ class Scorer:
         parts: list[list[Columns]] = []
         for start in range(0, len(token), self.head_rows):
             chunk = slice(start, start + self.head_rows)
-            logits = self.target.logits(target_rows[chunk])
-            draft_logits = [
-                draft.logits(rows[chunk]).to(logits.device) for draft, rows in zip(self.drafts, draft_rows, strict=True)
-            ]
-            ids = [token[chunk], *(first[chunk] for first in firsts)]
-            parts.append(self._statistics(logits, draft_logits, [item.to(logits.device) for item in ids], settings))
+            rows = [states[chunk] for states in (target_rows, *draft_rows)]
+            parts.append(self._chunk(rows, [ids[chunk] for ids in (token, *firsts)], settings))
         columns = _to_host([joined(pieces) for pieces in zip(*parts, strict=True)])
         return self._by_draft(columns, proposals, batch, layout)
+
+    def _chunk(self, rows: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing) -> list[Columns]:
+        """Columns of a chunk from what `Head.rows` keeps of it; its logits die here, before there are those of the next."""
+        target, *drafts = (head.logits(some) for head, some in zip((self.target, *self.drafts), rows, strict=True))
+        device = target.device
+        return self._statistics(target, [draft.to(device) for draft in drafts], [item.to(device) for item in ids], settings)
 
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
