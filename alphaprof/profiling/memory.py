@@ -9,6 +9,7 @@ left out (ids, masks of single tokens, workspaces of matrix libraries). Shapes a
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from alphaprof.analysis.preflight import Memory
-from alphaprof.analysis.shapes import ModelShape, inner_width
+from alphaprof.analysis.shapes import ModelShape, mlp_elements
 from alphaprof.profiling import fused
 from alphaprof.profiling.caches import REPEATS
 from alphaprof.profiling.continuations import generation_batches
 from alphaprof.profiling.extras import TOP
-from alphaprof.profiling.inspection import length
+from alphaprof.profiling.inspection import length, new_tokens
 from alphaprof.profiling.models import Model, shape_of
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.steppers import LONGEST_STEP
@@ -31,14 +32,13 @@ if TYPE_CHECKING:
     from alphaprof.profiling.scoring import Scorer
 
 # Bytes an element of [rows, V] beside the logits themselves. A `Distribution` in float32: scaled, shifted, weights, kept.
-# Two of them, p and q, with the copies that align them. Weights of a sampler with the running sums that tokens are drawn by.
-DISTRIBUTION, PAIR, DRAWN = 13, 42, 20
+# Two of them with the copies that align p and q, all without scaled. Weights of a sampler with the running sums that tokens
+# are drawn by.
+DISTRIBUTION, PAIR, DRAWN = 13, 34, 20
 # The same while `processed` finds out what top_k, min_p and top_p keep. For top_p a GPU sorts whole rows: values and indices
 # twice, and the sort's own keys and pairs; a CPU sorts the largest 256, and whole rows where these do not hold top_p.
 TOP_K, MIN_P, TOP_P = 9, 13, {"cpu": 30, "cuda": 65}
-COLUMN = (
-    26  # bytes of one number of a position: in its chunk, joined, as float64, and among the others on its way to the host
-)
+COLUMN = 26  # bytes of one number of a position: in its chunk, joined, as float64, and there among the others
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Footprint:
         """The footprint of a loaded model; None where its shape is not known.
 
         In the MLP four hidden states are alive (the embeddings, the layer's input, the sum after the attention and its norm)
-        and three inner ones (gate, up, their product). In the attention three hidden states are (embeddings, input and its
-        norm), and while queries are rotated four of them, keys and values; while keys are, queries before and after, values
-        and four times the keys.
+        and those of `mlp_elements`. In the attention three hidden states are alive (embeddings, input and its norm), and
+        while queries are rotated queries four times, keys and values; while keys are, queries twice, values and keys four
+        times.
         """
         found: Any = shape_of(model.network)
         if found is None:
@@ -76,7 +76,7 @@ class Footprint:
         attention = size * (3 * shape.hidden + max(4 * queries + 2 * keys, 2 * queries + 5 * keys))
         return cls(
             hidden=shape.hidden * size,
-            layer=max(attention, size * (4 * shape.hidden + 3 * inner_width(model.network.config.to_dict()))),
+            layer=max(attention, size * (4 * shape.hidden + mlp_elements(model.network.config.to_dict()))),
             attention=attention,
             cache=2 * shape.layers * keys * size,
             repeated=2 * queries * size if queries > keys else 0,
@@ -113,11 +113,13 @@ def needed(
     device = models[0].device
     known = [Footprint.of(model) for model in models]
     sizes = [size for size in known if size is not None]
-    if len(sizes) < len(known) or any(item.device != device for item in parameters):
+    if len(sizes) < len(known) or _spread(parameters, device):
         return Memory(weights, None, None, None, None, None, free(device))
     batches = list(generation_batches(documents[:shard_documents], batch_tokens))
-    longest = max(map(length, documents), default=0)
+    longest = max(map(length, documents), default=1)
     tokens = max(longest, min(batch_tokens, longest * min(shard_documents, len(documents))))
+    tokens = math.ceil(tokens * (1 - 1 / longest))  # the last of each text is not fed
+    share = max((new_tokens(document) / length(document) for document in documents), default=0.0)
     settings = {document.processing or PLAIN for document in documents}
 
     def phases(
@@ -125,7 +127,7 @@ def needed(
     ) -> tuple[int, int, int]:
         return (
             max((generation(sizes[0], batch, device.type) for batch in batches), default=0),
-            max((scoring(scorer, sizes, tokens, longest, each) for each in settings), default=0),
+            max((scoring(scorer, sizes, (tokens, longest, share), each) for each in settings), default=0),
             max((timing(sizes, *place, cells) for place in places if cells), default=0),
         )
 
@@ -159,8 +161,9 @@ def generation(size: Footprint, batch: Sequence[Document], device: str) -> int:
     return max(reading, whole * size.cache + max(copied + scores, chosen))
 
 
-def scoring(scorer: Scorer, sizes: Sequence[Footprint], tokens: int, longest: int, settings: Processing) -> int:
-    """Bytes that scoring a batch of `tokens` takes with models of these footprints, the target's first.
+def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, float], settings: Processing) -> int:
+    """Bytes that scoring a batch takes with models of these footprints, the target's first. `fed`: its tokens, those of its
+    longest text, and the share of them that are positions.
 
     Forward passes, one model after another: a layer of all tokens, the hidden states of the models before, and those that a
     layer skip goes on from. Statistics: hidden states of all models and columns; logits of `head_rows` rows of every model,
@@ -168,25 +171,29 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], tokens: int, longest: in
     `statistics_rows` rows. A model whose logits cannot be had a few rows at a time keeps all of them instead of states.
     """
     heads, device = [scorer.target, *scorer.drafts], scorer.target.model.device
+    tokens, longest, share = fed
+    positions = math.ceil(tokens * share)
     kept = 0
     shared = sizes[0].hidden * len({head.rest.count for head in heads if head.rest is not None})
     passes = []
     for head, size in zip(heads, sizes, strict=True):
         alone = 0 if head.chunked else longest * (size.layer + size.logits)
-        passes.append(tokens * (kept + shared + (size.layer if head.chunked else size.logits)) + alone)
+        running = tokens * size.layer if head.chunked else positions * size.logits
+        passes.append(positions * kept + tokens * shared + running + alone)
         kept += size.hidden if head.chunked else size.logits
-    rows, few = min(tokens, scorer.head_rows), min(tokens, scorer.statistics_rows)
+    rows, few = min(positions, scorer.head_rows), min(positions, scorer.statistics_rows)
     logits = rows * sum(size.logits for size in sizes)
     dtypes = {head.model.dtype for head in heads}
     if device.type == "cpu" and (len(dtypes) > 1 or torch.float16 in dtypes):
         logits += rows * 4 * sum(size.vocabulary for size in sizes)
     cut = _cut(settings, device.type)
-    whole = max(PAIR, DISTRIBUTION + cut) if scorer.extras.logged else cut
+    scaled = 0 if dtypes == {torch.float32} and settings.temperature == 1 else 4  # else the logits themselves
+    whole = max(PAIR + 2 * scaled, DISTRIBUTION + cut) if scorer.extras.logged else cut
     if fused.hindrance(device) is not None:
-        whole = max(whole, PAIR + DISTRIBUTION * (len(sizes) - 1))
+        whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) - 1))
     numbers = 8 + 13 * (len(heads) - 1) + 2 * len(scorer.lookups) + (TOP if scorer.extras.certified else 0)
     numbers += 2 * len(scorer.extras.widths) * (len(heads) - 1)
-    statistics = tokens * (kept + COLUMN * numbers) + logits + few * max(size.vocabulary for size in sizes) * whole
+    statistics = positions * (kept + COLUMN * numbers) + logits + few * max(size.vocabulary for size in sizes) * whole
     return max(*passes, statistics)
 
 
@@ -207,6 +214,11 @@ def _cut(settings: Processing, device: str) -> int:
     if settings.top_p < 1:
         return TOP_P.get(device, TOP_P["cuda"])
     return MIN_P if settings.min_p > 0 else TOP_K if settings.top_k > 0 else 0
+
+
+def _spread(parameters: Iterable[torch.Tensor], device: torch.device) -> bool:
+    """Whether some parameters are on another device."""
+    return any(item.device != device for item in parameters)
 
 
 def free(device: torch.device) -> int | None:

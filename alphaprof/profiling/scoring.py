@@ -145,9 +145,13 @@ class Scorer:
         pieces = []
         for start in range(0, len(token), self.statistics_rows):
             rows = slice(start, start + self.statistics_rows)
-            p = distribution(target[rows], settings)
-            q = distribution(draft[rows], settings.for_draft(self.draft_processing))
-            pieces.append(multi_draft_columns(p, q, token[rows], self.extras.widths))
+            columns = multi_draft_columns(  # no name for the distributions, which would outlive their rows
+                distribution(target[rows], settings),
+                distribution(draft[rows], settings.for_draft(self.draft_processing)),
+                token[rows],
+                self.extras.widths,
+            )
+            pieces.append(columns)
         return joined(pieces)
 
     def _by_draft(
