@@ -1,8 +1,8 @@
 """One teacher-forced pass per model and batch: hidden states, then logits and statistics a chunk of rows at a time.
 
 Memory for vocabulary-sized tensors is bounded by HEAD_ROWS x V logits a model and a few float32 rows (see `fused`), whatever
-the batch. Truncated distributions, and rules that need whole ones, take about seven float32 tensors of `rows_at_once` x V
-more for the target and for one draft: with V = 150,000 about 0.15 GB on a CPU.
+the batch. Truncated distributions, and rules that need whole ones, take some float32 tensors of `rows_at_once` x V more:
+`memory.scoring` adds up all that is alive at once.
 """
 
 from __future__ import annotations

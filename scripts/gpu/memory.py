@@ -43,7 +43,8 @@ NUCLEUS = Processing(0.8, 0, 0.95)
 WITHIN = 0.1  # that promised and measured peaks may differ by
 GIB = 2**30
 ROWS = 20  # of the table of `trace`
-WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.is_nonzero")
+WAITS = {f"aten.{name}" for name in ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")}
+BY_MASK = ("aten.index", "aten.index_put", "aten.index_put_")  # which look for the places of a mask
 
 
 def most_allocated(device: torch.device, work: Callable[[], object]) -> int:
@@ -59,7 +60,7 @@ def most_allocated(device: torch.device, work: Callable[[], object]) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         work()
     events, seen = list(recorded.profiler.kineto_results.experimental_event_tree()), []
     while events:
@@ -206,13 +207,13 @@ def _limited(
         return
     gc.collect()
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(setting.device).total_memory
-    share = (torch.cuda.memory_reserved(setting.device) + room) / total
-    torch.cuda.set_per_process_memory_fraction(min(1.0, share), setting.device)
+    index = setting.device.index or 0  # this one function takes no device without a number
+    total = torch.cuda.get_device_properties(index).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved(index) + room) / total), index)
     try:
         yield work
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, setting.device)
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
 def _in_use(setting: Setting) -> int:
@@ -235,7 +236,8 @@ def _equal(what: str, whole: list[Any], halves: list[Any]) -> tuple[str, dict[st
             found = np.concatenate([part[draft][name] for part in halves]).astype(float)
             # Ranks and ids of near-ties may change places; probabilities, entropies and divergences may not.
             if values.dtype == np.float32:
-                largest = max(largest, float(np.abs(found - values).max()))
+                apart = np.where(found == values, 0.0, np.abs(found - values))
+                largest = max(largest, float(np.nan_to_num(apart, nan=np.inf).max()))
     return f"columns differ by {largest:.2g} at most", {"largest": largest}, largest < 1e-3
 
 
@@ -307,8 +309,10 @@ class _Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operator."""
-        if str(func).rpartition(".")[0] in WAITS:
-            self.seen[str(func)] += 1
+        name = str(func).rpartition(".")[0]
+        masked = name in BY_MASK and any(each is not None and each.dtype == torch.bool for each in args[1])
+        if name in WAITS or masked:
+            self.seen[name] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -357,7 +361,7 @@ def trace(setting: Setting) -> Iterator[Line]:
     if setting.on_gpu:
         device, activity = DeviceType.CUDA, ProfilerActivity.CUDA
         torch.cuda.synchronize(setting.device)
-    with profile(activities=[activity]) as recorded:
+    with profile(activities=[activity], acc_events=True) as recorded:
         scorer.score(batch)
         if setting.on_gpu:
             torch.cuda.synchronize(setting.device)
