@@ -167,12 +167,13 @@ def halving(setting: Setting) -> Iterator[Line]:
     target = setting.loaded("llama-3.2-1b", torch.float32)
     draft = setting.loaded("qwen3-0.6b", torch.float32, "draft", vocab_size=target.vocabulary)
     asked = documents(16, *((24, 8) if setting.tiny else (200, 24)))
+    alone = documents(1, *((24, 8) if setting.tiny else (4000, 24)))  # more than what is free between the weights
     scorer = Scorer(target, [draft], target.vocabulary)
-    works: dict[str, tuple[Callable[[list[Any]], list[Any]], list[Any]]] = {
-        "generation": (lambda some: generate(target, some, scorer.width), asked),
-        "scoring": (lambda some: [scorer.score(some)], list(texts(asked))),
+    works: dict[str, tuple[Callable[[list[Any]], list[Any]], list[Any], list[Any]]] = {
+        "generation": (lambda some: generate(target, some, scorer.width), asked, alone),
+        "scoring": (lambda some: [scorer.score(some)], list(texts(asked)), list(texts(alone))),
     }
-    for what, (work, every) in works.items():
+    for what, (work, every, single) in works.items():
         work(every[:1])
         whole: list[Any] = []
         need = most_allocated(setting.device, lambda: whole.extend(work(every)))  # noqa: B023 (called here)
@@ -185,7 +186,7 @@ def halving(setting: Setting) -> Iterator[Line]:
         yield Line(f"{text}; halved {times} times, {back} bytes not given back", figures, right and times > 0 and back <= 0)
         try:
             with _limited(setting, work, 0.001 * need, 0) as limited:
-                batching.halving(limited, every[:1], lambda _: "document 0")
+                batching.halving(limited, single, lambda _: "document 0")
             yield Line(f"{what} of one document in too little memory ended without OutOfMemory", ok=False)
         except OutOfMemory as error:
             yield Line(f"{what} of one document in too little memory: {error.message}", ok="document 0" in error.message)
