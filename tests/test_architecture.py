@@ -72,7 +72,7 @@ LAYERS = {
 }
 
 RUNS_MODELS = (
-    *("statistics", "fused", "row_loops", "processing", "extras", "head", "scoring", "record", "shards", "trial"),
+    *("statistics", "fused", "row_loops", "processing", "extras", "head", "scoring", "record", "shards", "trial", "memory"),
     *("models", "drafts", "lookup", "corpus", "batching", "continuations", "caches", "choices", "drafting"),
     *("verification", "speculation", "decoding", "steppers", "latency"),
     *(("triton_statistics",) if importlib.util.find_spec("triton") else ()),

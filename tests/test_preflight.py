@@ -112,7 +112,7 @@ def seen(**changes: Any) -> Seen:
         noise=NoiseFloor(4, 64, 0, 2, 0.125, 0.25, 0.01),
         speed=SPEED,
         storage=STORAGE,
-        memory=Memory(10**9, 10**8, 10**9),
+        memory=Memory(10**9, 10**8, 2 * 10**8, 0, 12 * 10**8, 11 * 10**8, 10**9),
         estimate=estimated([source()], SPEED, STORAGE, 64),
         refusals=(),
     )
@@ -249,7 +249,41 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "problem",
         "1 kB are free",
     ),
-    "little memory": ({"memory": Memory(10**9, 2 * 10**9, 10**9)}, "memory", "run", "note", "lower batch_tokens"),
+    "memory": (
+        {},
+        "memory",
+        "run",
+        "ok",
+        "at most 1.2 GB: weights 1 GB, and beside them 100 MB while generating, 200 MB while scoring; 1 GB are free beside",
+    ),
+    "unknown memory": (
+        {"memory": Memory(10**9, None, None, None, None, None, None)},
+        "memory",
+        "run",
+        "ok",
+        "weights 1 GB; what is needed beside them is not known",
+    ),
+    "halved batches": (
+        {"memory": Memory(10**9, 2 * 10**9, 0, 0, 3 * 10**9, 2 * 10**9, 10**9)},
+        "memory",
+        "run",
+        "note",
+        "lower batch_tokens; else batches are halved",
+    ),
+    "little memory": (
+        {"memory": Memory(10**9, 2 * 10**9, 0, 0, 3 * 10**9, 2 * 10**9 + 1, 10**9)},
+        "memory",
+        "run",
+        "problem",
+        "memory would run out",
+    ),
+    "steps beyond memory": (
+        {"memory": Memory(10**9, 10**9, 10**9, 2 * 10**9, 3 * 10**9, 2 * 10**9, 10**9)},
+        "memory",
+        "run",
+        "note",
+        "2 GB while timing steps; 1 GB are free beside the weights fewer of costs.concurrency or costs.context",
+    ),
     "other warnings": ({"warnings": (ODD,)}, "no verdict", "run", "note", "no verdict will come"),
 }
 
@@ -547,7 +581,7 @@ def test_a_dry_run_measures_speed_and_size(looked: Seen) -> None:
     assert (looked.estimate.documents, looked.estimate.positions) == (10, 240)
     owners = [looked.target, *(view for view in looked.drafts if view.name != "skip")]
     assert looked.memory.weights == sum(4 * view.facts.parameters for view in owners)
-    assert looked.memory.cache == 4096 * 2 * 4 * 2 * 8 * 4  # tokens x keys and values x layers x heads x size x bytes
+    assert looked.memory.peak == looked.memory.weights + max(looked.memory.generation or 0, looked.memory.scoring or 0)
     assert looked.storage.free is not None
     assert 0 < looked.storage.position_bytes < 4 * 200  # of four drafts
 

@@ -132,11 +132,17 @@ class Storage:
 
 @dataclass(frozen=True)
 class Memory:
-    """What models take, in bytes."""
+    """What the run takes of its device's memory at most, in bytes. None: not known. Of models of an unknown architecture, or
+    on several devices, only `weights` and `free` are.
+    """
 
     weights: int  # of target and drafts
-    cache: int | None  # KV cache of a full batch; None: not known of the architecture
-    free: int | None  # on the device beside the weights; None: not known
+    generation: int | None  # beside the weights while continuations are generated; 0: none are
+    scoring: int | None  # beside the weights while they are scored
+    timing: int | None  # beside the weights while steps are timed, at the largest batch and context; 0: none are
+    peak: int | None  # at any time, weights included
+    least: int | None  # the same with batches halved down to one document each; on a CPU nothing is halved
+    free: int | None  # on the device beside the weights
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,17 @@ class _Mixture:
         return cls(len(chosen), _whole(config, key), _whole(config, "num_experts_per_tok"), width, shared)
 
 
+def mlp_elements(config: Mapping[str, Any]) -> int:
+    """Elements of one token that are alive in an MLP at most, beside hidden states of its layer: gate, up and their product;
+    of a mixture of experts the token's state, gate and up as one, gate after its activation, and the product, for each
+    expert that the token uses. Raises `ModelUnloadable` as `ModelShape.from_config`.
+    """
+    layers, hidden = _whole(config, "num_hidden_layers"), _whole(config, "hidden_size")
+    mixture = _Mixture.of(config, layers)
+    dense = 0 if mixture.layers == layers else _whole(config, "intermediate_size")
+    return max(3 * dense, 3 * mixture.shared_width, mixture.per_token * (4 * mixture.width + hidden))
+
+
 def _check_known(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if config.get("kv_lora_rank"):

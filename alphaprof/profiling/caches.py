@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.integrations import sdpa_attention
 
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models import Model
+
+# Whether keys and values are repeated for each query head where a single token comes with a mask: newer versions do not.
+REPEATS = not hasattr(sdpa_attention, "pack_gqa")
 
 
 def kept_logits(model: Model) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from alphaprof.config import ProfileOptions
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import require_new
-from alphaprof.options import ModelDraft
+from alphaprof.options import MeasuredCosts, ModelDraft
 from alphaprof.profiling import fused
 from alphaprof.profiling.checks import early_warnings, require_costs
 from alphaprof.profiling.corpus import Corpus, Document
@@ -23,11 +23,12 @@ from alphaprof.profiling.drafts import Draft, load_draft
 from alphaprof.profiling.extras import Extras
 from alphaprof.profiling.hub import require_model
 from alphaprof.profiling.inspection import bos_of, differing_specials, first_documents, outside, repeated
+from alphaprof.profiling.memory import Cells, needed
 from alphaprof.profiling.models import Model, eos_of, load_model, load_tokenizer
 from alphaprof.profiling.pipeline import in_memory
 from alphaprof.profiling.scoring import Scorer
 from alphaprof.profiling.shards import Loaded, Progress
-from alphaprof.profiling.trial import Trial, memory, try_out
+from alphaprof.profiling.trial import Trial, in_turns, try_out
 from alphaprof.profiling.vocabulary import shared_ids, special_ids, token_count
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
-    taken = memory(target, drafts, options.batch_tokens)
+    taken = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
     trial = _trial(loaded, documents, out, refusals, progress)
     measured = trial if drafts else None  # speed and size are of target and drafts together
     every = [document for part in documents for document in part]
@@ -114,6 +115,15 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
 
 def _facts(target: Model, tokenizer: PreTrainedTokenizerBase) -> ModelFacts:
     return dataclasses.replace(target.facts(), special=special_ids(tokenizer))
+
+
+def _cells(options: ProfileOptions, target: Model) -> Cells | None:
+    """The step times that the run will measure; None: none."""
+    costs = options.costs
+    if not isinstance(costs, MeasuredCosts):
+        return None
+    static = costs.mode == "auto" and target.device.type == "cuda"
+    return Cells(costs.concurrency, costs.context, max(options.gammas) + 1, static)
 
 
 def _drafts(subject: _Subject, refusals: _Refusals) -> tuple[list[Draft], list[ModelSeen]]:

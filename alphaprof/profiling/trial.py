@@ -7,23 +7,20 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import torch
 
-from alphaprof.analysis.preflight import Memory, NoiseFloor, SelfDraft, Speed, Storage
-from alphaprof.analysis.shapes import ModelShape
+from alphaprof.analysis.preflight import NoiseFloor, SelfDraft, Speed, Storage
 from alphaprof.log.schema import LogRules
 from alphaprof.log.store import table_bytes
 from alphaprof.profiling import latency
 from alphaprof.profiling.batching import halving
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches, given, scoring_batches
 from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.drafts import Draft, layer_skip
+from alphaprof.profiling.drafts import layer_skip
 from alphaprof.profiling.head import Head
 from alphaprof.profiling.inspection import length, new_tokens
-from alphaprof.profiling.models import NOISE, Model, shape_of
+from alphaprof.profiling.models import NOISE, Model
 from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.scoring import Arrays, Layout, Scorer
 from alphaprof.profiling.shards import Loaded
@@ -63,9 +60,8 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
     else:
         greedy = texts
     texts = sorted([*texts, *(given(item, loaded.target.eos) for item in short if item.given is not None)], key=_number)
-    _scored(
-        loaded.scorer, texts[:1], loaded.options.batch_tokens
-    )  # first: a GPU's kernels are compiled when they are needed
+    # First one text alone: a GPU's kernels are compiled when they are needed.
+    _scored(loaded.scorer, texts[:1], loaded.options.batch_tokens)
     start = time.perf_counter()
     scored = _scored(loaded.scorer, texts, loaded.options.batch_tokens)
     rate = sum(item.tokens for item in texts) / (time.perf_counter() - start)
@@ -133,27 +129,6 @@ def noise_floor(head: Head, texts: Sequence[Continuation], width: int) -> NoiseF
         logit = max(logit, float((one - other).abs().max()))
         probability = max(probability, float((one.softmax(1) - other.softmax(1)).abs().max()))
     return NoiseFloor(len(texts), len(layout.token), flips, near, noise, logit, probability)
-
-
-def memory(target: Model, drafts: Sequence[Draft], batch_tokens: int) -> Memory:
-    """What the models take, and what is free beside them; a layer skip shares the target's weights."""
-    models = [target, *(draft for draft in drafts if isinstance(draft, Model) and draft.kind == "model")]
-    weights = sum(item.numel() * item.element_size() for model in models for item in model.network.parameters())
-    shape: Any = shape_of(target.network)
-    cache = None if shape is None else round(ModelShape(**shape).kv_bytes_per_token * batch_tokens)
-    return Memory(weights, cache, _free(target.device))
-
-
-def _free(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for reuse
-        return int(torch.cuda.mem_get_info(device)[0]) + held
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            kilobytes = next(line.split()[1] for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
-    return 1024 * int(kilobytes)
 
 
 def _written(loaded: Loaded, documents: Sequence[Document]) -> tuple[list[Continuation], float | None]:

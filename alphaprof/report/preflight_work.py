@@ -148,10 +148,22 @@ def _disk(seen: Seen) -> Iterator[Check]:
 
 def _memory(seen: Seen) -> Iterator[Check]:
     memory = seen.memory
-    cache = "of unknown size" if memory.cache is None else f"at most {data_size(memory.cache)}"
     free = "" if memory.free is None else f"; {data_size(memory.free)} are free beside the weights"
-    text = f"weights {data_size(memory.weights)}, the target's KV cache of a full batch {cache}{free}"
-    if memory.cache is not None and memory.free is not None and memory.cache > memory.free:
+    weights = f"weights {data_size(memory.weights)}"
+    if memory.peak is None or memory.least is None or not seen.sources:
+        yield Check("memory", "run", OK, f"{weights}; what is needed beside them is not known{free}")
+        return
+    phases = {"generating": memory.generation, "scoring": memory.scoring, "timing steps": memory.timing}
+    parts = ", ".join(f"{data_size(size)} while {name}" for name, size in phases.items() if size)
+    text = f"at most {data_size(memory.peak)}: {weights}, and beside them {parts}{free}"
+    room = memory.weights + (memory.peak if memory.free is None else memory.free)
+    if memory.least > room:
+        remedy = "lower batch_tokens and max_new_tokens, or use a smaller dtype or another device: memory would run out"
+        yield Check("memory", "run", PROBLEM, text, remedy)
+    elif memory.weights + max(memory.generation or 0, memory.scoring or 0) > room:
         yield Check("memory", "run", NOTE, text, "lower batch_tokens; else batches are halved when memory runs out")
+    elif memory.peak > room:
+        remedy = "fewer of costs.concurrency or costs.context; else the largest are left out"
+        yield Check("memory", "run", NOTE, text, remedy)
     else:
         yield Check("memory", "run", OK, text)

@@ -1,1 +1,398 @@
-"""PLACEHOLDER."""
+"""What runs take of the device's memory, what happens when it runs out, and whether anything waits for the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import autograd
+from torch.autograd import DeviceType
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from alphaprof.analysis.preflight import Memory
+from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.errors import OutOfMemory
+from alphaprof.profiling import batching, latency
+from alphaprof.profiling.continuations import Continuation, generate
+from alphaprof.profiling.corpus import Document
+from alphaprof.profiling.drafts import layer_skip
+from alphaprof.profiling.extras import Extras
+from alphaprof.profiling.inspection import length
+from alphaprof.profiling.lookup import PromptLookup
+from alphaprof.profiling.memory import Cells, needed
+from alphaprof.profiling.models import Model
+from alphaprof.profiling.processing import Processing
+from alphaprof.profiling.scoring import Scorer
+from alphaprof.profiling.speculation import Speculation
+from scripts.gpu.setting import Line, Setting
+
+PAIRS = (("llama-3.1-8b", "llama-3.2-1b"), ("qwen3-8b", "qwen3-0.6b"))
+CERTIFIED = Extras.of([*DEFAULT_RULES, "multi_draft_2"], certificates=True)
+NUCLEUS = Processing(0.8, 0, 0.95)
+WITHIN = 0.1  # that promised and measured peaks may differ by
+GIB = 2**30
+ROWS = 20  # of the table of `trace`
+WAITS = {f"aten.{name}" for name in ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")}
+BY_MASK = ("aten.index", "aten.index_put", "aten.index_put_")  # which look for the places of a mask
+
+
+def most_allocated(device: torch.device, work: Callable[[], object]) -> int:
+    """The most bytes that are allocated while `work` runs, beyond those that are before it.
+
+    On a CPU these are torch's own, as its profiler sees every allocation; numpy's are not among them.
+    """
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with autograd.profiler.profile(profile_memory=True) as recorded:  # the plain one: it sums nothing up at its end
+        work()
+    events, seen = list(recorded.kineto_results.experimental_event_tree()), []
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.tag.name == "Allocation":
+            seen.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return max(itertools.accumulate(size for _, size in sorted(seen, key=lambda each: each[0])), default=0)
+
+
+def documents(count: int, prompt: int, new: int, settings: Processing | None = None) -> list[Document]:
+    """Prompts of random ids, the first of `prompt` tokens and the others up to seven shorter."""
+    kind, seed = ("greedy", None) if settings is None else ("sampled", 0)
+    return [
+        Document(number, "a", None, 0, number, ids, None, False, new, kind, True, settings, seed)
+        for number in range(count)
+        for ids in [np.random.default_rng(number).integers(0, 250, prompt - number % min(8, prompt)).astype(np.int32)]
+    ]
+
+
+def texts(asked: Sequence[Document]) -> list[Continuation]:
+    """The documents with random continuations."""
+    generator = np.random.default_rng(9)
+    return [
+        Continuation(each, generator.integers(0, 250, each.max_new_tokens or 0).astype(np.int32), "length") for each in asked
+    ]
+
+
+def dtype_of(setting: Setting) -> torch.dtype:
+    """bfloat16 on a GPU; a CPU's matrix products in it take copies of their own in float32."""
+    return torch.bfloat16 if setting.on_gpu else torch.float32
+
+
+def peak(setting: Setting) -> Iterator[Line]:
+    """The peak of each phase against what the dry run promises for the same documents."""
+    for names in PAIRS[:1] if setting.tiny else PAIRS:
+        yield from _peak(setting, *names)
+        setting.clean()
+
+
+def _peak(setting: Setting, name: str, small: str) -> Iterator[Line]:
+    tokens = 1024 if setting.tiny else 16_384
+    target = setting.loaded(name, dtype_of(setting))
+    draft = setting.loaded(small, dtype_of(setting), "draft")
+    new, short = tokens // 256, tokens // 128
+    yield from _phases(setting, [target, draft], "long prompts", documents(24, 5 * short, short), Extras())
+    yield from _phases(setting, [target, draft], "short ones, drawn", documents(128, new, new, Processing(0.8)), Extras())
+    what = "drawn by top_p, with certificates and multi_draft"
+    yield from _phases(setting, [target, draft], what, documents(32, 7 * new, new, NUCLEUS), CERTIFIED)
+    yield _timed(setting, [target, draft])
+
+
+def _phases(
+    setting: Setting, models: Sequence[Model], words: str, asked: Sequence[Document], extras: Extras
+) -> Iterator[Line]:
+    """The peaks of generation and scoring for some documents, of which all make one batch."""
+    target, draft = models
+    scorer = Scorer(target, [draft], target.vocabulary, extras=extras)
+    longest = max(length(each) for each in asked)
+    memory = needed(scorer, asked, len(asked) * longest, len(asked), None)
+    given = texts(asked)
+    generate(target, [dataclasses.replace(asked[0], max_new_tokens=2)], scorer.width)
+    scorer.score(given[:1])  # what libraries take for good is taken here
+    held = _in_use(setting) or memory.weights
+    taken = most_allocated(setting.device, lambda: generate(target, asked, scorer.width))
+    yield _compared(f"{target.reference} generates, {words}", memory, memory.generation, held + taken)
+    taken = most_allocated(setting.device, lambda: scorer.score(given))
+    yield _compared(f"{target.reference} + {draft.reference} score, {words}", memory, memory.scoring, held + taken)
+
+
+def _timed(setting: Setting, models: Sequence[Model]) -> Line:
+    """The peak of step times at one batch size and context."""
+    batch, context = (4, 64) if setting.tiny else (8, 2048)
+    cells = Cells([batch], [context], 5, setting.on_gpu)
+    scorer = Scorer(models[0], models[1:], models[0].vocabulary)
+    memory = needed(scorer, documents(1, 8, 1), 9, 1, cells)
+    text = np.random.default_rng(5).integers(0, 250, context).astype(np.int32)
+    costs: Any = SimpleNamespace(concurrency=[batch], context=[context], repeats=3, budget=0.0, mode="auto")
+    subjects = latency.Subjects(models[0], models[1:], text, 4)
+    held = _in_use(setting) or memory.weights
+    taken = most_allocated(setting.device, lambda: latency.rehearsed(subjects, costs))
+    what = f"steps of {models[0].reference} and {models[1].reference}, {batch} sequences of {context} tokens"
+    return _compared(what, memory, memory.timing, held + taken)
+
+
+def _compared(what: str, memory: Memory, promised: int | None, taken: int) -> Line:
+    """Promised and measured bytes of a phase, the weights included and beside them."""
+    said, beside = memory.weights + (promised or 0), taken - memory.weights
+    figures = {"weights": memory.weights, "promised": said, "measured": taken, "ratio": said / taken}
+    figures |= {"promised_beside": promised, "measured_beside": beside}
+    text = f"{what}: promised {_gib(said)}, taken {_gib(taken)}: {said / taken:.3f} times"
+    beside_text = f"beside the weights {_gib(promised or 0)} and {_gib(beside)}: {(promised or 0) / beside:.3f}"
+    return Line(f"{text}; {beside_text}", figures, abs(said / taken - 1) <= WITHIN)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.3g} GiB" if size >= GIB / 100 else f"{size / 2**20:.3g} MiB"
+
+
+def halving(setting: Setting) -> Iterator[Line]:
+    """Batches that do not fit are halved, with the same results, and the memory comes back; one document that does not fit
+    ends in `OutOfMemory`.
+    """
+    target = setting.loaded("llama-3.2-1b", torch.float32)
+    draft = setting.loaded("qwen3-0.6b", torch.float32, "draft", vocab_size=target.vocabulary)
+    asked = documents(16, *((24, 8) if setting.tiny else (200, 24)))
+    alone = documents(1, *((24, 8) if setting.tiny else (4000, 24)))  # more than what is free between the weights
+    scorer = Scorer(target, [draft], target.vocabulary)
+    works: dict[str, tuple[Callable[[list[Any]], list[Any]], list[Any], list[Any]]] = {
+        "generation": (lambda some: generate(target, some, scorer.width), asked, alone),
+        "scoring": (lambda some: [scorer.score(some)], list(texts(asked)), list(texts(alone))),
+    }
+    for what, (work, every, single) in works.items():
+        work(every[:1])
+        whole: list[Any] = []
+        need = most_allocated(setting.device, lambda: whole.extend(work(every)))  # noqa: B023 (called here)
+        before = _in_use(setting)
+        with _limited(setting, work, 0.75 * need, len(every) // 2) as limited:
+            halves, times = batching.halving(limited, every, str)
+        back = _in_use(setting) - before
+        text, figures, right = _equal(what, whole, halves)
+        figures |= {"need": need, "halved": times, "left_behind": back}
+        yield Line(f"{text}; halved {times} times, {back} bytes not given back", figures, right and times > 0 and back <= 0)
+        try:
+            with _limited(setting, work, 0.001 * need, 0) as limited:
+                batching.halving(limited, single, lambda _: "document 0")
+            yield Line(f"{what} of one document in too little memory ended without OutOfMemory", ok=False)
+        except OutOfMemory as error:
+            yield Line(f"{what} of one document in too little memory: {error.message}", ok="document 0" in error.message)
+
+
+@contextmanager
+def _limited(
+    setting: Setting, work: Callable[[list[Any]], list[Any]], room: float, rows: int
+) -> Iterator[Callable[[list[Any]], list[Any]]]:
+    """The work with `room` bytes beside what is allocated, on a GPU; on a CPU out of memory above some rows."""
+    if not setting.on_gpu:
+
+        def raising(items: list[Any]) -> list[Any]:
+            if len(items) > rows:
+                raise torch.OutOfMemoryError("more rows than the imitated memory holds")
+            return work(items)
+
+        yield raising
+        return
+    gc.collect()
+    torch.cuda.empty_cache()
+    index = setting.device.index or 0  # this one function takes no device without a number
+    total = torch.cuda.get_device_properties(index).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved(index) + room) / total), index)
+    try:
+        yield work
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
+
+
+def _in_use(setting: Setting) -> int:
+    """Bytes allocated on a GPU; 0 on a CPU, where nothing counts them."""
+    gc.collect()
+    if not setting.on_gpu:
+        return 0
+    torch.cuda.synchronize(setting.device)
+    return torch.cuda.memory_allocated(setting.device)
+
+
+def _equal(what: str, whole: list[Any], halves: list[Any]) -> tuple[str, dict[str, Any], bool]:
+    """Texts that are equal, or columns that are close, in words and figures, and whether all are."""
+    if what == "generation":
+        equal = sum(np.array_equal(one.ids, other.ids) for one, other in zip(whole, halves, strict=True))
+        return f"{equal} of {len(whole)} texts are those without a limit", {"equal": equal}, equal == len(whole)
+    largest = 0.0
+    for draft, columns in whole[0].items():
+        for name, values in columns.items():
+            found = np.concatenate([part[draft][name] for part in halves]).astype(float)
+            # Ranks and ids of near-ties may change places; probabilities, entropies and divergences may not.
+            if values.dtype == np.float32:
+                apart = np.where(found == values, 0.0, np.abs(found - values))
+                largest = max(largest, float(np.nan_to_num(apart, nan=np.inf).max()))
+    return f"columns differ by {largest:.2g} at most", {"largest": largest}, largest < 1e-3
+
+
+def waiting(setting: Setting) -> Iterator[Line]:
+    """Nothing waits for the device in the loop over a batch; how often everything around it and a decoded round do."""
+    target = setting.loaded("llama-3.1-8b", dtype_of(setting))
+    draft = setting.loaded("llama-3.2-1b", dtype_of(setting), "draft")
+    lookup = PromptLookup("ngram", 3, (), target.vocabulary, str(dtype_of(setting)).removeprefix("torch."))
+    drafts = [draft, layer_skip("skip", target, [1]), lookup]
+    # A CPU looks at a row again where the largest 256 logits do not hold top_p.
+    drawn = NUCLEUS if setting.on_gpu else Processing(0.8, 20, 1.0, 0.05)
+    for settings in (None, drawn):
+        asked = documents(8 if setting.tiny else 32, *((40, 24) if setting.tiny else (320, 192)), settings)
+        scorer = Scorer(target, drafts, target.vocabulary, extras=CERTIFIED)
+        if setting.tiny:
+            scorer.head_rows, scorer.statistics_rows = 64, 16
+        yield _loop(setting, scorer, texts(asked))
+    yield _decoding(setting, target, draft)
+
+
+def _loop(setting: Setting, scorer: Scorer, batch: list[Continuation]) -> Line:
+    """Waits in the loop over the chunks of a batch, and in all of `score`."""
+    scorer.score(batch)  # libraries load at the first use of a kernel, and that waits
+    chunk, inside, chunks = scorer._chunk, Counter[str](), []
+
+    def watched(*given: Any) -> Any:
+        with counted(setting) as waits:
+            columns = chunk(*given)
+        inside.update(waits)
+        chunks.append(1)
+        return columns
+
+    with counted(setting) as around:
+        scorer.score(batch)
+    scorer._chunk = watched  # type: ignore[method-assign]
+    try:
+        scorer.score(batch)
+    finally:
+        scorer._chunk = chunk  # type: ignore[method-assign]
+    positions = sum(len(each.ids) for each in batch)
+    kind = "greedy" if batch[0].document.processing is None else "drawn"
+    figures = {"chunks": len(chunks), "inside": dict(inside), "around": dict(around), "positions": positions}
+    text = f"{kind} text, {positions} positions in {len(chunks)} chunks: {inside.total()} waits in the loop"
+    return Line(f"{text}, {around.total()} in all of score(){_places(around)}", figures, not inside and len(chunks) > 1)
+
+
+def _decoding(setting: Setting, target: Model, draft: Model) -> Line:
+    """Waits a round of speculative decoding."""
+    engine = Speculation(target, draft, rules_of(["strict"])[0], 4)
+    prompt, new = documents(1, 32, 1)[0].prompt, 12 if setting.tiny else 48
+    engine.decode(prompt, 4)
+    with counted(setting) as waits:
+        decoded = engine.decode(prompt, new)
+    rounds = max(1, len(decoded.drafted))
+    figures = {"rounds": rounds, "waits": dict(waits), "waits_a_round": waits.total() / rounds}
+    return Line(f"decoding waits {waits.total() / rounds:.1f} times a round, {rounds} rounds{_places(waits)}", figures)
+
+
+def _places(waits: Counter[str]) -> str:
+    return "".join(f"; {count} at {place}" for place, count in waits.most_common(6))
+
+
+class _Reads(TorchDispatchMode):
+    """Counts the operators by which the host reads a value, which would wait on a GPU."""
+
+    def __init__(self, seen: Counter[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operator."""
+        name = str(func).rpartition(".")[0]
+        masked = name in BY_MASK and any(each is not None and each.dtype == torch.bool for each in args[1])
+        if name in WAITS or masked:
+            self.seen[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _Copies(TorchFunctionMode):
+    """Counts the methods that copy values to the host, which are no operators on a CPU."""
+
+    def __init__(self, seen: Counter[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the function."""
+        if getattr(func, "__name__", "") in ("tolist", "cpu"):
+            self.seen[func.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted(setting: Setting) -> Iterator[Counter[str]]:
+    """Counts how often the host waits for the device, by place; on a CPU, by operators that would."""
+    seen: Counter[str] = Counter()
+    if not setting.on_gpu:
+        with _Reads(seen), _Copies(seen):
+            yield seen
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield seen
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            for warning in caught:
+                if "called a synchronizing" in str(warning.message):
+                    seen["/".join(warning.filename.split("/")[-2:]) + f":{warning.lineno}"] += 1
+
+
+def trace(setting: Setting) -> Iterator[Line]:
+    """The kernels (on a CPU the operators) that one scoring step spends its time on, and the time between them."""
+    target = setting.loaded("llama-3.1-8b", dtype_of(setting))
+    draft = setting.loaded("llama-3.2-1b", dtype_of(setting), "draft")
+    scorer = Scorer(target, [draft], target.vocabulary, extras=CERTIFIED)
+    batch = texts(documents(8 if setting.tiny else 32, *((40, 24) if setting.tiny else (256, 256))))
+    scorer.score(batch)
+    device, activity = DeviceType.CPU, ProfilerActivity.CPU
+    if setting.on_gpu:
+        device, activity = DeviceType.CUDA, ProfilerActivity.CUDA
+        torch.cuda.synchronize(setting.device)
+    with profile(activities=[activity], acc_events=True) as recorded:
+        scorer.score(batch)
+        if setting.on_gpu:
+            torch.cuda.synchronize(setting.device)
+    events = [event for event in recorded.events() if event.device_type == device]
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
+    span = max(end for _, end in spans) - spans[0][0]
+    busy = _covered(spans)
+    positions = sum(len(each.ids) for each in batch)
+    figures = {"span_us": span, "busy_us": busy, "gap_share": 1 - busy / span, "events": len(events)}
+    what = "kernels" if setting.on_gpu else "operators"
+    text = f"{positions} positions in {span / 1e3:.1f} ms, {len(events)} {what}, nothing runs in {1 - busy / span:.1%} of it"
+    yield Line(text, figures)
+    yield from _table(recorded, device)
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """How much of the time is covered by spans that are sorted by their begin."""
+    covered, until = 0.0, -np.inf
+    for start, end in spans:
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return float(covered)
+
+
+def _table(recorded: profile, device: DeviceType) -> Iterator[Line]:
+    """The rows of the table, the longest first."""
+    name = "self_cpu_time_total" if device == DeviceType.CPU else "self_device_time_total"
+    rows = [(getattr(row, name), row.count, row.key) for row in recorded.key_averages() if row.device_type == device]
+    total = sum(spent for spent, _, _ in rows)
+    for spent, count, key in sorted(rows, reverse=True)[:ROWS]:
+        figures = {"us": spent, "count": count, "share": spent / total, "name": key}
+        yield Line(f"{spent / total:6.1%} {spent / 1e3:8.2f} ms {count:6} x {key[:90]}", figures)
