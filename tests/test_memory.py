@@ -97,9 +97,9 @@ def test_timing_takes_the_caches_of_its_largest_cell() -> None:
     target, draft = model("target", 0, **HIDDEN), model("draft", 1, **SMALL)
     scorer = Scorer(target, [draft], target.vocabulary)
     found = promised(scorer, documents(1, 8, 1), Cells([1, 4], [16, 64], 5, False))
-    costs: Any = SimpleNamespace(concurrency=[4], context=[64], repeats=3, budget=0.0, mode="auto")
+    costs: Any = SimpleNamespace(concurrency=[1, 4], context=[16, 64], repeats=1, budget=0.0, mode="auto")
     subjects = latency.Subjects(target, [draft], np.arange(64, dtype=np.int32), 4)
-    taken = most_allocated(CPU, lambda: latency.rehearsed(subjects, costs))
+    taken = most_allocated(CPU, lambda: latency.measure(subjects, costs, lambda _: None))
     assert 0.92 < (found.timing or 0) / taken < 1.08
     assert found.peak == found.weights + max(found.generation or 0, found.scoring or 0, found.timing or 0)
     assert found.least == found.peak  # a CPU halves nothing

@@ -36,7 +36,7 @@ from alphaprof.errors import ColumnMissing
 from alphaprof.formats import json_schema
 from alphaprof.loader import load_profile
 from alphaprof.log.store import table_bytes, write_table
-from alphaprof.profiling import inspection, trial
+from alphaprof.profiling import inspection, memory, trial
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.corpus import Document
 from alphaprof.profiling.drafts import layer_skip
@@ -509,7 +509,7 @@ def test_memory_that_torch_holds_for_reuse_is_free(monkeypatch: pytest.MonkeyPat
     held = {"mem_get_info": (100, 1000), "memory_reserved": 50, "memory_allocated": 30}
     for name, value in held.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert trial._free(torch.device("cuda:1")) == 120
+    assert memory.free(torch.device("cuda:1")) == 120
 
 
 def snapshot(folder: Path) -> dict[Path, int]:

@@ -111,6 +111,7 @@ def rehearsed(subjects: Subjects, costs: MeasuredCosts) -> float:
     turns = _turns(_cell(subjects, costs.concurrency[0], costs.context[0], mode))
     next(turns)
     steps = float(next(turns).sum()) / 1e3
+    del turns  # and the caches with it
     reading = sum(job.run() for job in _prefills(subjects, costs.context[:1])) * len(costs.context)
     cells = len(costs.concurrency) * len(costs.context)
     least = cells * (WARM_UP + _least(costs)) * steps + (PREFILL_WARM_UP + LEAST_PREFILLS) * reading

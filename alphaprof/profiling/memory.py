@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DISTRIBUTION, PAIR, DRAWN = 13, 34, 20
 # The same while `processed` finds out what top_k, min_p and top_p keep. For top_p a GPU sorts whole rows: values and indices
 # twice, and the sort's own keys and pairs; a CPU sorts the largest 256, and whole rows where these do not hold top_p.
-TOP_K, MIN_P, TOP_P = 9, 13, {"cpu": 30, "cuda": 65}
+TOP_K, MIN_P, TOP_P = 9, 13, {"cpu": 34, "cuda": 65}
 COLUMN = 26  # bytes of one number of a position: in its chunk, joined, as float64, and there among the others
 
 
@@ -198,15 +198,22 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, flo
 
 
 def timing(sizes: Sequence[Footprint], batch: int, context: int, cells: Cells) -> int:
-    """Bytes that timing steps takes at one batch size and context: the caches of all models, filled one after another by a
-    pass over the whole context, and the logits of the longest step.
+    """Bytes that timing steps takes at one batch size and context.
+
+    Filling the caches of all models, one after another: a pass over one text, whose keys and values are copied for each
+    sequence. The longest step: all caches, and what its tokens take in one layer, where keys are copied as `DynamicCache`
+    adds to them, or keys and values are repeated for each head, since several tokens come with a mask; then the logits.
     """
-    held = peak = 0
+    held = peak = step = 0
     tokens = batch * (context + (LONGEST_STEP if cells.static else cells.longest))
     for size in sizes:
+        peak = max(peak, held + context * (size.cache + size.layer))
         held += tokens * size.cache
-        peak = max(peak, held + batch * context * size.layer)
-    return max(peak, held + batch * cells.longest * sizes[0].logits)
+        peak = max(peak, held + context * size.cache // (1 if cells.static else size.layers))
+        copied = 0 if cells.static else tokens * size.cache // (2 * size.layers)
+        attending = max(copied, tokens * size.repeated) + batch * cells.longest * size.attention
+        step = max(step, attending, batch * cells.longest * max(size.layer, size.logits))
+    return max(peak, held + step)
 
 
 def _cut(settings: Processing, device: str) -> int:

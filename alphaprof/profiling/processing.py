@@ -125,7 +125,7 @@ def _nucleus(weights: torch.Tensor, top_p: float, first: int | None) -> torch.Te
     """
     count = weights.shape[1] if first is None else min(first, weights.shape[1])
     largest = weights.topk(count, dim=1).values
-    before = largest.cumsum(1, dtype=torch.float64) - largest
+    before = largest.cumsum(1, dtype=torch.float64).sub_(largest)
     inside = (before < top_p * weights.sum(1, keepdim=True, dtype=torch.float64)).sum(1)
     last = (inside - 1).clamp(min=0)  # a row with NaN has nothing inside
     kept = (weights >= largest.gather(1, last[:, None])) & (weights > 0)

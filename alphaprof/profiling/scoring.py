@@ -1,8 +1,8 @@
 """One teacher-forced pass per model and batch: hidden states, then logits and statistics a chunk of rows at a time.
 
 Memory for vocabulary-sized tensors is bounded by HEAD_ROWS x V logits a model and a few float32 rows (see `fused`), whatever
-the batch. Truncated distributions, and rules that need whole ones, take about seven float32 tensors of `rows_at_once` x V
-more for the target and for one draft: with V = 150,000 about 0.15 GB on a CPU.
+the batch. Truncated distributions, and rules that need whole ones, take some float32 tensors of `rows_at_once` x V more:
+`memory.scoring` adds up all that is alive at once.
 """
 
 from __future__ import annotations
@@ -142,9 +142,13 @@ class Scorer:
         pieces = []
         for start in range(0, len(token), self.statistics_rows):
             rows = slice(start, start + self.statistics_rows)
-            p = distribution(target[rows], settings)
-            q = distribution(draft[rows], settings.for_draft(self.draft_processing))
-            pieces.append(multi_draft_columns(p, q, token[rows], self.extras.widths))
+            columns = multi_draft_columns(  # no name for the distributions, which would outlive their rows
+                distribution(target[rows], settings),
+                distribution(draft[rows], settings.for_draft(self.draft_processing)),
+                token[rows],
+                self.extras.widths,
+            )
+            pieces.append(columns)
         return joined(pieces)
 
     def _by_draft(
