@@ -39,7 +39,8 @@ class ConsoleProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bar.stop()
+        if not self._bar.disable:  # before rich 14.3, stopping a bar that was never shown writes an empty line
+            self._bar.stop()
 
     def say(self, message: str) -> None:
         """A line about what happens now."""

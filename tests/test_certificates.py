@@ -217,6 +217,7 @@ def least_by_program(p: Array, drafted: tuple[int, ...], divergence: Divergence)
     return float(found.fun)
 
 
+@pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")  # of SLSQP in older versions of scipy
 @every_divergence
 @pytest.mark.parametrize(("size", "count", "width"), [(3, 1, 1), (4, 2, 1), (4, 1, 2), (5, 2, 2), (5, 3, 1), (6, 2, 3)])
 def test_convex_programs_over_every_rejected_draft_agree_and_the_most_probable_is_cheapest(

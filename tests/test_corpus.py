@@ -334,11 +334,12 @@ def test_a_template_that_would_not_end_is_ended_in_any_thread(
 
 
 def test_a_template_is_rendered_as_transformers_does(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "caf\u00e9 \U0001f600", "name": None}, {"role": "tool", "content": "x" * 100_000}]
+    """Without what is null in a turn: older versions of transformers hand that to the template, newer ones drop it."""
+    turns = [{"role": "user", "content": "caf\u00e9 \U0001f600"}, {"role": "tool", "content": "x" * 100_000}]
     words = tokenizer()
     words.chat_template = "{{ eos_token }}{{ mood }}{{ tools | length }}" + words.chat_template + "{{ messages | tojson }}"
     options = {"mood": "calm", "tools": [{"type": "function"}]}
-    found = templates.render_chat(words, turns, options, "here")
+    found = templates.render_chat(words, [turns[0] | {"name": None}, turns[1]], options, "here")
     assert found == words.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
 @pytest.mark.parametrize("command", ["compare", "trees"])
 def test_formats_that_the_readme_names_for_a_command_are_all_that_it_has(command: str) -> None:
     (row,) = [line for line in README.splitlines() if line.startswith(f"| `alphaprof {command} ")]
-    (choices,) = re.findall(r"--format\s+<([a-z|]+)>", help_of(command))
+    (choices,) = re.findall(r"--format\s+[<\[]([a-z|]+)[>\]]", help_of(command))  # of older typers: brackets
     assert set(re.findall(r"`--format ([a-z]+)`", row)) == set(choices.split("|")) - {"terminal"}
 
 
@@ -110,6 +111,18 @@ def test_errors_and_notes_that_troubleshooting_quotes_are_those_of_the_program()
     notes = {f'"{code}"' for code in re.findall(r"\bnote `(\w+)`", page)}
     assert len(notes) > 2
     assert {text for text in parts | notes if text not in source} == set()
+
+
+def test_the_oldest_versions_that_are_tested_are_those_that_pyproject_admits() -> None:
+    """What `constraints-oldest.txt` lists first, but for GGUF files, which need newer transformers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["profile"], *extras["multi-device"], *extras["html"]]
+    lowest = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<\d+)?", text).groups() for text in needed if "[" not in text)
+    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "constraints-oldest.txt").read_text(), re.MULTILINE))
+    assert {name: pins[name][: len(version)] for name, version in lowest.items()} == lowest
+    assert [name for name, version in lowest.items() if set(pins[name][len(version) :]) - set(".0")] == []
+    assert list(pins)[: len(lowest)] == sorted(lowest)
 
 
 def test_the_changelog_names_the_version() -> None:

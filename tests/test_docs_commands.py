@@ -185,7 +185,7 @@ def alphaprof(words: list[str], expected: int, line: str) -> None:
     if words[0] in WITH_MODELS:
         found = parsed(["alphaprof", *words])
         assert words[0] != "profile" or found["out"] or found["dry_run"], line
-        load_profile(found["profile_file"], found["overrides"], found.get("limit") or found.get("documents"))
+        load_profile(Path(found["profile_file"]), found["overrides"], found.get("limit") or found.get("documents"))
         return
     result = CliRunner().invoke(app, words)
     error = result.exception

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations import sdpa_attention
 
 from alphaprof.errors import ModelUnloadable
@@ -38,7 +40,7 @@ class Cached:
         self.context = model.context or sys.maxsize
         self.length = 0
         self._largest = model.vocabulary - 1
-        self._cache: Any = DynamicCache(config=model.network.config)
+        self._cache: Any = _empty_cache(model.network.config)
         self._rewinds = False
         self._last = kept_logits(model)
 
@@ -49,7 +51,7 @@ class Cached:
         does not hold the tokens at all.
         """
         rows = self.last(self.tensor(ids))
-        if _held(self._cache) != len(ids) or (rewinds and not self._cache.is_croppable):
+        if _held(self._cache) != len(ids) or (rewinds and not _takes_back(self._cache)):
             raise ModelUnloadable(
                 f"{self.model.name} ({type(self.model.network).__name__}) cannot take tokens back from its cache",
                 "speculative decoding needs a model with attention layers only: recurrent states cannot be taken back",
@@ -87,6 +89,23 @@ class Cached:
         self.length += len(ids)
         logits: torch.Tensor = output.logits[0, :, : self.width]
         return logits.to(self.device)  # a model that is spread over devices may end on another one
+
+
+def _empty_cache(config: Any) -> Any:
+    """A cache for a model with this configuration.
+
+    In transformers 5.17 a sliding window that may be rewound returns keys and values that its mask does not cover, once
+    several forwards follow each other without a rewind. There its layers keep the whole text, and the mask is the window.
+    """
+    cache: Any = DynamicCache(config=config)
+    if version("transformers").startswith("5.17."):
+        cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
+    return cache
+
+
+def _takes_back(cache: Any) -> bool:
+    """Whether tokens can be taken back from a cache that holds some: a layer without any keeps its state elsewhere."""
+    return bool(cache.is_croppable and cache.is_initialized)
 
 
 def _held(cache: Any) -> int:
