@@ -5,10 +5,10 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from alphaprof.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from alphaprof.api import OpenedRun
-
-__version__ = "0.1.0"
 
 
 def open(path: str | PathLike[str]) -> OpenedRun:  # noqa: A001  (alphaprof.open is how users say it)

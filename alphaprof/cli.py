@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from alphaprof import __version__
 from alphaprof.cli_exchange import export, import_app
 from alphaprof.cli_models import latency, profile, rollout, validate
 from alphaprof.cli_support import (
@@ -28,6 +27,7 @@ from alphaprof.cli_support import (
     without_pandas,
 )
 from alphaprof.errors import AlphaprofError, OptionInvalid
+from alphaprof.version import __version__
 
 app = typer.Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is that?",
@@ -174,8 +174,8 @@ def compare(
 ) -> None:
     """Paired differences of two drafts on the same prompts: acceptance and tokens per round."""
     from alphaprof.loader import known_rules
+    from alphaprof.log.run_draft import side_of
     from alphaprof.report.compare import compare as compare_sides
-    from alphaprof.report.compare import side_of
     from alphaprof.report.render import render_comparison
 
     found = compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma)
@@ -203,7 +203,7 @@ def trees(
     out: OutFile = None,
 ) -> None:
     """What static draft trees would give: the best of each size, and your own. Tokens per round, no verdict."""
-    from alphaprof.report.compare import side_of
+    from alphaprof.log.run_draft import side_of
     from alphaprof.report.render import render_trees
     from alphaprof.report.tree_files import read_trees
     from alphaprof.report.trees import build_trees, request_of
@@ -272,8 +272,7 @@ def schema(
 @app.command()
 def rules() -> None:
     """The acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
-    from alphaprof.analysis.rule_names import spelling
-    from alphaprof.analysis.rules import NOT_MODELLED, RULES
+    from alphaprof.analysis.rules import NOT_MODELLED, RULES, spelling
 
     for name, rule in RULES.items():
         text = " and ".join(rule.policies) + " text"

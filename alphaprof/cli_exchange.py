@@ -43,7 +43,7 @@ def export(
 ) -> None:
     """Acceptance as engines and simulators read it. stdout is the file; what it assumes is said on stderr."""
     from alphaprof.loader import changed_question, known_rules
-    from alphaprof.report.compare import side_of
+    from alphaprof.log.run_draft import side_of
     from alphaprof.report.export import export as exported
     from alphaprof.report.export_scope import Wanted
 

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import DEFAULT_RULES, GAMMA_LIMIT
+from alphaprof.analysis.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
 from alphaprof.errors import cut, shown
 from alphaprof.log.files import DRAFT_NAME
 from alphaprof.options import (

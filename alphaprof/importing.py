@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alphaprof import __version__
 from alphaprof.analysis.engine_lines import LeftOut, Line, json_lines
 from alphaprof.analysis.engine_requests import EngineRequest, request_of
 from alphaprof.analysis.imported import Labelled, Served, documents_table, identity, notes, served_model, totals_table
@@ -21,6 +20,7 @@ from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.files import DRAFT_NAME
 from alphaprof.log.manifest import CHAIN, Drafting, Imported, Manifest, Shard
 from alphaprof.log.store import Run, begin
+from alphaprof.version import __version__
 
 MOST_DOMAINS = 200  # more are no domains
 ORIGIN = "import"  # in messages about options

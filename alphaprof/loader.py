@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.options import MeasuredCosts

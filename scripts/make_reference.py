@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from alphaprof import config, options
-from alphaprof.analysis import rule_names, rules
+from alphaprof.analysis import rules
+from alphaprof.analysis import rules as rule_names
 from alphaprof.log import schema
 
 DOCS = Path(__file__).parent.parent / "docs"

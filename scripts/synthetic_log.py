@@ -26,8 +26,7 @@ import pyarrow.compute as pc
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.analysis.rules import DEFAULT_RULES, rules_of
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.log.manifest import Shard

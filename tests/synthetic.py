@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.rules import rules_of
 from alphaprof.analysis.totals_files import write_totals
 from alphaprof.analysis.trees import MultiDraft
 from alphaprof.log.files import file_of

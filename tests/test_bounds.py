@@ -31,8 +31,7 @@ from alphaprof.analysis.bounds import (
     strict_thresholds,
 )
 from alphaprof.analysis.certificates import ACCEPTED, DIVERGENCES, Divergence, certify, draft_width, threshold, thresholds
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import BoundRule
+from alphaprof.analysis.rules import BoundRule, parse_rule
 from tests.test_certificates import SPECIFICATIONS, distance, distributions, entropies, every_divergence, whole
 
 Array = np.ndarray[Any, Any]

@@ -28,8 +28,7 @@ from alphaprof.analysis.certificates import (
     threshold,
     thresholds,
 )
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import RULES, BoundRule
+from alphaprof.analysis.rules import RULES, BoundRule, parse_rule
 
 Array = np.ndarray[Any, Any]
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "certificates.json").read_text())["cases"]

@@ -19,19 +19,12 @@ from scipy.optimize import brentq
 
 from alphaprof.analysis import certified
 from alphaprof.analysis.bounds import budget
-from alphaprof.analysis.certified import (
-    AXES,
-    LosslessTally,
-    Tally,
-    decile_edges,
-    inexact_share,
-    lossless_tally,
-    tallies,
-)
+from alphaprof.analysis.certified import LosslessTally, Tally, inexact_share, lossless_tally, tallies
 from alphaprof.analysis.predictability import TargetLog, certain_runs
 from alphaprof.analysis.replay import Trace, replay, run_lengths
 from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.log.store import Run
+from alphaprof.report.log_part import AXES, decile_edges
 from tests.reporting import engine, log_of, runs_of
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from alphaprof import cli
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import NOT_MODELLED, RULES
+from alphaprof.analysis.rules import NOT_MODELLED, RULES, parse_rule
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from tests.reporting import as_json, log_of, rows_of

@@ -18,8 +18,9 @@ from alphaprof.analysis.estimate import ratio
 from alphaprof.analysis.paired import FAR, differing, inverse_difference, share_difference
 from alphaprof.cli import app
 from alphaprof.errors import NotComparable, OptionInvalid
+from alphaprof.log.run_draft import Side, side_of
 from alphaprof.log.store import Run
-from alphaprof.report.compare import Comparison, Side, compare, side_of
+from alphaprof.report.compare import Comparison, compare
 from alphaprof.report.render import render_comparison
 from tests.synthetic import Domain, Recipe, write_run
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from alphaprof.analysis.decision import decide, documents_needed, held_out
-from alphaprof.analysis.speedup import Mix, RoundCounts, Speedup, StepTimes, free_draft, speedup
+from alphaprof.analysis.replay import RoundCounts
+from alphaprof.analysis.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, speedup
 from alphaprof.analysis.units import Units, lots_of
 from alphaprof.report.pool import Pool
-from alphaprof.report.verdict import UNTIMED, Question, Timing, choose_and_decide, pooled_speedup
+from alphaprof.report.verdict import Question, choose_and_decide, pooled_speedup
 
 Array = np.ndarray[Any, Any]
 CONFIDENCE = 0.95

@@ -16,7 +16,7 @@ import yaml
 from transformers import GenerationConfig
 
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import ModelUnloadable

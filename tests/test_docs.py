@@ -126,7 +126,7 @@ def test_the_oldest_versions_that_are_tested_are_those_that_pyproject_admits() -
 
 
 def test_the_changelog_names_the_version() -> None:
-    from alphaprof import __version__
+    from alphaprof.version import __version__
 
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text()

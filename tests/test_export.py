@@ -19,9 +19,9 @@ from alphaprof import cli
 from alphaprof.cli_exchange import ExportFormat
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import SERVED
+from alphaprof.log.run_draft import Side
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
-from alphaprof.report.compare import Side
 from alphaprof.report.export import export
 from alphaprof.report.export_formats import EXPORTS
 from alphaprof.report.export_model import Acceptance, Depths, RankAcceptance

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.analysis.certificates import ACCEPTED, DIVERGENCES, Divergence, draft_width, threshold
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import DEFAULT_RULES, BoundRule
+from alphaprof.analysis.rules import DEFAULT_RULES, BoundRule, parse_rule
 from alphaprof.analysis.trees import MultiDraft
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling import statistics

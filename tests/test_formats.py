@@ -15,17 +15,18 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from alphaprof.analysis.estimate import Interval
 from alphaprof.analysis.formulas import RoundCost
 from alphaprof.cli import app
 from alphaprof.errors import OptionInvalid
 from alphaprof.formats import json_schema, published
 from alphaprof.loader import changed_question
+from alphaprof.log.run_draft import side_of
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.check import check_decision
 from alphaprof.report.checks import Asked, checked
-from alphaprof.report.compare import compare, side_of
-from alphaprof.report.model import Interval
+from alphaprof.report.compare import compare
 from alphaprof.report.predict import EngineRate, build_prediction
 from alphaprof.report.render import (
     render,

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
 from alphaprof.analysis.replay import Trace, replay, run_lengths, steps
-from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.analysis.totals import proposed_in
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.corpus import Document

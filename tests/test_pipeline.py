@@ -41,6 +41,7 @@ from alphaprof.errors import (
 from alphaprof.loader import load_profile
 from alphaprof.log import store
 from alphaprof.log.manifest import Shard
+from alphaprof.log.run_draft import side_of
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, LATENCY_COLUMNS, LogRules, totals_columns
 from alphaprof.log.store import Run
 from alphaprof.log.violations import violations
@@ -54,7 +55,6 @@ from alphaprof.profiling.phases import thinking
 from alphaprof.profiling.processing import Processing
 from alphaprof.report.baseline import check_baseline
 from alphaprof.report.build import build_report
-from alphaprof.report.compare import side_of
 from tests.reporting import as_json
 from tests.tiny import tokenizer
 

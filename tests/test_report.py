@@ -21,6 +21,7 @@ from rich.cells import cell_len
 from scipy import stats
 
 from alphaprof.analysis.decision import held_out
+from alphaprof.analysis.estimate import Interval
 from alphaprof.analysis.totals_files import write_totals
 from alphaprof.analysis.units import Units, lots_of
 from alphaprof.errors import ProfileInvalid
@@ -29,7 +30,7 @@ from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
 from alphaprof.report.json import render_json
-from alphaprof.report.model import Interval, Report
+from alphaprof.report.model import Report
 from alphaprof.report.render import render
 from tests import reference
 from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of

@@ -17,6 +17,7 @@ import pytest
 from rich.cells import cell_len
 from scipy import stats
 
+from alphaprof.analysis.estimate import Interval
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
@@ -28,7 +29,6 @@ from alphaprof.report.model import (
     Certificates,
     Decile,
     FreeDraft,
-    Interval,
     LosslessBounds,
     Predictability,
     Report,

@@ -203,7 +203,7 @@ def test_what_the_textbook_formula_would_have_said(run: Run, report: Report) -> 
 
 
 def line(concurrency: int, *values: float | None) -> AtConcurrency:
-    from alphaprof.report.model import Interval
+    from alphaprof.analysis.estimate import Interval
 
     intervals = tuple(None if value is None else Interval(value, value, value) for value in values)
     return AtConcurrency(concurrency, tuple(range(1, len(values) + 1)), intervals, (), None)

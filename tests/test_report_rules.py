@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.analysis.rules import DEFAULT_RULES, parse_rule
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.log.store import Run

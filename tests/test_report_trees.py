@@ -17,14 +17,14 @@ from rich.console import Console
 
 from alphaprof import cli
 from alphaprof.analysis.decision import held_out
+from alphaprof.analysis.estimate import Interval
 from alphaprof.analysis.trees import Tree, optimal_tree
 from alphaprof.analysis.units import lots_of
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.run_draft import Side
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.compare import Side
-from alphaprof.report.model import Interval
 from alphaprof.report.render import render_trees
 from alphaprof.report.tree_files import read_tree, read_trees
 from alphaprof.report.tree_model import TextTrees, TreesReport, TreeTokens

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 
 from alphaprof import cli
-from alphaprof.analysis.estimate import mean_interval, ratio
+from alphaprof.analysis.estimate import Interval, mean_interval, ratio
 from alphaprof.analysis.paired import mean_difference
 from alphaprof.analysis.rolled import SAME, Rolled, Rollouts, departure, depth_counts
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema
-from alphaprof.report.model import Interval
 from alphaprof.report.render import render_rollout
 from alphaprof.report.rollout import Rollout, Way, build_rollout
 from tests.test_cli_errors import assert_two_lines, profile, run
@@ -273,7 +272,7 @@ def witnessed(loaded: Any, draft: str, rule: str, domain: str) -> dict[str, Any]
     """The numbers of one way on one domain, from rounds one by one and whole forward passes."""
     import torch
 
-    from alphaprof.analysis.rule_names import parse_rule
+    from alphaprof.analysis.rules import parse_rule
     from alphaprof.profiling.decoding import Drafting, decode
 
     (drafting,) = [Drafting(item, parse_rule(rule), GAMMA) for item in loaded.drafts if item.name == draft]

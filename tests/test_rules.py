@@ -13,8 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.rule_names import parse_rule, rules_of
-from alphaprof.analysis.rules import DEFAULT_RULES, GREEDY, NOT_MODELLED, RULES, SAMPLED, BoundRule, Parameter, default_rule
+from alphaprof.analysis.rules import (
+    DEFAULT_RULES,
+    GREEDY,
+    NOT_MODELLED,
+    RULES,
+    SAMPLED,
+    BoundRule,
+    Parameter,
+    default_rule,
+    parse_rule,
+    rules_of,
+)
 from alphaprof.analysis.trees import MultiDraft
 
 Array = np.ndarray[Any, Any]

@@ -18,8 +18,7 @@ import yaml
 from transformers import GenerationConfig
 
 from alphaprof.analysis.replay import Trace, run_lengths, steps
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import GAMMA_LIMIT
+from alphaprof.analysis.rules import GAMMA_LIMIT, parse_rule
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import AlphaprofError, ModelUnloadable, RuleNotDecodable

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from alphaprof.analysis.estimate import CONTROL_DOCUMENTS, ratio
-from alphaprof.analysis.replay import Trace, expected_replay, replay, run_lengths
+from alphaprof.analysis.replay import RoundCounts, Trace, expected_replay, replay, run_lengths
 from alphaprof.analysis.speedup import (
-    RoundCounts,
     Speedup,
     StepTime,
     StepTimes,
@@ -26,6 +25,7 @@ from alphaprof.analysis.speedup import (
     speedup,
     spent_and_base,
     time_shares,
+    time_spent,
     with_prefill,
 )
 from alphaprof.analysis.timing import median_error
@@ -117,7 +117,7 @@ def test_a_full_round_makes_the_next_first_step_dearer_and_bookkeeping_every_rou
     times = dataclasses.replace(TIMES, draft_after_full=StepTime(3.0, 0.04), bookkeeping=StepTime(0.5, 0.1))
     found = dataclasses.replace(HAND, full=np.array([2.0, 1.0]))
     assert round_costs(times, 2) == pytest.approx([1.0, 1.45, 1.95])
-    assert found.spent(times) == pytest.approx([8.1 + 0.2 + 0.2, 7.6 + 0.1 + 0.2])
+    assert time_spent(found, times) == pytest.approx([8.1 + 0.2 + 0.2, 7.6 + 0.1 + 0.2])
     assert ratio(*spent_and_base(found, times)).value == pytest.approx(16.4 / 16)
     # 15 draft steps, 3 of them over two tokens.
     parts = np.array([10, 12, 105, 24, 9, 0, 4])
@@ -389,7 +389,7 @@ def test_a_miss_does_not_raise_the_lower_bound(
 def test_the_same_gain_for_every_document_never_lowers_a_bound(rows: list[tuple[int, int, int, int]], gain: float) -> None:
     """Each token of each document takes less by the same; step times, and what they allow, stay as they are."""
     one = drawn(rows)
-    spent, base = one.spent(EXACT), one.tokens
+    spent, base = time_spent(one, EXACT), one.tokens
     before = known(speedup([one], [1.0], EXACT))
     time = ratio(spent - gain * base, base)
     assume(time.value > 0.01)
@@ -485,8 +485,8 @@ def test_prompts_share_in_the_error_of_rounds() -> None:
     count = len(HAND.tokens)
     found = known(with_prefill(HAND, times, np.full(count, 9.0), np.full(count, 3.0)))
     base, plain = float(HAND.tokens.sum()), count * 9.0
-    spent = HAND.spent(times).sum() + count * 12.0
-    decode = time_shares(HAND, times)[0] * HAND.spent(times).sum()
+    spent = time_spent(HAND, times).sum() + count * 12.0
+    decode = time_shares(HAND, times)[0] * time_spent(HAND, times).sum()
     logs = np.log((plain + base * noise[0]) / (plain + base)) - np.log1p(decode * (noise[0] - 1) / spent)
     assert (found.timing_error, found.timing_freedom) == pytest.approx(median_error(logs))
 

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import DEFAULT_RULES, RULES
+from alphaprof.analysis.rules import DEFAULT_RULES, RULES, parse_rule
 from alphaprof.analysis.totals import Request, Shape, columns_of, counts, shard_totals, table_of, trace_of
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.analysis.trees import MultiDraft

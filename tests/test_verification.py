@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig
 
 from alphaprof.analysis.replay import Trace, expected_replay
-from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.profiling.choices import GREEDILY, OWN, Choice
 from alphaprof.profiling.lookup import PromptLookup
 from alphaprof.profiling.models import Model

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from alphaprof.analysis.bounds import strict_thresholds
-from alphaprof.analysis.certified import columns_at
 from alphaprof.analysis.lookup import first_proposals
 from alphaprof.analysis.replay import Flavour, Rounds, Trace, run_lengths
 from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
@@ -26,6 +25,7 @@ from alphaprof.analysis.totals import Request, Shape, by_chance, columns_of, pro
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROPOSED_LIMIT
 from alphaprof.log.store import Run
+from alphaprof.report.log_part import columns_at
 
 Array = np.ndarray[Any, Any]
 WIDTH = 4  # of the tree that a cause speaks of

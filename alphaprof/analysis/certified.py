@@ -6,24 +6,20 @@ draft is then accepted is a theorem about the two distributions, so that the log
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from alphaprof.analysis.bounds import beta_bound
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import GREEDY, BoundRule
+from alphaprof.analysis.rules import GREEDY, BoundRule, rules_of
 from alphaprof.analysis.totals import READ, Shape
 from alphaprof.log.store import Run
+from alphaprof.report.log_part import AXES, shards
 
 Array = np.ndarray[Any, Any]
-SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what shapes are made from
 SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take from a divergence
-AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
-SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
 
 
 @dataclass(frozen=True)
@@ -52,36 +48,6 @@ class LosslessTally:
     beta: Array
     sharp: Array
     divergence: Array
-
-
-def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
-    """Columns of each complete shard as arrays, and where its documents lie; nulls become -1 or NaN."""
-    for shard in run.shards:
-        yield columns_at(run, draft, shard.index, names), Shape.of(run.continuations(shard.index, SHAPED))
-
-
-def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
-    """Columns of one shard likewise."""
-    table = run.positions(draft, index, names)
-    return {name: _array(table[name]) for name in names}
-
-
-def _array(column: pa.ChunkedArray) -> Array:
-    return np.asarray((column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy())
-
-
-def decile_edges(run: Run, draft: str) -> dict[str, Array]:
-    """The nine values of each axis between its deciles, over all positions: each is the least value of the tenth above it.
-    Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
-    """
-    stride = 1 + run.manifest.positions // SAMPLE
-    names, found = list(AXES.values()), {}
-    parts = [{name: columns[name][::stride] for name in names} for columns, _ in shards(run, draft, names)]
-    for axis, name in AXES.items():
-        values = np.concatenate([part[name] for part in parts])
-        between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
-        found[axis] = between[between > values.min()]
-    return found
 
 
 def tallies(run: Run, draft: str, edges: Mapping[str, Array]) -> dict[str, Tally]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.certified import AXES, shards
 from alphaprof.analysis.rules import GREEDY, BoundRule
 from alphaprof.analysis.totals import columns_of
 from alphaprof.log.store import Run
+from alphaprof.report.log_part import AXES, shards
 
 Array = np.ndarray[Any, Any]
 

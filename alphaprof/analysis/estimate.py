@@ -32,6 +32,15 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A point estimate with a two-sided interval at the report's confidence; `high` may be infinite."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Ratio:
     """sum(totals) / sum(counts) with its standard error over documents (infinite for fewer than two) and the degrees of
     freedom that the standard error was estimated with. `third`: third central moment of the estimate; above 0 where a few
@@ -262,6 +271,14 @@ def share_interval(estimate: Ratio, confidence: float) -> Estimate:
         return Estimate(estimate.value, estimate.value * agree, 1 - (1 - estimate.value) * agree, estimate.documents)
     half = quantile(1 - tail, estimate.freedom) * estimate.stderr
     return Estimate(estimate.value, max(0.0, estimate.value - half), min(1.0, estimate.value + half), estimate.documents)
+
+
+def share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
+    """A share with its interval over clusters; None where nothing was counted."""
+    if counts.sum() <= 0:
+        return None
+    found = share_interval(ratio(*by_cluster(cluster, totals, counts)), confidence)
+    return Interval(found.value, found.low, found.high)
 
 
 def mean_interval(estimate: Ratio, confidence: float) -> Estimate:

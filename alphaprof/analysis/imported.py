@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from alphaprof.analysis.engine_requests import EngineRequest
 from alphaprof.errors import shown
-from alphaprof.log.manifest import ADAPTIVE, CHAIN, SERVED, Drafting, ModelFacts
+from alphaprof.log.manifest import ADAPTIVE, CHAIN, KINDS, LOG_PROMPTS, NO_PROMPT, SERVED, Drafting, ModelFacts
 from alphaprof.log.schema import (
     DEPTH_COUNTS,
     DOCUMENT_COLUMNS,
@@ -26,10 +26,6 @@ from alphaprof.log.schema import (
     depth_names,
     imported_totals_columns,
 )
-
-KINDS = ("token ids", "text", "request id")  # what prompts are known by, the best first
-NO_PROMPT = (None, KINDS[-1])  # what requests are known by where the log does not hold all prompts
-LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from alphaprof.analysis.estimate import influences, log_interval, small_sample
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import default_rule
+from alphaprof.analysis.rules import default_rule, parse_rule
 
 Array = np.ndarray[Any, Any]
 Outcome = Literal["within", "outside", "too_noisy"]

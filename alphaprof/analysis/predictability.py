@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from alphaprof.analysis.bounds import certified_runs, strict_thresholds
-from alphaprof.analysis.certified import shards
 from alphaprof.analysis.replay import Rounds, Trace, replay
 from alphaprof.analysis.totals import Shape
 from alphaprof.log.store import Run
+from alphaprof.report.log_part import shards
 
 Array = np.ndarray[Any, Any]
 TARGET = ("target_top_prob", "target_second_prob", "target_margin", "target_entropy")

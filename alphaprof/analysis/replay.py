@@ -73,6 +73,42 @@ class Rounds:
         return cls(*(np.zeros(shape) for shape in (single, single, depths, depths, depths, single)))
 
 
+@dataclass(frozen=True)
+class RoundCounts:
+    """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
+    drafted at least d tokens), `full` [documents] (rounds whose gamma tokens were all accepted), `control` (control variate
+    of expected rounds, else 0) and `cluster` [documents].
+    """
+
+    tokens: Array
+    rounds: Array
+    drafted: Array
+    full: Array
+    control: Array
+    cluster: Array
+
+    @classmethod
+    def of(cls, found: Rounds, cluster: Array) -> RoundCounts:
+        """From replayed rounds of documents, and the cluster of each."""
+        full = found.accepted[:, -1] if found.accepted.shape[1] else np.zeros(len(found.rounds))  # a tree may have no nodes
+        return cls(found.tokens, found.rounds, found.drafted, full, found.control, cluster)
+
+    @property
+    def exactly(self) -> Array:
+        """Rounds of all documents that drafted exactly m = 0..gamma tokens, [gamma + 1]."""
+        at_least = np.array([self.rounds.sum(), *self.drafted.sum(0), 0.0])
+        return np.asarray(at_least[:-1] - at_least[1:])
+
+    def rows(self, chosen: Array) -> RoundCounts:
+        """Some of the documents."""
+        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        drafted = np.empty((len(places), self.drafted.shape[1]), order="F")
+        for depth, rounds in enumerate(self.drafted.T):
+            drafted[:, depth] = rounds.take(places)
+        single = ("tokens", "rounds", "full", "control", "cluster")
+        return RoundCounts(drafted=drafted, **{name: getattr(self, name).take(places) for name in single})
+
+
 def run_lengths(agrees: Array, start: Ints, stop: Ints) -> Ints:
     """For each position the number of agreements from it on, up to its document's end; [positions].
 

@@ -17,8 +17,6 @@ from alphaprof.analysis.shapes import ModelShape
 from alphaprof.errors import CostsUnreadable
 from alphaprof.log.manifest import ModelFacts
 
-LOOKUP = "prompt_lookup"  # the kind of draft that has no steps
-
 
 @dataclass(frozen=True)
 class RooflineSetting:

@@ -1,25 +1,40 @@
-"""Acceptance rules: when is a drafted token kept? One small function a rule, over columns of the position log.
-
-Each rule gives two things, and they are not the same: `accept`, the probability that it keeps the draft's proposal
-before the emitted token is known (what alpha averages, stored as `accept_<rule>`), and `emitted`, what happened to the
-token that was emitted (what replay propagates). p is the target's distribution, q the draft's, x_t the emitted token, d the
-draft's proposal, x0 the target's top token.
-
-A draft without a distribution (prompt lookup) is a point mass at its proposal.
+"""Acceptance rules: when is a drafted token kept? One small function a rule, over columns of the log; and their
+spelling.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from alphaprof.errors import VALUE, cut, shown
+
 Columns = Mapping[str, np.ndarray[Any, Any]]
 Values = np.ndarray[Any, Any]
 GREEDY, SAMPLED = "greedy", "sampled"  # how the target chose a text's tokens
 GAMMA_LIMIT = 64  # the most drafted tokens a round that a profile may ask for
+BOTH = (GREEDY, SAMPLED)
+NOT_MODELLED = {
+    "sglang": "u <= p(d)/theta_acc, or p(d) >= theta_single (SGLang's thresholds)",
+    "ensemble": "with probability min(1, (1-w) + w p/q) (Hugging Face's assistant_ensemble_weight)",
+    "lenience": "with probability min(1, p/(l q)) (Leviathan et al.)",
+    "block": "blocks of drafts verified together (vLLM)",
+    "fly": "a mismatch is forgiven when what follows agrees (vLLM's FLy)",
+}
+DEFAULT_RULES = (
+    "strict",
+    "lossless",
+    "one_hot",
+    "additive_0p1",
+    "multiplicative_0p3",
+    "top_m_3",
+    "typical_0p09_0p3",
+    "trtllm_10_0p6",
+)
 
 
 @dataclass(frozen=True)
@@ -152,7 +167,6 @@ def _known(ranks: Values) -> Values:
     return np.asarray(ranks >= 1)
 
 
-BOTH = (GREEDY, SAMPLED)
 RULES = {
     "strict": Rule("d is the target's top token x0", strict, agrees, (GREEDY,), used_by="every engine on greedy text"),
     "lossless": Rule(
@@ -213,23 +227,6 @@ RULES = {
         used_by="SpecInfer",
     ),
 }
-NOT_MODELLED = {
-    "sglang": "u <= p(d)/theta_acc, or p(d) >= theta_single (SGLang's thresholds)",
-    "ensemble": "with probability min(1, (1-w) + w p/q) (Hugging Face's assistant_ensemble_weight)",
-    "lenience": "with probability min(1, p/(l q)) (Leviathan et al.)",
-    "block": "blocks of drafts verified together (vLLM)",
-    "fly": "a mismatch is forgiven when what follows agrees (vLLM's FLy)",
-}
-DEFAULT_RULES = (
-    "strict",
-    "lossless",
-    "one_hot",
-    "additive_0p1",
-    "multiplicative_0p3",
-    "top_m_3",
-    "typical_0p09_0p3",
-    "trtllm_10_0p6",
-)
 
 
 @dataclass(frozen=True)
@@ -271,3 +268,79 @@ def default_rule(policy: str) -> str:
 def _text(value: float) -> str:
     """A value without exponent or point: 0.1 -> 0p1, 10 -> 10."""
     return np.format_float_positional(value, trim="-").replace(".", "p")
+
+
+def parse_rule(specification: object) -> BoundRule:
+    """A rule from `strict`, `additive_0p1`, `additive:0.1`, `typical:0.09,0.3`, `{additive: 0.1}` or
+    `{typical: {epsilon: 0.09, delta: 0.3}}`. Raises `ValueError` with what is known.
+    """
+    if isinstance(specification, BoundRule):
+        return specification
+    if isinstance(specification, Mapping) and len(specification) == 1:
+        ((name, given),) = specification.items()
+        return _bound(str(name), given)
+    if not isinstance(specification, str):
+        raise ValueError(f"{shown(specification)} is no rule; write a name, or {{name: value}}; {_known_rules()}")
+    name, colon, given = specification.partition(":")
+    if colon:
+        return _bound(name.strip(), [_number(part) for part in given.split(",")])
+    for known in sorted(RULES, key=len, reverse=True):
+        if name == known or name.startswith(f"{known}_"):
+            return _bound(known, [_number(part.replace("p", ".")) for part in name[len(known) :].split("_")[1:]])
+    return _bound(name, [])
+
+
+def rules_of(ids: list[str]) -> list[BoundRule]:
+    """Rules from their ids."""
+    return [parse_rule(name) for name in ids]
+
+
+def _bound(name: str, given: object) -> BoundRule:
+    if name in NOT_MODELLED:
+        raise ValueError(f"the rule {name!r} is not modelled; {_known_rules()}")
+    if name not in RULES:
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), RULES, n=1)
+        raise ValueError(f"unknown rule {shown(name)}{f' (did you mean {near[0]}?)' if near else ''}; {_known_rules()}")
+    parameters = RULES[name].parameters
+    names = [parameter.name for parameter in parameters]
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise ValueError(
+                f"{name} has the parameters {', '.join(names) or 'none'} (not {cut(', '.join(map(str, given)), VALUE)})"
+            )
+        values = [given[parameter] for parameter in names]
+    else:
+        values = list(given) if isinstance(given, (list, tuple)) else [given]
+    if len(values) != len(names):
+        count = f"{len(names)} parameter{'' if len(names) == 1 else 's'}"
+        raise ValueError(f"{name} has {count} and got {len(values)}: write {spelling(name)}")
+    return BoundRule(name, tuple(_checked(name, item, value) for item, value in zip(parameters, values, strict=True)))
+
+
+def _checked(rule: str, parameter: Parameter, value: object) -> float:
+    if isinstance(value, str):  # YAML reads 1e-3 as a text
+        value = _number(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{rule}: {parameter.name} is no number: {shown(value)}")
+    if not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value)):
+        kind = "a whole number" if parameter.whole else "a number"
+        raise ValueError(
+            f"{rule}: {parameter.name} must be {kind} from {parameter.low:g} to {parameter.high:g}, not {shown(value)}"
+        )
+    return int(value) if parameter.whole else float(value) + 0.0  # no negative zero: additive_-0 is no column name
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text if "_" not in text else "no number")  # Python reads 0_1 as 1
+    except ValueError:
+        raise ValueError(f"{shown(text)} is no number; {_known_rules()}") from None
+
+
+def spelling(name: str) -> str:
+    """How a rule is written on the command line: typical:epsilon,delta."""
+    return ":".join([name, ",".join(item.name for item in RULES[name].parameters)]).rstrip(":")
+
+
+def _known_rules() -> str:
+    return "known: " + ", ".join(map(spelling, RULES))

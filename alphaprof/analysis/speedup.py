@@ -9,7 +9,7 @@ once a round. Prefill is the same on both sides and left out. Times are in ms; `
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from alphaprof.analysis.estimate import (
     skewed,
     unseen,
 )
-from alphaprof.analysis.replay import Rounds
+from alphaprof.analysis.replay import RoundCounts
 from alphaprof.analysis.timing import median_error
 
 Array = np.ndarray[Any, Any]
@@ -81,59 +81,31 @@ class StepTimes:
         return (self.draft_after_full.ms - self.draft.ms) / self.decode.ms if self.draft_after_full else 0.0
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none."""
+
+    times: Mapping[str, StepTimes]
+    basis: str
+    missing: Mapping[str, str]
+
+    def only(self, draft: str) -> Timing:
+        """Those of one draft."""
+        times = {name: found for name, found in self.times.items() if name == draft}
+        return Timing(times, self.basis, {name: reason for name, reason in self.missing.items() if name == draft})
+
+    def lacks(self, drafts: Iterable[str]) -> str | None:
+        """Why one of some drafts has no times; None where all have them."""
+        without = next((draft for draft in drafts if draft not in self.times), None)
+        return None if without is None else self.missing.get(without, "no step times were measured")
+
+
+UNTIMED = Timing({}, "", {})
+
+
 def free_draft(gamma: int) -> StepTimes:
     """Times in which drafting and verification of several tokens cost nothing extra: the speedup is tokens per round."""
     return StepTimes({n: StepTime(1.0, 0.0) for n in range(1, gamma + 2)}, NOTHING)
-
-
-@dataclass(frozen=True)
-class RoundCounts:
-    """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
-    drafted at least d tokens), `full` [documents] (rounds whose gamma tokens were all accepted), `control` (control variate
-    of expected rounds, else 0) and `cluster` [documents].
-    """
-
-    tokens: Array
-    rounds: Array
-    drafted: Array
-    full: Array
-    control: Array
-    cluster: Array
-
-    @classmethod
-    def of(cls, found: Rounds, cluster: Array) -> RoundCounts:
-        """From replayed rounds of documents, and the cluster of each."""
-        full = found.accepted[:, -1] if found.accepted.shape[1] else np.zeros(len(found.rounds))  # a tree may have no nodes
-        return cls(found.tokens, found.rounds, found.drafted, full, found.control, cluster)
-
-    @property
-    def exactly(self) -> Array:
-        """Rounds of all documents that drafted exactly m = 0..gamma tokens, [gamma + 1]."""
-        at_least = np.array([self.rounds.sum(), *self.drafted.sum(0), 0.0])
-        return np.asarray(at_least[:-1] - at_least[1:])
-
-    def rows(self, chosen: Array) -> RoundCounts:
-        """Some of the documents."""
-        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        drafted = np.empty((len(places), self.drafted.shape[1]), order="F")
-        for depth, rounds in enumerate(self.drafted.T):
-            drafted[:, depth] = rounds.take(places)
-        single = ("tokens", "rounds", "full", "control", "cluster")
-        return RoundCounts(drafted=drafted, **{name: getattr(self, name).take(places) for name in single})
-
-    def spent(self, times: StepTimes) -> Array:
-        """Decode time with the draft in units of a decode step, [documents].
-
-        A text that ends with a full round has no step behind it: at most one step of a document is counted too many.
-        """
-        costs = round_costs(times, self.drafted.shape[1])
-        found = self.rounds * costs[0]
-        for rounds, more in zip(self.drafted.T, np.diff(costs), strict=True):  # a matrix product would spin on all cores
-            if more:  # what one more token costs, in every round that drafts as many
-                found += rounds * more
-        if times.draft_after_full:
-            found += self.full * times.after_full()
-        return np.asarray(found)
 
 
 @dataclass(frozen=True)
@@ -216,6 +188,21 @@ def _stretched(distance: float) -> float:
     return math.exp(distance) if distance < 1 else math.e * distance
 
 
+def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
+    """Decode time with the draft in units of a decode step, [documents].
+
+    A text that ends with a full round has no step behind it: at most one step of a document is counted too many.
+    """
+    costs = round_costs(times, counts.drafted.shape[1])
+    found = counts.rounds * costs[0]
+    for rounds, more in zip(counts.drafted.T, np.diff(costs), strict=True):  # a matrix product would spin on all cores
+        if more:  # what one more token costs, in every round that drafts as many
+            found += rounds * more
+    if times.draft_after_full:
+        found += counts.full * times.after_full()
+    return np.asarray(found)
+
+
 def round_costs(times: StepTimes, gamma: int) -> Array:
     """Cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), the search, and bookkeeping where
     it drafts at all.
@@ -242,9 +229,9 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
     Where rounds are expectations, a control variate has sharpened the time with the draft.
     """
     if not counts.control.any():
-        spent, base = by_cluster(counts.cluster, counts.spent(times), counts.tokens)
+        spent, base = by_cluster(counts.cluster, time_spent(counts, times), counts.tokens)
         return spent, base
-    spent, base, control = by_cluster(counts.cluster, counts.spent(times), counts.tokens, counts.control)
+    spent, base, control = by_cluster(counts.cluster, time_spent(counts, times), counts.tokens, counts.control)
     adjusted = controlled(spent, base, control)
     return (spent if adjusted is None else adjusted), base
 

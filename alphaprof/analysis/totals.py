@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.analysis.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
+from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule, rules_of
 from alphaprof.log.manifest import SERVED, ModelFacts
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, depth_names, totals_columns
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.rules import rules_of
 from alphaprof.analysis.totals import Counts, Request, columns_of, counts, table_of
 from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.parts import Part, of_rule, ranges

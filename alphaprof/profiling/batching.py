@@ -9,11 +9,11 @@ from typing import TypeVar
 import torch
 
 from alphaprof.errors import OutOfMemory
+from alphaprof.profiling.models import is_out_of_memory
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 LEAST = 1 / 16
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def batches(lengths: Sequence[int], budget: int, padding: float = 1.0) -> Iterator[list[int]]:
@@ -88,14 +88,3 @@ def halving(
     first, halved_first = halving(run, items[:middle], describe)
     second, halved_second = halving(run, items[middle:], describe)
     return first + second, 1 + halved_first + halved_second
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, by its type or in one of the many wordings of torch and its backends.
-
-    Or was raised because of one that does: where memory runs out while a CUDA graph is recorded, ending that fails as well.
-    """
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    if known or any(words in str(error) for words in OUT_OF_MEMORY):  # allocators without an error of their own
-        return True
-    return error.__context__ is not None and is_out_of_memory(error.__context__)

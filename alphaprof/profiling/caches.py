@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from importlib.metadata import version
 from typing import Any
@@ -13,17 +12,10 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations import sdpa_attention
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.models import Model
+from alphaprof.profiling.models import Model, kept_logits
 
 # Whether keys and values are repeated for each query head where a single token comes with a mask: newer versions do not.
 REPEATS = not hasattr(sdpa_attention, "pack_gqa")
-
-
-def kept_logits(model: Model) -> dict[str, Any]:
-    """What to pass to a model for the last token's logits alone, where it can: the head over a whole prompt would cost more
-    memory than the prompt's keys and values.
-    """
-    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
 
 
 class Cached:

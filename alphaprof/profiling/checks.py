@@ -8,11 +8,11 @@ from typing import Any
 
 from alphaprof.analysis.costs import TARGET
 from alphaprof.analysis.engine_table import read_engine_table
-from alphaprof.analysis.roofline_costs import LOOKUP, shape_of
-from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.roofline_costs import shape_of
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import RunMismatch
-from alphaprof.log.manifest import Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import LOOKUP, Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run
 from alphaprof.options import PromptLookupDraft, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.profiling import hub

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.analysis.certificates import ACCEPTED, Divergence, Target, certify
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import BoundRule
+from alphaprof.analysis.rules import BoundRule, rules_of
 from alphaprof.log.schema import LogRules
 
 TOP = 64  # target probabilities that thresholds look at: enough for every rule but where the target has hardly an opinion

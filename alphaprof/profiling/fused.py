@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from alphaprof.profiling import statistics
-from alphaprof.profiling.batching import is_out_of_memory
+from alphaprof.profiling.models import is_out_of_memory
 from alphaprof.profiling.processing import PLAIN, Processing
 from alphaprof.profiling.statistics import Columns, Side, side
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alphaprof.profiling.batching import is_out_of_memory
-from alphaprof.profiling.models import Model
+from alphaprof.profiling.models import Model, is_out_of_memory
 from alphaprof.profiling.shared_layers import Rest, recorded, shared_layers
 
 

@@ -15,11 +15,10 @@ import torch
 
 from alphaprof.analysis.timing import ORDERED_ROUNDS, SURE, largest_error, reach, round_mixes, step_times
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.corpus import Ids
 from alphaprof.profiling.drafts import Draft
 from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model
+from alphaprof.profiling.models import Model, is_out_of_memory
 from alphaprof.profiling.steppers import NotTimed, Stepper, common_mode, fitted, prefill, stepper
 
 if TYPE_CHECKING:

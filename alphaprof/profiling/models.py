@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import inspect
 import io
 import json
 import re
@@ -20,7 +21,6 @@ import torch
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import PARTIAL, ModelFacts
-from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checkpoint import require_context
 from alphaprof.profiling.hub import fetch_descriptions, folder_of, is_local, require_model
 
@@ -44,6 +44,7 @@ NOT_THE_TEXT = re.compile(
 OF_QUANTISERS = re.compile(r"\.bias$|\.[qkv]_scale$|\.[qkv]_proj\.output_scale$")
 BEFORE_LAYERS = re.compile(r"^.*?(?=[a-z]+\.\d+\.)")  # what transformers may rename: model.language_model. and the like
 CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -389,3 +390,21 @@ def _ids(eos: int | list[int] | None) -> tuple[int, ...]:
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, by its type or in one of the many wordings of torch and its backends.
+
+    Or was raised because of one that does: where memory runs out while a CUDA graph is recorded, ending that fails as well.
+    """
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    if known or any(words in str(error) for words in OUT_OF_MEMORY):  # allocators without an error of their own
+        return True
+    return error.__context__ is not None and is_out_of_memory(error.__context__)
+
+
+def kept_logits(model: Model) -> dict[str, Any]:
+    """What to pass to a model for the last token's logits alone, where it can: the head over a whole prompt would cost more
+    memory than the prompt's keys and values.
+    """
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}

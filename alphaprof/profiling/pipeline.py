@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alphaprof import __version__
 from alphaprof.analysis.totals_files import write_totals
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnreadable, StepsNotTimed
@@ -26,7 +25,6 @@ from alphaprof.log.manifest import Environment, Manifest, RandomOrder
 from alphaprof.log.store import Run, begin
 from alphaprof.options import MeasuredCosts, NoCosts
 from alphaprof.profiling import fused, hub, latency
-from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.checks import (
     early_warnings,
     require_costs,
@@ -37,7 +35,7 @@ from alphaprof.profiling.checks import (
 from alphaprof.profiling.corpus import Corpus
 from alphaprof.profiling.drafts import load_drafts
 from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.models import Model, eos_of, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.models import Model, eos_of, is_out_of_memory, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.random_order import InRandomOrder
 from alphaprof.profiling.reuse import Reused
 from alphaprof.profiling.scoring import Scorer
@@ -45,6 +43,7 @@ from alphaprof.profiling.shards import Loaded, Plan, Progress, in_shards, measur
 from alphaprof.profiling.steppers import NotTimed
 from alphaprof.profiling.vocabulary import special_ids, token_count
 from alphaprof.profiling.writer import Writer
+from alphaprof.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.rules import rules_of
 from alphaprof.log.schema import LogRules, arrow_schema
 from alphaprof.profiling.continuations import Continuation
 from alphaprof.profiling.scoring import Arrays

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaprof.analysis.rolled import Rolled, Rollouts, departure, depth_counts
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
+from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule, rules_of
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import VALUE, OptionInvalid, cut
 from alphaprof.log.schema import DOCUMENT_COLUMNS

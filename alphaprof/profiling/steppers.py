@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from alphaprof.analysis.rules import GAMMA_LIMIT
-from alphaprof.profiling.batching import is_out_of_memory
-from alphaprof.profiling.caches import kept_logits
 from alphaprof.profiling.corpus import Ids
-from alphaprof.profiling.models import Model
+from alphaprof.profiling.models import Model, is_out_of_memory, kept_logits
 
 LONGEST_STEP = GAMMA_LIMIT + 1
 SHORT = 8  # tokens of context while it is tried how models can be run

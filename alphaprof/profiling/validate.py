@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from alphaprof.analysis.measured import Decodings, Generated, Measured, by_depth, contexts_of, decoded_rule
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import GREEDY, SAMPLED
+from alphaprof.analysis.rules import GREEDY, SAMPLED, parse_rule
 from alphaprof.analysis.totals_files import write_totals
 from alphaprof.config import ProfileOptions
 from alphaprof.errors import DataEmpty

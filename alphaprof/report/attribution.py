@@ -25,17 +25,16 @@ from alphaprof.analysis.attribution import (
     losses,
     rounds_at,
 )
-from alphaprof.analysis.replay import Flavour, Rounds
-from alphaprof.analysis.roofline_costs import LOOKUP as LOOKUP_KIND
+from alphaprof.analysis.estimate import Interval, share
+from alphaprof.analysis.replay import Flavour, RoundCounts, Rounds
 from alphaprof.analysis.rules import SAMPLED, BoundRule
-from alphaprof.analysis.speedup import RoundCounts, StepTimes, free_draft, spent_and_base
+from alphaprof.analysis.speedup import StepTimes, Timing, free_draft, spent_and_base
+from alphaprof.log.manifest import LOOKUP as LOOKUP_KIND
 from alphaprof.log.store import Run
 from alphaprof.report.log_part import LogPart
-from alphaprof.report.model import Interval, Result
+from alphaprof.report.model import Result
 from alphaprof.report.model_causes import Attribution, Cause
-from alphaprof.report.result import share
 from alphaprof.report.texts import Text
-from alphaprof.report.verdict import Timing
 
 Array = np.ndarray[Any, Any]
 KEEP_THE_TEXT = ("strict", "one_hot", "lossless")  # told of where the verdict concerns another rule, too

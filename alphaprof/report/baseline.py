@@ -20,10 +20,11 @@ import pyarrow as pa
 from alphaprof.analysis.estimate import NO_SPREAD, Estimate, distinct
 from alphaprof.analysis.gates import Gate, Judged, judge, together
 from alphaprof.analysis.paired import differing, inverse_difference, share_difference
-from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable
 from alphaprof.log.manifest import PARTIAL
+from alphaprof.log.run_draft import Side
 from alphaprof.log.store import Run
 from alphaprof.report.check import (
     DIFFERENCE,
@@ -36,7 +37,7 @@ from alphaprof.report.check import (
     reason_of,
 )
 from alphaprof.report.comparable import require_comparable
-from alphaprof.report.compare import Paired, Side, paired_pools, summed
+from alphaprof.report.compare import Paired, paired_pools, summed
 from alphaprof.report.format import many, percent, text_kind
 from alphaprof.report.inquiry import Inquiry
 from alphaprof.report.pool import Pool, proposes_nothing

@@ -9,19 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from alphaprof.analysis.estimate import bounded_interval, by_cluster, distinct, ratio
+from alphaprof.analysis.estimate import bounded_interval, by_cluster, distinct, ratio, share
 from alphaprof.analysis.gates import Gate, Judged, Outcome, judge, together
 from alphaprof.analysis.speedup import StepTimes, speedup
 from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
 from alphaprof.log.manifest import CHAIN
+from alphaprof.log.run_draft import require_drafts
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
-from alphaprof.report.compare import require_drafts
 from alphaprof.report.format import short
 from alphaprof.report.inquiry import Inquiry, by_domain, evidence_of, found_pools
 from alphaprof.report.model import Traffic
 from alphaprof.report.pool import Pool, accepted_of, proposes_nothing
-from alphaprof.report.result import share
 from alphaprof.report.traffic import judge_traffic
 
 Array = np.ndarray[Any, Any]

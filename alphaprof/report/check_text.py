@@ -1,17 +1,20 @@
-"""A check as text: the terminal's table (rich), or JSON."""
+"""A check as text: the terminal's table (rich), JSON, and for pull requests and CI Markdown and JUnit XML."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import xml.etree.ElementTree as ET
 
 from rich.console import Console
 from rich.text import Text
 
 from alphaprof.report import format as fmt
 from alphaprof.report.check import DIFFERENCE, SPEEDUP, TOKENS_DIFFERENCE, Check, Item
-from alphaprof.report.format import short
+from alphaprof.report.format import short, visible
 from alphaprof.report.json import plain_values
+from alphaprof.report.markdown import SIGNS, escaped, escaped_sentence, row
 from alphaprof.report.tables import named_table, plain, show
 
 FORMAT = "alphaprof-check"
@@ -80,3 +83,74 @@ def _number(item: Item, value: float | None) -> str:
     if value is not None and item.measure in (DIFFERENCE, TOKENS_DIFFERENCE):
         return f"{value:+.3f}"
     return fmt.number(value, 3, "x" if item.measure == SPEEDUP else "")
+
+
+def check_markdown(check: Check) -> str:
+    """A check's outcome and its thresholds."""
+    against = f" against {escaped(check.baseline)}" if check.baseline else ""
+    lines = [
+        f"## {SIGNS[check.outcome]} {check.outcome}: draft quality of {escaped(str(check.draft))}{against}",
+        "",
+        escaped_sentence(check.reason),
+        "",
+    ]
+    if check.paired is not None:
+        lines += [f"{fmt.many(check.paired, 'document')} paired by prompt.", ""]
+    if check.items:
+        lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
+        lines += [row(*_cells(item)) for item in check.items]
+    notes = [f"- {escaped(item.domain)}: {escaped_sentence(item.note)}" for item in check.items if item.note]
+    notes += [f"- not judged: {escaped(item.domain)} ({escaped_sentence(item.reason)})" for item in check.unjudged]
+    if notes:
+        lines += ["", *notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _cells(item: Item) -> tuple[str, ...]:
+    bounds = f"{_plain(item.low)} to {_plain(item.high)}" if item.low is not None else fmt.NOTHING
+    sign = f"{SIGNS[item.outcome]} {item.outcome}"
+    return (
+        escaped(item.domain),
+        item.measure,
+        fmt.count(item.documents),
+        f"{item.threshold:g}",
+        _plain(item.value),
+        bounds,
+        sign,
+    )
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return fmt.NOTHING
+    return f"{value:.3f}" if math.isfinite(value) else "inf"
+
+
+def check_junit(check: Check) -> str:
+    """A check as JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
+    items = check.items
+    counts = {name: sum(item.outcome == name for item in items) for name in ("fail", "undecided")}
+    suite = ET.Element(
+        "testsuite",
+        name="alphaprof check",
+        tests=str(max(len(items), 1) + len(check.unjudged)),
+        failures=str(counts["fail"] if items else int(check.outcome == "fail")),
+        skipped=str((counts["undecided"] if items else int(check.outcome == "undecided")) + len(check.unjudged)),
+    )
+    for item in items:
+        case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.{item.measure}", name=visible(short(item.domain)))
+        found = [f"bounds {_plain(item.low)} to {_plain(item.high)}"] if item.low is not None else []
+        found += [item.note] if item.note else []
+        _outcome(case, item.outcome, f"{_plain(item.value)}, {', '.join(found)}, at least {item.threshold:g}")
+    for left in check.unjudged:
+        case = ET.SubElement(suite, "testcase", classname=f"{check.draft}.baseline", name=visible(short(left.domain)))
+        _outcome(case, "undecided", f"not judged: {left.reason}")
+    if not items:
+        _outcome(ET.SubElement(suite, "testcase", classname="alphaprof", name="decision"), check.outcome, check.reason)
+    ET.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
+
+
+def _outcome(case: ET.Element, outcome: str, text: str) -> None:
+    if outcome != "pass":
+        ET.SubElement(case, "failure" if outcome == "fail" else "skipped", message=visible(text))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alphaprof.errors import VALUE, OptionInvalid, cut, shown
+from alphaprof.log.run_draft import side_of
 from alphaprof.log.store import Run
 from alphaprof.report.baseline import check_baseline
 from alphaprof.report.check import EVERY, Check, Measure, Subject, check_decision, check_thresholds
-from alphaprof.report.compare import side_of
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from alphaprof.analysis.imported import KINDS, LOG_PROMPTS, NO_PROMPT
 from alphaprof.errors import NotComparable
+from alphaprof.log.manifest import KINDS, LOG_PROMPTS, NO_PROMPT
 
 if TYPE_CHECKING:
-    from alphaprof.report.compare import Side
+    from alphaprof.log.run_draft import Side
 
 
 def require_comparable(first: Side, second: Side, other_target: bool = False) -> None:

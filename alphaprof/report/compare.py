@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.estimate import by_cluster, distinct
+from alphaprof.analysis.estimate import Interval, by_cluster, distinct
 from alphaprof.analysis.paired import inverse_difference, share_difference
-from alphaprof.analysis.rule_names import rules_of
+from alphaprof.analysis.rules import rules_of
 from alphaprof.analysis.speedup import free_draft, spent_and_base
 from alphaprof.analysis.totals import Request, policies
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.analysis.units import Units
-from alphaprof.errors import NotComparable, OptionInvalid, shown
+from alphaprof.errors import NotComparable, OptionInvalid
+from alphaprof.log.run_draft import Side
 from alphaprof.log.store import Run
 from alphaprof.report.comparable import no_imported_pair, require_comparable
 from alphaprof.report.documents import SETTINGS, Documents
-from alphaprof.report.model import Interval
 from alphaprof.report.pool import Pool, pools
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two: a run and one of its drafts."""
-
-    run: Run
-    draft: str
-
-    @property
-    def label(self) -> str:
-        """How it is named on the command line."""
-        return f"{self.run.path}:{self.draft}"
-
-    def asked(self, config: dict[str, Any]) -> Side:
-        """The same with another decision or other costs than the run's own; nothing is written."""
-        return Side(Run(self.run.path, dataclasses.replace(self.run.manifest, config=config)), self.draft)
 
 
 @dataclass(frozen=True)
@@ -90,28 +71,6 @@ class Comparison:
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
-
-
-def side_of(text: str) -> Side:
-    """A side from RUN or RUN:DRAFT. Raises `RunUnreadable`, and `OptionInvalid` where a draft is missing or not named."""
-    path, colon, draft = text, "", ""
-    if not os.path.exists(text) and ":" in text:
-        path, colon, draft = text.rpartition(":")
-    run = Run.open(Path(path))
-    names = list(run.manifest.drafts)
-    if not colon and len(names) == 1:
-        draft = names[0]
-    require_drafts(run)
-    if draft not in names:
-        what = f"{path} has no draft {shown(draft)}" if colon else f"{path} has {len(names)} drafts"
-        raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))
-    return Side(run, draft)
-
-
-def require_drafts(run: Run) -> None:
-    """Raise `OptionInvalid` for a run without any draft."""
-    if not run.manifest.drafts:
-        raise OptionInvalid(f"{run.path} has no draft", "profile the target with one: the profile's drafts name them")
 
 
 def compare(first: Side, second: Side, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:

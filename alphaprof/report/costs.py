@@ -14,19 +14,53 @@ import numpy as np
 from alphaprof.analysis.costs import TARGET, StepRow, StepTable
 from alphaprof.analysis.engine_table import read_engine_table
 from alphaprof.analysis.roofline import ACCELERATORS, Accelerator, draft_memory
-from alphaprof.analysis.roofline_costs import LOOKUP, RooflineSetting, roofline_rows, shape_of
+from alphaprof.analysis.roofline_costs import RooflineSetting, roofline_rows, shape_of
 from alphaprof.analysis.shapes import ModelShape
-from alphaprof.analysis.speedup import StepTimes
+from alphaprof.analysis.speedup import StepTimes, Timing
 from alphaprof.errors import CostsUnreadable
-from alphaprof.log.manifest import CHAIN, Manifest, ModelFacts
+from alphaprof.log.manifest import CHAIN, LOOKUP, Manifest, ModelFacts
 from alphaprof.log.store import Run
-from alphaprof.report.model_costs import Cost, Memory
-from alphaprof.report.verdict import Timing
 
 Array = np.ndarray[Any, Any]
 MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
 MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a draft takes of the memory that the target leaves for its KV cache."""
+
+    draft: str
+    weight_bytes: float  # 0 for layers of the target
+    kv_bytes_per_token: float  # of its cache
+    kv_share: float  # of the bytes that a token of context takes in both caches
+    pool_share: float | None  # of the target's pool that the draft's weights take; None: the memory is not known
+    lost_share: float | None  # of the tokens of context that the pool holds, with the draft's weights and cache beside
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Where step times come from, and what they are at `concurrency` and `context`; `concurrencies`: all that there are."""
+
+    source: str  # measured, table or roofline
+    engine: str
+    device: str
+    dtype: str
+    concurrency: int  # sequences decoded at a time
+    concurrencies: tuple[int, ...]
+    context: float  # the documents' mean, or the nearest that there is a time for
+    contexts: tuple[int, ...]  # those that times were taken at
+    mode: str | None  # eager, cuda_graph; None: not known
+    threads: int | None  # of torch, where the device is a CPU
+    overhead_ms: float | None  # added to every target step of a table or roofline
+    target_ms: dict[int, float]  # by number of tokens
+    draft_ms: dict[str, float]  # by draft with a model
+    draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full
+    lookup_ms: dict[str, float]  # by prompt lookup draft, once a round
+    bookkeeping_ms: dict[str, float]  # once a round that drafts
+    memory: tuple[Memory, ...]  # one a draft
+    beyond_prefill: float | None  # share of prompts longer than any whose prefill was timed; None: no prefill was
 
 
 @dataclass(frozen=True)

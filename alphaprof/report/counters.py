@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from alphaprof import __version__
 from alphaprof.analysis.prometheus import read_page, rise_of
 from alphaprof.report import format as fmt
 from alphaprof.report.tables import plain
+from alphaprof.version import __version__
 
 FORMAT = "alphaprof-counters"
 VERSION = 1

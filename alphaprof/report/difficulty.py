@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaprof.analysis.difficulty import accepted_by_tenth
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.speedup import StepTimes
+from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.speedup import StepTimes, time_spent
 from alphaprof.report.documents import Documents
 from alphaprof.report.log_part import LogPart
 from alphaprof.report.model_difficulty import DocumentResult, Tenth
@@ -82,7 +82,7 @@ def _ends(item: Played, timed: bool, documents: Documents) -> Iterator[DocumentR
     pool, counts = item.pool, item.pool.counts(item.gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
     tokens = counts.tokens / np.maximum(counts.rounds, 1e-300)
-    speeds = counts.tokens / np.maximum(counts.spent(item.times), 1e-300) if item.times is not None else None
+    speeds = counts.tokens / np.maximum(time_spent(counts, item.times), 1e-300) if item.times is not None else None
     order = eligible[np.argsort((speeds if timed and speeds is not None else tokens)[eligible], kind="stable")]
     if len(order) > 2 * EXTREMES:
         order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])

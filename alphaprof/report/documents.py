@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from alphaprof.analysis.totals import policies
 from alphaprof.analysis.units import Units
+from alphaprof.log.manifest import Manifest
 
 Array = np.ndarray[Any, Any]
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
@@ -110,3 +111,27 @@ def _groups(table: pa.Table) -> Iterator[Group]:
         domain, kind, on_policy, *settings = (column[int(rows[0])].as_py() for column in columns)
         (policy,) = policies(table.slice(int(rows[0]), 1)).tolist()
         yield Group(domain, kind, on_policy, policy, tuple(settings), rows)
+
+
+def strata_of(documents: Documents, manifest: Manifest) -> Array:
+    """The stratum of each independent unit of a run, [units]. A source that ended at its `limit` is one: its number of
+    documents is no matter of chance. Sources that were read to their end are one together, and so are all documents of an
+    imported run or of one in random order.
+    """
+    sources = manifest.config.get("data", []) if manifest.sequential is None else []
+    return documents.strata({place: source["limit"] for place, source in enumerate(sources) if source.get("limit")})
+
+
+def observed_weights(documents: pa.Table) -> dict[str, float]:
+    """Shares of tokens by domain, in the order in which domains occur."""
+    domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
+    tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
+    return {
+        domain: float(count / tokens.sum()) for domain, count in zip(domains.dictionary.to_pylist(), tokens, strict=True)
+    }
+
+
+def mean_context(documents: pa.Table) -> float | None:
+    """Tokens before a position, on average over positions: the prompt and half of the continuation."""
+    prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+    return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof import __version__
 from alphaprof.analysis.estimate import distinct
-from alphaprof.analysis.roofline_costs import LOOKUP
 from alphaprof.analysis.speedup import free_draft, speedup
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import SERVED
-from alphaprof.report.compare import Side
+from alphaprof.log.manifest import LOOKUP, SERVED
+from alphaprof.log.run_draft import Side
 from alphaprof.report.export_formats import EXPORTS, Export
 from alphaprof.report.export_model import ALL, PROPOSING, Acceptance, Depths
 from alphaprof.report.export_ranks import ranks_of
@@ -24,6 +22,7 @@ from alphaprof.report.format import count, interval, many, percent
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.verdict import pooled_speedup
+from alphaprof.version import __version__
 
 SOME = 0.005  # share of rounds that is worth a word
 ROUNDS = {ALL: "all rounds", PROPOSING: "rounds with a proposal"}

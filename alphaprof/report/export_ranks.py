@@ -10,7 +10,7 @@ from alphaprof.analysis.ranks import replayed
 from alphaprof.analysis.rules import GREEDY
 from alphaprof.analysis.trees import Tree, expected_tokens, optimal_tree
 from alphaprof.errors import OptionInvalid
-from alphaprof.report.compare import Side
+from alphaprof.log.run_draft import Side
 from alphaprof.report.export_model import RankAcceptance
 from alphaprof.report.export_scope import Wanted, named
 from alphaprof.report.format import many, number, percent

@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.speedup import Mix, StepTimes
+from alphaprof.analysis.rules import parse_rule
+from alphaprof.analysis.speedup import UNTIMED, Mix, StepTimes
 from alphaprof.analysis.totals import by_chance
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import CHAIN
-from alphaprof.report.compare import Side
+from alphaprof.log.run_draft import Side
 from alphaprof.report.costs import CostBook
+from alphaprof.report.documents import observed_weights
 from alphaprof.report.export_formats import EXPORTS
 from alphaprof.report.format import many, short, text_kind, visible
-from alphaprof.report.inquiry import Inquiry, evidence_of, found_pools, observed_weights
+from alphaprof.report.inquiry import Inquiry, evidence_of, found_pools
 from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
 from alphaprof.report.traffic import Evidence, obstacle
-from alphaprof.report.verdict import UNTIMED, Question, not_defined
+from alphaprof.report.verdict import Question, not_defined
 
 Array = np.ndarray[Any, Any]
 

@@ -12,14 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import BoundRule
+from alphaprof.analysis.rules import BoundRule, rules_of
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import Held
-from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.costs import CostBook, open_costs
-from alphaprof.report.documents import Documents
+from alphaprof.report.documents import Documents, mean_context, observed_weights, strata_of
 from alphaprof.report.pool import SHARED, Pool, columns_of, merged, pools
 from alphaprof.report.result import contradiction
 from alphaprof.report.traffic import Evidence
@@ -153,33 +151,9 @@ def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
     return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table), inquiry.strata)
 
 
-def strata_of(documents: Documents, manifest: Manifest) -> Array:
-    """The stratum of each independent unit of a run, [units]. A source that ended at its `limit` is one: its number of
-    documents is no matter of chance. Sources that were read to their end are one together, and so are all documents of an
-    imported run or of one in random order.
-    """
-    sources = manifest.config.get("data", []) if manifest.sequential is None else []
-    return documents.strata({place: source["limit"] for place, source in enumerate(sources) if source.get("limit")})
-
-
 def by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
     """By domain, the pools of all its kinds of text as one."""
     parts: dict[str, list[Pool]] = {}
     for domain, pool in found:
         parts.setdefault(domain, []).append(pool)
     return {domain: merged(several) for domain, several in parts.items()}
-
-
-def observed_weights(documents: pa.Table) -> dict[str, float]:
-    """Shares of tokens by domain, in the order in which domains occur."""
-    domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
-    tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
-    return {
-        domain: float(count / tokens.sum()) for domain, count in zip(domains.dictionary.to_pylist(), tokens, strict=True)
-    }
-
-
-def mean_context(documents: pa.Table) -> float | None:
-    """Tokens before a position, on average over positions: the prompt and half of the continuation."""
-    prompt, length = (documents[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
-    return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None

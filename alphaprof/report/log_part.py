@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from alphaprof.analysis.certified import decile_edges
+from alphaprof.analysis.totals import Shape
 from alphaprof.log.store import Run
 from alphaprof.report.documents import Documents
 from alphaprof.report.texts import Text, texts
@@ -17,6 +19,9 @@ from alphaprof.report.texts import Text, texts
 Array = np.ndarray[Any, Any]
 LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need
 ENOUGH = 20  # documents of every kind of text, where there are so many
+SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what shapes are made from
+AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
+SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
 
 
 @dataclass(frozen=True)
@@ -76,3 +81,33 @@ def _spread(size: int, wanted: int) -> Array:
     """So many of `size` places at equal distances."""
     wanted = min(wanted, size)
     return np.asarray((2 * np.arange(wanted) + 1) * size // (2 * wanted))
+
+
+def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
+    """Columns of each complete shard as arrays, and where its documents lie; nulls become -1 or NaN."""
+    for shard in run.shards:
+        yield columns_at(run, draft, shard.index, names), Shape.of(run.continuations(shard.index, SHAPED))
+
+
+def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
+    """Columns of one shard likewise."""
+    table = run.positions(draft, index, names)
+    return {name: _array(table[name]) for name in names}
+
+
+def _array(column: pa.ChunkedArray) -> Array:
+    return np.asarray((column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy())
+
+
+def decile_edges(run: Run, draft: str) -> dict[str, Array]:
+    """The nine values of each axis between its deciles, over all positions: each is the least value of the tenth above it.
+    Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
+    """
+    stride = 1 + run.manifest.positions // SAMPLE
+    names, found = list(AXES.values()), {}
+    parts = [{name: columns[name][::stride] for name in names} for columns, _ in shards(run, draft, names)]
+    for axis, name in AXES.items():
+        values = np.concatenate([part[name] for part in parts])
+        between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
+        found[axis] = between[between > values.min()]
+    return found

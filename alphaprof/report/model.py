@@ -9,20 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaprof.analysis.decision import VerdictName
+from alphaprof.analysis.estimate import Interval
 from alphaprof.analysis.replay import Flavour
 from alphaprof.log.manifest import ModelFacts
+from alphaprof.report.costs import Cost
 from alphaprof.report.model_causes import Attribution
-from alphaprof.report.model_costs import AtConcurrency, Cost, DocumentSpeedups
+from alphaprof.report.model_costs import AtConcurrency, DocumentSpeedups
 from alphaprof.report.model_difficulty import DocumentResult, Tenth
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A point estimate with a two-sided interval at the report's confidence; `high` may be infinite."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

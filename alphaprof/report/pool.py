@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.analysis.speedup import RoundCounts
+from alphaprof.analysis.replay import RoundCounts
 from alphaprof.analysis.units import Units
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.parts import of_rule

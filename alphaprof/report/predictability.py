@@ -10,6 +10,7 @@ import numpy as np
 
 from alphaprof.analysis.estimate import (
     Estimate,
+    Interval,
     by_cluster,
     mean_interval,
     quantile_interval,
@@ -17,12 +18,12 @@ from alphaprof.analysis.estimate import (
     share_interval,
 )
 from alphaprof.analysis.predictability import CertainRuns, TargetLog, certain_runs
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import GREEDY
-from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup
+from alphaprof.analysis.replay import RoundCounts
+from alphaprof.analysis.rules import GREEDY, parse_rule
+from alphaprof.analysis.speedup import free_draft, speedup
 from alphaprof.log.manifest import Manifest
 from alphaprof.report.log_part import LogPart
-from alphaprof.report.model import Budget, CertainRun, FreeDraft, Interval, Predictability, Result
+from alphaprof.report.model import Budget, CertainRun, FreeDraft, Predictability, Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.texts import Array, Text
 

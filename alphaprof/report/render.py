@@ -12,14 +12,14 @@ from rich.console import Console
 
 from alphaprof.log.store import Run
 from alphaprof.report.check import Check
-from alphaprof.report.check_text import check_json, check_terminal
+from alphaprof.report.check_text import check_json, check_junit, check_markdown, check_terminal
 from alphaprof.report.compare import Comparison
 from alphaprof.report.comparison import comparison_json, comparison_terminal
 from alphaprof.report.counters import Counters, counters_json, counters_terminal
 from alphaprof.report.html.page import render_html
 from alphaprof.report.json import render_json
 from alphaprof.report.latency import latency_csv, latency_json, latency_terminal
-from alphaprof.report.markdown import check_junit, check_markdown, report_markdown
+from alphaprof.report.markdown import report_markdown
 from alphaprof.report.model import Report
 from alphaprof.report.predict import Prediction
 from alphaprof.report.prediction import prediction_json, prediction_terminal

@@ -11,11 +11,11 @@ import numpy as np
 
 from alphaprof.analysis.bursts import autocorrelation
 from alphaprof.analysis.decision import Decision
-from alphaprof.analysis.estimate import by_cluster, distinct, quantile, ratio, share_interval
+from alphaprof.analysis.estimate import Interval, by_cluster, distinct, quantile, ratio, share
 from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
-from alphaprof.analysis.speedup import Mix, Speedup, StepTimes, free_draft, round_costs, speedup
+from alphaprof.analysis.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report.costs import CostBook
-from alphaprof.report.model import GammaResult, Interval, Phase, Result
+from alphaprof.report.model import GammaResult, Phase, Result
 from alphaprof.report.model_costs import AtConcurrency
 from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
@@ -30,7 +30,7 @@ from alphaprof.report.speeds import (
     speedup_interval,
     tokens_interval,
 )
-from alphaprof.report.verdict import UNTIMED, Question, no_decision, not_defined, without_times
+from alphaprof.report.verdict import Question, no_decision, not_defined, without_times
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
@@ -143,14 +143,6 @@ def contradiction(pool: Pool) -> str:
     elif pool["clear_mismatches"].sum() > UNBELIEVABLE * positions:
         return "the text is not the target's greedy text (see the notes): rounds would be those of other traffic"
     return ""
-
-
-def share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
-    """A share with its interval over clusters; None where nothing was counted."""
-    if counts.sum() <= 0:
-        return None
-    found = share_interval(ratio(*by_cluster(cluster, totals, counts)), confidence)
-    return Interval(found.value, found.low, found.high)
 
 
 def _self_check(pool: Pool) -> Interval | None:

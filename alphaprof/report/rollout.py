@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.estimate import Estimate, by_cluster, distinct, mean_interval, ratio
+from alphaprof.analysis.estimate import Estimate, Interval, by_cluster, distinct, mean_interval, ratio, share
 from alphaprof.analysis.paired import mean_difference
+from alphaprof.analysis.replay import RoundCounts
 from alphaprof.analysis.rolled import SAME, Rolled, Rollouts
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import GREEDY
-from alphaprof.analysis.speedup import RoundCounts, free_draft, speedup
+from alphaprof.analysis.rules import GREEDY, parse_rule
+from alphaprof.analysis.speedup import free_draft, speedup
 from alphaprof.report.documents import Documents
-from alphaprof.report.model import Interval
-from alphaprof.report.result import share
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.validate import EXACT_DTYPE
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from alphaprof.analysis.estimate import Interval
 from alphaprof.report import format as fmt
 from alphaprof.report.json import plain_values
-from alphaprof.report.model import Interval
 from alphaprof.report.rollout import Rollout, Text, Way
 from alphaprof.report.tables import domain_name, named_table, plain, show
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from alphaprof.analysis.decision import Decision, by_times_alone
 from alphaprof.analysis.sequential import Bounds, Sequential, decide_sequentially
-from alphaprof.analysis.speedup import Mix, Speedup, cost_bounds
+from alphaprof.analysis.speedup import Mix, Speedup, Timing, cost_bounds, time_spent
 from alphaprof.report.verdict import (
     Order,
     Pair,
     Pools,
     Question,
-    Timing,
     cheapness,
     choose_and_decide,
     explained,
@@ -74,7 +73,7 @@ def _decided(candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: 
     for domain in mix.domains:
         pool = candidates[pair[0]][domain]
         counts = pool.counts(pair[1])
-        parts.append(np.column_stack([pool["document"], counts.tokens, counts.spent(times)]))
+        parts.append(np.column_stack([pool["document"], counts.tokens, time_spent(counts, times)]))
     table, unit = np.concatenate(parts), np.concatenate([candidates[pair[0]][domain].cluster for domain in mix.domains])
     in_order = np.argsort(table[:, 0], kind="stable")
     _, once = np.unique(unit[in_order], return_index=True)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from alphaprof.analysis.costs import TARGET
-from alphaprof.analysis.roofline_costs import LOOKUP
-from alphaprof.analysis.speedup import Mix, RoundCounts, Speedup, StepTimes, with_prefill
+from alphaprof.analysis.estimate import Interval
+from alphaprof.analysis.replay import RoundCounts
+from alphaprof.analysis.speedup import Mix, Speedup, StepTimes, time_spent, with_prefill
+from alphaprof.log.manifest import LOOKUP
 from alphaprof.report.costs import CostBook
-from alphaprof.report.model import Interval
 from alphaprof.report.model_costs import AtConcurrency, DocumentSpeedups
 from alphaprof.report.pool import Pool
 
@@ -110,7 +111,7 @@ def request_speedup(counts: RoundCounts, times: StepTimes, reading: Reading | No
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:
     """Speedups of single documents; of expected rounds where rounds are expectations. None without a token."""
     emitted = counts.tokens > 0
-    speeds = counts.tokens[emitted] / counts.spent(times)[emitted]
+    speeds = counts.tokens[emitted] / time_spent(counts, times)[emitted]
     if not len(speeds):
         return None
     p10, p50, p90 = np.percentile(speeds, [10, 50, 90])

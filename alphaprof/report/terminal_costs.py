@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.report import format as fmt
+from alphaprof.report.costs import Cost
 from alphaprof.report.model import GammaResult, Result
-from alphaprof.report.model_costs import Cost
 from alphaprof.report.tables import NAME_WIDTH, named_table, plain, show
 from alphaprof.report.wording import best_at, pays, times_lines
 

@@ -6,17 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 
+from alphaprof.analysis.estimate import Interval
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
-from alphaprof.report.model import (
-    CertainRun,
-    Certificate,
-    Certificates,
-    Decile,
-    Interval,
-    LosslessBounds,
-    Predictability,
-)
+from alphaprof.report.model import CertainRun, Certificate, Certificates, Decile, LosslessBounds, Predictability
 from alphaprof.report.tables import NAME_WIDTH, WIDE, named_table, plain, show
 
 EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.estimate import distinct
+from alphaprof.analysis.estimate import Interval, distinct, share
 from alphaprof.report.documents import Documents
-from alphaprof.report.model import Interval
-from alphaprof.report.result import share
 
 Array = np.ndarray[Any, Any]
 

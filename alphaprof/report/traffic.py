@@ -8,23 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.speedup import Mix, free_draft
+from alphaprof.analysis.estimate import Interval
+from alphaprof.analysis.rules import rules_of
+from alphaprof.analysis.speedup import UNTIMED, Mix, free_draft
 from alphaprof.report.costs import CostBook
 from alphaprof.report.format import short
-from alphaprof.report.model import Interval, Traffic
+from alphaprof.report.model import Traffic
 from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
 from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tokens_interval
-from alphaprof.report.verdict import (
-    UNTIMED,
-    Pair,
-    Pools,
-    Question,
-    no_decision,
-    pooled_speedup,
-    without_times,
-)
+from alphaprof.report.verdict import Pair, Pools, Question, no_decision, pooled_speedup, without_times
 
 Array = np.ndarray[Any, Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alphaprof.analysis.estimate import Interval
 from alphaprof.analysis.trees import Path
-from alphaprof.report.model import Interval
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from alphaprof.analysis.ranks import Mask, RankCounts, rank_counts
 from alphaprof.analysis.speedup import Mix
 from alphaprof.analysis.units import Units
 from alphaprof.log.store import Run
-from alphaprof.report.documents import Documents
-from alphaprof.report.inquiry import observed_weights, strata_of
+from alphaprof.report.documents import Documents, observed_weights, strata_of
 from alphaprof.report.texts import Text, texts
 
 Array = np.ndarray[Any, Any]

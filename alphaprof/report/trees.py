@@ -10,20 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof import __version__
-from alphaprof.analysis.estimate import by_cluster, distinct, ratio, share_interval
+from alphaprof.analysis.estimate import Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.analysis.paired import inverse_difference
 from alphaprof.analysis.ranks import Mask, replayed
-from alphaprof.analysis.replay import Rounds
-from alphaprof.analysis.speedup import Mix, RoundCounts, free_draft, spent_and_base
+from alphaprof.analysis.replay import RoundCounts, Rounds
+from alphaprof.analysis.speedup import Mix, free_draft, spent_and_base
 from alphaprof.analysis.trees import Tree, expected_tokens, optimal_tree
-from alphaprof.report.compare import Side
-from alphaprof.report.model import Interval
+from alphaprof.log.run_draft import Side
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.texts import Text
 from alphaprof.report.tree_model import OwnTree, StaticTree, TextTrees, TreesReport, TreeTokens
 from alphaprof.report.tree_sample import Sample, sample_of
 from alphaprof.report.verdict import Question
+from alphaprof.version import __version__
 
 Array = np.ndarray[Any, Any]
 SHOWN = 8  # ranks whose shares are told

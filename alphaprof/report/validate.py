@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from alphaprof.analysis.estimate import Interval
 from alphaprof.analysis.measured import (
     ClockError,
     Decodings,
@@ -26,15 +27,14 @@ from alphaprof.analysis.measured import (
     clock_error,
     together,
 )
-from alphaprof.analysis.speedup import RoundCounts, Speedup, StepTimes, free_draft, speedup, time_shares
+from alphaprof.analysis.replay import RoundCounts
+from alphaprof.analysis.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
 from alphaprof.analysis.totals import Request
 from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.log.store import Run
 from alphaprof.report.costs import open_costs
-from alphaprof.report.documents import Documents
-from alphaprof.report.inquiry import mean_context
-from alphaprof.report.model import Interval
+from alphaprof.report.documents import Documents, mean_context
 from alphaprof.report.pool import Pool, pools
 from alphaprof.report.speeds import tokens_interval
 
@@ -291,7 +291,7 @@ def _error(
     if pair is None or predicted is None or times is None:
         return None
     timing = Part(predicted.timing_error**2, predicted.timing_freedom)
-    return pair.error(predicted.value, counts.spent(times) / np.maximum(counts.tokens, 1), timing)
+    return pair.error(predicted.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
 
 
 def _against(found: Generated) -> AgainstGenerate:
@@ -327,7 +327,7 @@ def _typical(seconds: Array, rows: Array) -> float:
 
 def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
     rounds = float(counts.rounds.sum())
-    *verify, draft, after_full, lookup, bookkeeping = counts.spent(times).sum() * time_shares(counts, times)
+    *verify, draft, after_full, lookup, bookkeeping = time_spent(counts, times).sum() * time_shares(counts, times)
     unit = times.decode.ms / rounds
     return RoundTime(float(draft + after_full + lookup) * unit, float(sum(verify)) * unit, float(bookkeeping) * unit)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alphaprof.analysis.decision import Decision, Mask, decide, held_out
 from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rule_names import parse_rule
-from alphaprof.analysis.rules import default_rule
-from alphaprof.analysis.speedup import Mix, Speedup, StepTimes
+from alphaprof.analysis.rules import default_rule, parse_rule
+from alphaprof.analysis.speedup import Mix, Speedup, StepTimes, Timing
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import Manifest
 from alphaprof.report.pool import Pool
@@ -75,28 +74,6 @@ class Question:
     def gammas(self, known: Sequence[int]) -> list[int]:
         """The lengths that the verdict may choose from."""
         return list(known) if self.gamma == "auto" else [int(self.gamma)]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none."""
-
-    times: Mapping[str, StepTimes]
-    basis: str
-    missing: Mapping[str, str]
-
-    def only(self, draft: str) -> Timing:
-        """Those of one draft."""
-        times = {name: found for name, found in self.times.items() if name == draft}
-        return Timing(times, self.basis, {name: reason for name, reason in self.missing.items() if name == draft})
-
-    def lacks(self, drafts: Iterable[str]) -> str | None:
-        """Why one of some drafts has no times; None where all have them."""
-        without = next((draft for draft in drafts if draft not in self.times), None)
-        return None if without is None else self.missing.get(without, "no step times were measured")
-
-
-UNTIMED = Timing({}, "", {})
 
 
 def choose_and_decide(

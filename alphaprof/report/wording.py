@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from alphaprof.report import format as fmt
+from alphaprof.report.costs import Cost, Memory
 from alphaprof.report.model import GammaResult, Result, Traffic
-from alphaprof.report.model_costs import AtConcurrency, Cost, Memory
+from alphaprof.report.model_costs import AtConcurrency
 
 
 def text_of(result: Result) -> tuple[str, str, str, bool]:

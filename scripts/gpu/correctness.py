@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from alphaprof.analysis.replay import Trace, expected_replay, run_lengths, steps
-from alphaprof.analysis.rule_names import parse_rule
+from alphaprof.analysis.rules import parse_rule
 from alphaprof.analysis.totals import Request, counts, table_of
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling import fused

@@ -21,8 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from alphaprof.analysis.preflight import Memory
-from alphaprof.analysis.rule_names import rules_of
-from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.analysis.rules import DEFAULT_RULES, rules_of
 from alphaprof.errors import OutOfMemory
 from alphaprof.profiling import batching, latency
 from alphaprof.profiling.continuations import Continuation, generate

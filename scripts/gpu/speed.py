@@ -26,13 +26,12 @@ from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.analysis.shapes import ModelShape
 from alphaprof.log.store import write_table
 from alphaprof.profiling import fused, statistics
-from alphaprof.profiling.batching import is_out_of_memory
 from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.corpus import Document, Ids
 from alphaprof.profiling.drafts import layer_skip
 from alphaprof.profiling.extras import Extras
 from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import NOISE, Model, shape_of, without_advice
+from alphaprof.profiling.models import NOISE, Model, is_out_of_memory, shape_of, without_advice
 from alphaprof.profiling.processing import PLAIN
 from alphaprof.profiling.record import by_document, position_table
 from alphaprof.profiling.scoring import Arrays, Layout, Scorer

@@ -25,7 +25,7 @@ import numpy as np
 from alphaprof.analysis.bounds import coverage_bound, margin_bound
 from alphaprof.analysis.certificates import ACCEPTED, DIVERGENCES, Array, Divergence, Target, certify, draft_width
 from alphaprof.analysis.certified import SLACK, judged_positions
-from alphaprof.analysis.estimate import Estimate, by_cluster, quantile_interval, ratio, share_interval
+from alphaprof.analysis.estimate import Estimate, Interval, by_cluster, quantile_interval, ratio, share_interval
 from alphaprof.analysis.rules import BoundRule
 from alphaprof.analysis.totals import Shape
 from alphaprof.analysis.units import Units
@@ -44,7 +44,6 @@ from alphaprof.profiling.scoring import Arrays, Scorer
 from alphaprof.profiling.vocabulary import token_count
 from alphaprof.progress import ConsoleProgress
 from alphaprof.report import format as fmt
-from alphaprof.report.model import Interval
 
 CONFIDENCE = 0.95
 QUANTILES = {"median": 0.5, "5th percentile": 0.05}

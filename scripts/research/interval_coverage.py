@@ -47,11 +47,11 @@ from scipy.stats import norm, truncnorm
 
 from alphaprof.analysis.costs import StepRow, StepTable
 from alphaprof.analysis.decision import decide, held_out
-from alphaprof.analysis.replay import Rounds, Trace, replay, run_lengths
+from alphaprof.analysis.estimate import share
+from alphaprof.analysis.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 from alphaprof.analysis.sequential import Bounds, decide_sequentially
 from alphaprof.analysis.speedup import (
     Mix,
-    RoundCounts,
     Speedup,
     StepTime,
     StepTimes,
@@ -59,11 +59,12 @@ from alphaprof.analysis.speedup import (
     round_costs,
     speedup,
     spent_and_base,
+    time_spent,
 )
 from alphaprof.analysis.timing import ORDERED_ROUNDS, SURE, largest_error, round_mixes, step_times
 from alphaprof.analysis.units import lots_of
 from alphaprof.options import MeasuredCosts
-from alphaprof.report.result import share, speedup_interval, tokens_interval
+from alphaprof.report.result import speedup_interval, tokens_interval
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator
@@ -344,7 +345,7 @@ def drawn(domains: Sequence[Traffic], sampling: str, size: int, rng: Random, dra
 def true_speedup(domains: Sequence[Traffic]) -> float:
     """Of traffic whose documents come from either domain as often."""
     tokens = sum(domain.counts.tokens.mean() for domain in domains)
-    return float(tokens / sum(domain.counts.spent(TIMES).mean() for domain in domains))
+    return float(tokens / sum(time_spent(domain.counts, TIMES).mean() for domain in domains))
 
 
 def halved(sample: Sample, lots: Array) -> Speedup:

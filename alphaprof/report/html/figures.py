@@ -141,8 +141,8 @@ def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: St
     values = last.conditional if conditional else last.marginal
     line = {"color": style.colour(result.draft), "width": 2, "dash": "solid" if conditional else "dot"}
     text = []
-    for depth, (value, reached) in enumerate(zip(values, last.reached, strict=True), 1):
-        of = f"{fmt.number(reached, 0)} drafts that were reached" if conditional else "all rounds with a proposal"
+    for depth, (value, drafts) in enumerate(zip(values, last.reached, strict=True), 1):
+        of = f"{fmt.number(drafts, 0)} drafts that were reached" if conditional else "all rounds with a proposal"
         text.append(said(who(result, name), f"depth {depth}: {kind} {fmt.share(value)}", f"of {of}"))
     return {
         "type": "scatter",

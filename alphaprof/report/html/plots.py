@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from alphaprof.analysis.estimate import Interval
 from alphaprof.report import format as fmt
-from alphaprof.report.model import Interval, Result
+from alphaprof.report.model import Result
 from alphaprof.report.wording import named, text_of
 
 Trace = dict[str, Any]

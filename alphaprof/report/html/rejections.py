@@ -25,8 +25,8 @@ def difficulty(report: Report, style: Style) -> Figure | None:
         columns=2,
     )
     for row, key in enumerate(kinds.values()):
-        for column, axis in enumerate(AXES):
-            mine = [item for item in report.difficulty if item.axis == axis and _kind(item) == key]
+        for column, measure in enumerate(AXES):
+            mine = [item for item in report.difficulty if item.axis == measure and _kind(item) == key]
             for draft, rule in dict.fromkeys((item.draft, item.rule) for item in mine):
                 chosen = [item for item in mine if (item.draft, item.rule) == (draft, rule) and item.accepted is not None]
                 for trace in _curve(chosen, draft, rule, style):

@@ -19,10 +19,11 @@ import yaml
 
 from alphaprof.analysis.bounds import coverage_bound, margin_bound
 from alphaprof.analysis.certificates import DIVERGENCES
-from alphaprof.analysis.certified import decile_edges, tallies
-from alphaprof.analysis.rule_names import parse_rule, rules_of
+from alphaprof.analysis.certified import tallies
+from alphaprof.analysis.rules import parse_rule, rules_of
 from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
+from alphaprof.report.log_part import decile_edges
 from tests.conftest import ROOT
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
