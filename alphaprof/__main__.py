@@ -1,6 +1,6 @@
 """`python -m alphaprof` is the `alphaprof` command."""
 
-from alphaprof.cli import main
+from alphaprof.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -77,7 +77,7 @@ class OpenedRun:
         """What `alphaprof report` says, as a value; `rules`: others than the profile's, like additive:0.2; `whole_log`: read
         all of a large position log, not a part of its shards.
         """
-        from alphaprof.loader import known_rules
+        from alphaprof.config.load import known_rules
         from alphaprof.report.build import build_report
 
         named = known_rules([rules] if isinstance(rules, str) else list(rules), "rules") if rules else None
@@ -128,8 +128,8 @@ class OpenedRun:
         import pyarrow as pa
         import pyarrow.dataset as ds
 
-        from alphaprof.analysis.totals import Request
-        from alphaprof.analysis.totals_files import read_totals
+        from alphaprof.totals.count import Request
+        from alphaprof.totals.files import read_totals
 
         request, tables = Request(self._run.rules, self._run.gammas), []
         for number, name in enumerate(self.drafts):

@@ -30,8 +30,8 @@ def models_part(given: argparse.Namespace) -> dict[str, Any]:
     os.environ["OMP_NUM_THREADS"] = str(given.threads)
     import torch
 
-    from alphaprof.loader import load_profile
-    from alphaprof.progress import ConsoleProgress
+    from alphaprof.cli.progress import ConsoleProgress
+    from alphaprof.config.load import load_profile
     from scripts import bench_models
 
     torch.set_num_threads(given.threads)

@@ -29,8 +29,8 @@ Figures = dict[str, float]
 
 def totals_figures(path: Path) -> Figures:
     """Compute and write the totals of a run that has none, and say how many seconds that took (imports not counted)."""
-    from alphaprof.analysis.totals_files import write_totals
     from alphaprof.log.store import Run
+    from alphaprof.totals.files import write_totals
 
     run = Run.open(path)
     shutil.rmtree(path / "totals", ignore_errors=True)

@@ -28,16 +28,16 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from alphaprof.analysis.totals_files import write_totals
-from alphaprof.config import ProfileOptions
+from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.claim import claimed
-from alphaprof.profiling import pipeline
-from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.scoring import Layout
-from alphaprof.profiling.shards import Loaded, Progress
-from alphaprof.profiling.statistics import Side, columns
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.run.shards import Loaded, Progress
+from alphaprof.profiling.scoring.scorer import Layout
+from alphaprof.profiling.scoring.statistics import Side, columns
+from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.totals.files import write_totals
 from scripts.gpu.speed import bare, in_turn, ratios
 
 Figures = dict[str, Any]

@@ -55,7 +55,7 @@ from typer.main import get_command
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import alphaprof
-from alphaprof import cli
+from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
 from alphaprof.log import manifest as manifests
 from alphaprof.log.store import Run
@@ -97,14 +97,14 @@ class Reached(BaseException):
 
 def command(*arguments: object) -> Outcome:
     """What `alphaprof` prints with these arguments."""
-    with patch.object(sys, "argv", ["alphaprof", *map(str, arguments)]), patch.object(cli, "app", built()):
-        return outcome_of(cli.main)
+    with patch.object(sys, "argv", ["alphaprof", *map(str, arguments)]), patch.object(app, "app", built()):
+        return outcome_of(app.main)
 
 
 @cache
 def built() -> Callable[[], object]:
     """The command line as `app()` makes it anew at every call, which takes as long as many a case."""
-    return get_command(cli.app)
+    return get_command(app.app)
 
 
 def outcome_of(call: Callable[[], str | None]) -> Outcome:
@@ -406,7 +406,7 @@ decision: {rule: one_hot, draft: a, gamma: 2, min_speedup: 1.1, confidence: 0.9}
 @contextmanager
 def profiles(folder: Path) -> Iterator[Case]:
     """Profile files and overrides, until their models would be loaded."""
-    import alphaprof.profiling.pipeline as pipeline  # imports torch
+    import alphaprof.profiling.run.pipeline as pipeline  # imports torch
 
     shutil.copytree(ROOT / "profiles", folder)
     (folder / "stub").mkdir()
@@ -815,7 +815,7 @@ def run_and_die(arguments: Sequence[str], log: str, event: int, seconds: float) 
     code: Any = 1
     try:
         with patch.object(sys, "argv", ["alphaprof", *arguments]):
-            cli.main()
+            app.main()
         code = 0
     except SystemExit as end:
         code = end.code or 0

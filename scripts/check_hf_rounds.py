@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow.compute as pc
 import yaml
 
-from alphaprof.analysis.replay import Trace, run_lengths, steps
-from alphaprof.loader import load_profile
+from alphaprof.cli.progress import ConsoleProgress
+from alphaprof.config.load import load_profile
 from alphaprof.log.store import Run
-from alphaprof.profiling.pipeline import profile
-from alphaprof.progress import ConsoleProgress
+from alphaprof.profiling.run.pipeline import profile
+from alphaprof.totals.replay import Trace, run_lengths, steps
 
 PAIRS = {
     "tinyllama+stories15M": ("tinyllama", {"kind": "model", "model": "stories15m"}),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Write what has its one declaration elsewhere: docs/columns.md (the log), docs/profile.md (the profile file), the tables of
-docs/rules.md (acceptance rules), and the JSON Schemas in alphaprof/schemas/ (make_schemas.py).
+docs/rules.md (acceptance rules), and the JSON Schemas in alphaprof/render/schemas/ (make_schemas.py).
 
 python scripts/make_reference.py            (a test holds that the pages are up to date)
 """
@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from alphaprof import config, options
-from alphaprof.analysis import rules
-from alphaprof.analysis import rules as rule_names
+from alphaprof import rules
+from alphaprof import rules as rule_names
+from alphaprof.config import options, profile
 from alphaprof.log import schema
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -33,12 +33,12 @@ TABLES = (
     ("Step times: `latency.parquet`", "One row a kind of step.", schema.LATENCY_COLUMNS),
 )
 GROUPS = (
-    (config.ProfileOptions, "Top level"),
+    (profile.ProfileOptions, "Top level"),
     (options.TargetOptions, "`target`"),
     (options.ModelDraft, "`drafts.NAME` with `kind: model`"),
     (options.LayerSkipDraft, "`drafts.NAME` with `kind: layer_skip`"),
     (options.PromptLookupDraft, "`drafts.NAME` with `kind: prompt_lookup`"),
-    (config.SourceOptions, "`data`: a list of sources"),
+    (profile.SourceOptions, "`data`: a list of sources"),
     (options.GreedyContinuation, "`continuation` with `kind: greedy`"),
     (options.SampledContinuation, "`continuation` with `kind: sampled`"),
     (options.GivenContinuation, "`continuation` with `kind: given`"),
@@ -47,8 +47,8 @@ GROUPS = (
     (options.TableCosts, "`costs` with `source: table`"),
     (options.RooflineCosts, "`costs` with `source: roofline`"),
     (options.NoCosts, "`costs` with `source: none`"),
-    (config.DecisionOptions, "`decision`"),
-    (config.Markers, "`thinking`"),
+    (profile.DecisionOptions, "`decision`"),
+    (profile.Markers, "`thinking`"),
 )
 
 

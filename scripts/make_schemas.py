@@ -25,33 +25,29 @@ from typing import Any, Literal, Union
 
 import pyarrow as pa
 
+from alphaprof.commands import latency
+from alphaprof.commands.check import text as check_text
+from alphaprof.commands.check.build import Check
+from alphaprof.commands.compare import text as comparison
+from alphaprof.commands.compare.build import Comparison
+from alphaprof.commands.importing import counters
+from alphaprof.commands.importing.counters import Counters
+from alphaprof.commands.latency import Latency
+from alphaprof.commands.predict import text as prediction
+from alphaprof.commands.predict.build import Prediction
+from alphaprof.commands.preflight import text as preflight_text
+from alphaprof.commands.preflight.build import Preflight
+from alphaprof.commands.rollout import text as rollout_text
+from alphaprof.commands.rollout.build import Rollout
+from alphaprof.commands.trees import text as trees_text
+from alphaprof.commands.trees.model import TreesReport
+from alphaprof.commands.validate import text as validation
+from alphaprof.commands.validate.build import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column
-from alphaprof.report import (
-    check_text,
-    comparison,
-    counters,
-    latency,
-    prediction,
-    preflight_text,
-    rollout_text,
-    trees_text,
-    validation,
-)
-from alphaprof.report import (
-    json as report_json,
-)
-from alphaprof.report.check import Check
-from alphaprof.report.compare import Comparison
-from alphaprof.report.counters import Counters
-from alphaprof.report.latency import Latency
+from alphaprof.render import json as report_json
 from alphaprof.report.model import Report
-from alphaprof.report.predict import Prediction
-from alphaprof.report.preflight import Preflight
-from alphaprof.report.rollout import Rollout
-from alphaprof.report.tree_model import TreesReport
-from alphaprof.report.validate import Validation
 
-FOLDER = Path(__file__).parent.parent / "alphaprof" / "schemas"
+FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 WRITERS = (  # the module with FORMAT and VERSION, and the value that it writes
     (report_json, Report),
     (check_text, Check),

@@ -26,13 +26,13 @@ import pyarrow.compute as pc
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from alphaprof.analysis.rules import DEFAULT_RULES, rules_of
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.log.manifest import Shard
-from alphaprof.log.parts import ranges
 from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, arrow_schema
 from alphaprof.log.store import Run
+from alphaprof.log.totals_parts import ranges
+from alphaprof.rules import DEFAULT_RULES, rules_of
+from alphaprof.totals.count import Request
+from alphaprof.totals.files import read_totals, write_totals
 from tests.synthetic import Domain, Recipe, latency, manifest
 
 Array = np.ndarray[Any, Any]

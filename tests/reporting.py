@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from alphaprof.log.store import Run
+from alphaprof.render.json import render_json
+from alphaprof.render.terminal.report import render_terminal
 from alphaprof.report.build import build_report
-from alphaprof.report.json import render_json
 from alphaprof.report.model import Report, Result
-from alphaprof.report.terminal import render_terminal
 from tests.synthetic import Recipe, write_run
 
 # Names as data may hold them.

@@ -19,14 +19,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from alphaprof.analysis.rules import rules_of
-from alphaprof.analysis.totals_files import write_totals
-from alphaprof.analysis.trees import MultiDraft
 from alphaprof.log.files import file_of
 from alphaprof.log.manifest import Manifest, ModelFacts, Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DEPTH_COUNTS, LATENCY_COLUMNS, LogRules, arrow_schema, depth_names
 from alphaprof.log.store import Run
-from alphaprof.profiling.extras import Extras
+from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.rules import rules_of
+from alphaprof.theory.trees import MultiDraft
+from alphaprof.totals.files import write_totals
 
 Array = np.ndarray[Any, Any]
 VOCABULARY = 1000

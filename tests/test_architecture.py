@@ -14,68 +14,64 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "alphaprof").rglob("*.py"))
 
-# One home per library: the only modules that may import it (a folder stands for all of its modules).
+PREFLIGHT = tuple(f"commands/preflight/{name}.py" for name in ("measure", "inspection", "trial"))
+# One home per library: folders (or files of commands) that may import it.
 HOMES = {
-    "torch": ("profiling",),
-    "transformers": (
-        "profiling/models.py",
-        "profiling/drafts.py",
-        "profiling/head.py",
-        "profiling/steppers.py",
-        "profiling/caches.py",
-        "profiling/vocabulary.py",  # for the type of a tokenizer, like the next one
-        "profiling/corpus.py",
-        "profiling/templates.py",
-        "profiling/pipeline.py",
-        "profiling/preflight.py",
-        "profiling/inspection.py",
-        "profiling/shards.py",
-        "profiling/phases.py",
-        "profiling/continuations.py",
-    ),
-    "datasets": ("profiling/reading.py",),
-    "huggingface_hub": ("profiling/hub.py",),
-    "typer": ("cli.py", "cli_exchange.py", "cli_models.py", "cli_support.py"),
-    "rich": (
-        "report/tables.py",
-        "report/terminal.py",
-        "report/terminal_theory.py",
-        "report/terminal_costs.py",
-        "report/terminal_causes.py",
-        "report/latency.py",
-        "report/check_text.py",
-        "report/comparison.py",
-        "report/counters.py",
-        "report/prediction.py",
-        "report/preflight_text.py",
-        "report/rollout_text.py",
-        "report/trees_text.py",
-        "report/validation.py",
-        "report/render.py",
-        "progress.py",
-    ),
-    "plotly": ("report/html/page.py",),
-    "jinja2": ("report/html/page.py",),
-    "yaml": ("loader.py",),
-    "pydantic": ("config.py", "options.py", "loader.py"),
-    "scipy": ("analysis",),
-    "numba": ("compiled.py",),
-    "llvmlite": ("compiled.py",),
-    "triton": ("profiling/triton_kernels.py",),
+    "torch": ("profiling/", "commands/validate/measure.py", "commands/rollout/measure.py", *PREFLIGHT),
+    "transformers": ("profiling/", *PREFLIGHT),
+    "datasets": ("profiling/texts/",),
+    "huggingface_hub": ("profiling/models/",),
+    "typer": ("cli/",),
+    "rich": ("render/", "commands/", "cli/"),
+    "plotly": ("render/html/",),
+    "jinja2": ("render/html/",),
+    "yaml": ("config/",),
+    "pydantic": ("config/",),
+    "scipy": ("stats/", "costs/", "theory/"),
+    "numba": ("stats/",),
+    "llvmlite": ("stats/",),
+    "triton": ("profiling/scoring/",),
 }
-# Imports point one way: a folder may use those named here (and the modules at the top, but for cli).
-LAYERS = {
-    "log": {"log"},
-    "analysis": {"analysis", "log"},
-    "report": {"report", "analysis", "log"},
-    "profiling": {"profiling", "analysis", "log"},
-}
+# Imports point one way: a room may use those before it, but for those that it lives APART from.
+ORDER = (
+    *("version", "errors", "stats", "rules", "log", "totals", "costs", "theory", "config", "report", "render"),
+    *("profiling", "commands", "api", "cli", "__main__"),
+)
+APART = {room: {"config"} for room in ("report", "render")} | {"profiling": {"report", "render"}}  # pydantic; statistics
 
 RUNS_MODELS = (
-    *("statistics", "fused", "row_loops", "processing", "extras", "head", "scoring", "record", "shards", "trial", "memory"),
-    *("models", "drafts", "lookup", "corpus", "batching", "continuations", "caches", "choices", "drafting"),
-    *("verification", "speculation", "decoding", "steppers", "latency"),
-    *(("triton_statistics",) if importlib.util.find_spec("triton") else ()),
+    *(
+        "profiling.scoring.statistics",
+        "profiling.scoring.dispatch",
+        "profiling.scoring.cpu_loops",
+        "profiling.models.processing",
+        "profiling.scoring.extras",
+        "profiling.models.head",
+        "profiling.scoring.scorer",
+        "profiling.scoring.rows",
+        "profiling.run.shards",
+        "commands.preflight.trial",
+        "commands.preflight.memory",
+    ),
+    *(
+        "profiling.models.load",
+        "profiling.models.drafts",
+        "profiling.models.prompt_lookup",
+        "profiling.texts.corpus",
+        "profiling.texts.batching",
+        "profiling.texts.continuations",
+        "profiling.decoding.caches",
+        "profiling.decoding.choices",
+        "profiling.decoding.drafters",
+    ),
+    *(
+        "profiling.decoding.verification",
+        "profiling.decoding.speculative",
+        "profiling.decoding.documents",
+        "profiling.timing.steppers",
+        "profiling.timing.latency",
+    ),
+    *(("profiling.scoring.gpu_statistics",) if importlib.util.find_spec("triton") else ()),
 )
 
 
@@ -92,6 +88,29 @@ def place(path: Path) -> str:
     return path.relative_to(ROOT / "alphaprof").as_posix()
 
 
+def room(path: Path) -> str:
+    """The folder of a module, or its own name at the top."""
+    return path.relative_to(ROOT / "alphaprof").with_suffix("").parts[0]
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {dotted(path): path for path in MODULES}
+
+
+def uses(path: Path) -> Iterator[str]:
+    """Modules of the product that a module imports, as `from a import b` names them: a.b where that is a module, else a."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in NAMES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "") in NAMES:
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from {name if name in NAMES else str(node.module) for name in full}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=place)
 def test_every_library_has_one_home(path: Path) -> None:
     strays = [
@@ -102,12 +121,28 @@ def test_every_library_has_one_home(path: Path) -> None:
     assert strays == []
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.parent.name in LAYERS], ids=place)
+@pytest.mark.parametrize("path", [path for path in MODULES if path.name != "__init__.py"], ids=place)
 def test_imports_point_one_way(path: Path) -> None:
-    folders = {name.split(".")[1] for name in imports(path) if name.startswith("alphaprof.") and name.count(".") >= 2}
-    tops = {name for name in imports(path) if name.startswith("alphaprof.cli") or name == "alphaprof.progress"}
-    assert folders <= LAYERS[path.parent.name]
-    assert tops == set()
+    rooms = {name.split(".")[1] for name in imports(path) if name.startswith("alphaprof.")}
+    allowed = set(ORDER[: ORDER.index(room(path)) + 1]) - APART.get(room(path), set())
+    assert rooms <= allowed
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=lambda folder: folder.name)
+def test_a_folder_can_be_seen_at_once(folder: Path) -> None:
+    """At most 15 siblings. `__init__` and `__main__` are Python's own names, which nobody looks for."""
+    own = [path for path in folder.glob("*.py") if not path.name.startswith("__")]
+    folders = [path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert len(own) + len(folders) <= 15
+
+
+def test_no_import_leads_back() -> None:
+    """Imports for types alone count too: a circle of them is a knot for the reader."""
+    left = {name: {used for used in uses(path) if used != name} for name, path in NAMES.items()}
+    while leaves := [name for name, used in left.items() if not used & left.keys()]:
+        for name in leaves:
+            del left[name]
+    assert left == {}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=place)
@@ -136,7 +171,7 @@ def test_every_function_can_be_read_at_once(path: Path) -> None:
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        "import sys; from alphaprof.cli import app\n"
+        "import sys; from alphaprof.cli.app import app\n"
         f"try: app({arguments!r})\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'datasets', 'pandas', 'huggingface_hub'} & set(sys.modules)\n"
@@ -157,7 +192,7 @@ def test_models_run_without_the_packages_of_profiles_and_datasets(monkeypatch: p
         monkeypatch.setitem(sys.modules, name, None)  # any import of it fails
     try:
         for name in RUNS_MODELS:
-            importlib.import_module(f"alphaprof.profiling.{name}")
+            importlib.import_module(f"alphaprof.{name}")
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "alphaprof"]:
             del sys.modules[name]

@@ -10,11 +10,11 @@ import torch
 import transformers
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.drafts import layer_skip
-from alphaprof.profiling.head import Head
-from alphaprof.profiling.latency import Stepper
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.shared_layers import recorded
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.head import Head
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.shared_layers import recorded
+from alphaprof.profiling.timing.latency import Stepper
 
 pytestmark = pytest.mark.models
 

@@ -12,15 +12,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.analysis.attribution import CAUSES
-from alphaprof.analysis.bounds import strict_thresholds
-from alphaprof.analysis.lookup import first_proposals
 from alphaprof.log.store import Run
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.vocabulary import special_ids
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.models.vocabulary import special_ids
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report
 from alphaprof.report.model_causes import Attribution
+from alphaprof.report.sections.losses import CAUSES
+from alphaprof.theory.bounds import strict_thresholds
+from alphaprof.totals.lookup import first_proposals
 from tests.reporting import HOSTILE, as_json, as_terminal, expected_rounds_of, log_of, only, reported, runs_of
 from tests.synthetic import EOS, NO_LIMIT, Domain, Recipe, rewritten, write_run
 

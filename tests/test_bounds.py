@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import rel_entr
 
-from alphaprof.analysis.bounds import (
+from alphaprof.rules import BoundRule, parse_rule
+from alphaprof.theory.bounds import (
     BEST_REJECTED,
     COINS,
     LARGE,
@@ -30,8 +31,7 @@ from alphaprof.analysis.bounds import (
     rejection_bound,
     strict_thresholds,
 )
-from alphaprof.analysis.certificates import ACCEPTED, DIVERGENCES, Divergence, certify, draft_width, threshold, thresholds
-from alphaprof.analysis.rules import BoundRule, parse_rule
+from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Divergence, certify, draft_width, threshold, thresholds
 from tests.test_certificates import SPECIFICATIONS, distance, distributions, entropies, every_divergence, whole
 
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 from scipy.special import rel_entr
 
-from alphaprof.analysis.certificates import (
+from alphaprof.rules import RULES, BoundRule, parse_rule
+from alphaprof.theory.certificates import (
     ACCEPTED,
     CHUNK,
     DIVERGENCES,
@@ -28,7 +29,6 @@ from alphaprof.analysis.certificates import (
     threshold,
     thresholds,
 )
-from alphaprof.analysis.rules import RULES, BoundRule, parse_rule
 
 Array = np.ndarray[Any, Any]
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "certificates.json").read_text())["cases"]

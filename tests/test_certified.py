@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from alphaprof.analysis import certified
-from alphaprof.analysis.bounds import budget
-from alphaprof.analysis.certified import LosslessTally, Tally, inexact_share, lossless_tally, tallies
-from alphaprof.analysis.predictability import TargetLog, certain_runs
-from alphaprof.analysis.replay import Trace, replay, run_lengths
-from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.log.store import Run
-from alphaprof.report.log_part import AXES, decile_edges
+from alphaprof.report.sections.certain_runs import TargetLog, certain_runs
+from alphaprof.rules import DEFAULT_RULES
+from alphaprof.theory import certified
+from alphaprof.theory.bounds import budget
+from alphaprof.theory.certified import LosslessTally, Tally, inexact_share, lossless_tally, tallies
+from alphaprof.totals.log_sample import AXES, decile_edges
+from alphaprof.totals.replay import Trace, replay, run_lengths
 from tests.reporting import engine, log_of, runs_of
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
 

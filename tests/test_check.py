@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from alphaprof.analysis.estimate import ratio, share_interval
-from alphaprof.cli import app, main
+from alphaprof.cli.app import app, main
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import Run
+from alphaprof.stats.estimate import ratio, share_interval
 from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 
 RECIPE = Recipe(

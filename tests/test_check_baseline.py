@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from alphaprof.analysis.totals_files import write_totals
-from alphaprof.cli import app
+from alphaprof.cli.app import app
 from alphaprof.errors import AlphaprofError
-from alphaprof.formats import json_schema
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
+from alphaprof.render.formats import json_schema
+from alphaprof.totals.files import write_totals
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)

@@ -14,11 +14,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
-from alphaprof.options import TargetOptions
-from alphaprof.profiling.checkpoint import require_context
-from alphaprof.profiling.hub import require_model
-from alphaprof.profiling.models import load_model, load_tokenizer
+from alphaprof.profiling.models.checkpoint import require_context
+from alphaprof.profiling.models.hub import require_model
+from alphaprof.profiling.models.load import load_model, load_tokenizer
 from tests.tiny import llama
 
 INDEX = "model.safetensors.index.json"

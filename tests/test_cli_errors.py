@@ -17,14 +17,14 @@ import pytest
 import typer
 import yaml
 
-from alphaprof import cli, cli_support
+from alphaprof.cli import app, common, show
 from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.log import store
-from alphaprof.report import build, render
+from alphaprof.report import build
 from tests.synthetic import Recipe, write_run
 
 # A stand-in for `python -m alphaprof` in which packages cannot be imported.
-WITHOUT = "import sys; sys.modules.update(dict.fromkeys({packages!r})); from alphaprof.cli import main; main()"
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({packages!r})); from alphaprof.cli.app import main; main()"
 
 
 SOURCE = {"domain": "code", "path": "data.jsonl", "prompt": "{text}"}
@@ -242,8 +242,8 @@ def report_to(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`alphaprof report --out`, of a run that needs not exist."""
     monkeypatch.setattr(store.Run, "open", lambda _: None)
     monkeypatch.setattr(build, "build_report", lambda *_: None)
-    monkeypatch.setattr(render, "render", lambda *_, **__: "the report \u2265\n")
-    cli.report(Path("run"), out=out)
+    monkeypatch.setattr(show, "render", lambda *_, **__: "the report \u2265\n")
+    app.report(Path("run"), out=out)
 
 
 def test_a_report_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,16 +262,16 @@ def test_a_bug_keeps_its_traceback(bug: Exception, monkeypatch: pytest.MonkeyPat
     def fail() -> None:
         raise bug
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(app, "app", fail)
     with pytest.raises(type(bug), match="a bug"):
-        cli.main()
+        app.main()
 
 
 def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The exit code of `alphaprof` with arguments, in this process."""
     monkeypatch.setattr(sys, "argv", ["alphaprof", *arguments])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     return int(caught.value.code or 0)
 
 
@@ -303,7 +303,7 @@ def test_a_command_whose_reader_has_gone_ends_quietly(
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_closed_stream_is_not_another_one(stream: str, tmp_path: Path) -> None:
     """An answer without a place is an error; an error without a place is no answer."""
-    script = f"import sys; sys.{stream} = None; from alphaprof.cli import main; main()"
+    script = f"import sys; sys.{stream} = None; from alphaprof.cli.app import main; main()"
     command = ["rules"] if stream == "stdout" else ["report", "."]
     result = subprocess.run(
         [sys.executable, "-c", script, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
@@ -317,8 +317,8 @@ def test_a_closed_stream_is_not_another_one(stream: str, tmp_path: Path) -> None
 def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    with cli_support.standard_streams():
-        cli_support.print_text("speedup \u2265 1 of \udcff\n", None)
+    with common.standard_streams():
+        common.print_text("speedup \u2265 1 of \udcff\n", None)
     terminal.flush()
     assert terminal.buffer.getvalue() == b"speedup \\u2265 1 of \\udcff\n"  # type: ignore[attr-defined]
 
@@ -333,7 +333,7 @@ def test_what_a_disk_does_is_told_in_two_lines_wherever_it_happens(
     def fail() -> None:
         raise OSError(number, os.strerror(number), "run/positions")
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(app, "app", fail)
     assert main(monkeypatch) == 5
     problem, hint = capsys.readouterr().err.splitlines()
     assert problem == f"error: run/positions cannot be read or written: {os.strerror(number)}"
@@ -351,11 +351,11 @@ def test_an_answer_that_cannot_be_written_leaves_the_old_one(
     (tmp_path / "report.txt").write_text("old")
     monkeypatch.setattr(os, step, fail)
     if (number, step) == (errno.EBUSY, "replace"):  # a single file that is mounted there is written in its place
-        cli_support.print_text("new", tmp_path / "report.txt")
+        common.print_text("new", tmp_path / "report.txt")
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"report.txt": "new"}
         return
     with pytest.raises(DiskFull, match=f"cannot write .*report.txt: {os.strerror(number)}"):
-        cli_support.print_text("new", tmp_path / "report.txt")
+        common.print_text("new", tmp_path / "report.txt")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"report.txt": "old"}
 
 
@@ -367,7 +367,7 @@ def test_an_answer_keeps_the_permissions_of_its_file_and_links_to_it(tmp_path: P
     before = os.umask(0o026)
     try:
         for path in (link, new):
-            cli_support.print_text("answer \u2265\n", path)
+            common.print_text("answer \u2265\n", path)
     finally:
         os.umask(before)
     assert link.is_symlink()
@@ -383,7 +383,7 @@ def test_an_answer_is_written_into_devices_and_pipes(tmp_path: Path, monkeypatch
     opened = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
         for path in (tmp_path / "pipe", Path("/dev/null"), Path(f"/dev/fd/{opened}")):
-            cli_support.print_text("answer", path)
+            common.print_text("answer", path)
         assert (os.read(reader, 100), os.read(opened, 100)) == (b"answer", b"answer")
     finally:
         os.close(reader)
@@ -391,7 +391,7 @@ def test_an_answer_is_written_into_devices_and_pipes(tmp_path: Path, monkeypatch
 
 
 def test_a_name_may_have_the_255_characters_that_file_systems_allow(tmp_path: Path) -> None:
-    cli_support.print_text("answer", tmp_path / ("x" * 255))
+    common.print_text("answer", tmp_path / ("x" * 255))
     assert [path.read_text() for path in tmp_path.iterdir()] == ["answer"]
 
 
@@ -464,7 +464,7 @@ def test_sigterm_says_what_ctrl_c_says(begun: bool, tmp_path: Path, capsys: pyte
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
     try:
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-            with pytest.raises(typer.Exit) as caught, cli_support.interruptible(tmp_path):
+            with pytest.raises(typer.Exit) as caught, common.interruptible(tmp_path):
                 signal.raise_signal(number)
             assert caught.value.exit_code == code
             said[number] = capsys.readouterr().err
@@ -482,8 +482,8 @@ def test_every_error_is_printed_in_two_lines_with_its_exit_code(
     def fail() -> None:
         raise kind("it\nfailed", "try\r\x1bagain")
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(app, "app", fail)
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     assert caught.value.code == getattr(kind, "exit_code", None) in (2, 3, 4, 5, 6, 10, 11, 12, 13)
     assert capsys.readouterr() == ("", "error: it failed\nhint: try  again\n")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from alphaprof.analysis.engine_table import read_engine_table
-from alphaprof.cli import app
+from alphaprof.cli.app import app
+from alphaprof.commands.validate.measure import as_decoded
+from alphaprof.config.load import load_profile
+from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.errors import AlphaprofError
-from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
-from alphaprof.profiling.validate import as_decoded
 from alphaprof.report.build import build_report
 from tests.test_pipeline import profile_file, run_profile
 
@@ -77,8 +77,8 @@ def test_a_profile_that_asks_for_no_step_times_times_nothing(
     def refuse(*_: Any) -> None:
         raise AssertionError("steps are timed")
 
-    monkeypatch.setattr("alphaprof.profiling.latency.measure", refuse)
-    monkeypatch.setattr("alphaprof.profiling.latency.rehearsed", refuse)
+    monkeypatch.setattr("alphaprof.profiling.timing.latency.measure", refuse)
+    monkeypatch.setattr("alphaprof.profiling.timing.latency.rehearsed", refuse)
     none, out = ["--set", "costs.source=none", "--limit", "2"], tmp_path / "run"
     looked = called("profile", profile, "--dry-run", *none)
     assert (looked.exit_code, looked.exception) == (0, None)
@@ -101,7 +101,7 @@ def test_what_needs_step_times_refuses_a_profile_without_before_any_model_is_loa
     profile: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], problem: str
 ) -> None:
     monkeypatch.chdir(profile.parent)
-    monkeypatch.setattr("alphaprof.profiling.pipeline.load_tokenizer", pytest.fail)
+    monkeypatch.setattr("alphaprof.profiling.run.pipeline.load_tokenizer", pytest.fail)
     error = failed(called(*command, profile, "--set", "costs.source=none"))
     assert problem in error.message
     assert "--set costs.source=measured" in error.hint
@@ -159,8 +159,8 @@ def test_a_roofline_knows_the_shapes_of_the_models_of_a_run(profile: Path, tmp_p
 
 
 def test_steps_that_cannot_be_timed_end_the_command(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from alphaprof.profiling import latency
-    from alphaprof.profiling.steppers import NotTimed
+    from alphaprof.profiling.timing import latency
+    from alphaprof.profiling.timing.steppers import NotTimed
 
     def refuse(*_: Any) -> None:
         raise NotTimed("target cannot take steps back: it is recurrent")

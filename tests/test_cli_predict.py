@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from alphaprof import cli
-from alphaprof.analysis import formulas
-from alphaprof.analysis.formulas import RoundCost
+from alphaprof.cli import app
+from alphaprof.cli.show import render_prediction
+from alphaprof.commands.predict.build import EngineRate, Prediction, acceptance_of, build_prediction
 from alphaprof.errors import OptionInvalid
-from alphaprof.report.predict import EngineRate, Prediction, acceptance_of, build_prediction
-from alphaprof.report.render import render_prediction
+from alphaprof.stats import formulas
+from alphaprof.stats.formulas import RoundCost
 from tests.test_cli_errors import HEAVY, assert_two_lines, run
 
 CLAIM = ("--alpha", "0.75", "--cost", "0.04")
@@ -26,7 +26,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     """What the console script prints for a command line that works."""
     monkeypatch.setattr(sys, "argv", ["alphaprof", "predict", *map(str, arguments)])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     output = capsys.readouterr()
     assert (caught.value.code, output.err) == (0, "")
     return output.out
@@ -167,7 +167,7 @@ def test_impossible_options_are_refused_in_two_lines(
     arguments, problem, hint = case
     monkeypatch.setattr(sys, "argv", ["alphaprof", "predict", "--cost", "0.1", *arguments])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     output = capsys.readouterr()
     first, second = output.err.splitlines()
     assert (caught.value.code, output.out) == (2, "")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from alphaprof import cli
-from alphaprof.analysis.rules import NOT_MODELLED, RULES, parse_rule
+from alphaprof.cli import app
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
+from alphaprof.rules import NOT_MODELLED, RULES, parse_rule
 from tests.reporting import as_json, log_of, rows_of
 from tests.synthetic import Domain, Recipe, contents, write_run
 
@@ -29,7 +29,7 @@ def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["alphaprof", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
-            cli.main()
+            app.main()
         output = capsys.readouterr()
         return int(caught.value.code or 0), output.out, output.err
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.estimate import ratio
-from alphaprof.analysis.paired import FAR, differing, inverse_difference, share_difference
-from alphaprof.cli import app
+from alphaprof.cli.app import app
+from alphaprof.cli.show import render_comparison
+from alphaprof.commands.compare.build import Comparison, compare
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.run_draft import Side, side_of
 from alphaprof.log.store import Run
-from alphaprof.report.compare import Comparison, compare
-from alphaprof.report.render import render_comparison
+from alphaprof.stats.estimate import ratio
+from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference
 from tests.synthetic import Domain, Recipe, write_run
 
 Array = np.ndarray[Any, Any]

@@ -10,8 +10,8 @@ from typing import Any
 import numba
 import pytest
 
-from alphaprof import compiled
-from alphaprof.compiled import compile_elsewhere
+from alphaprof.stats import compiled
+from alphaprof.stats.compiled import compile_elsewhere
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_nothing_of_the_working_directory_is_imported(
 ) -> None:
     """It may be a data folder; the package is found all the same, and its loops are compiled once."""
     module.write_text(
-        "import numba, alphaprof.compiled\nfrom pathlib import Path\n"
+        "import numba, alphaprof.stats.compiled\nfrom pathlib import Path\n"
         f"def compile_all(): (Path({str(tmp_path)!r}) / 'compiled').open('a').write(numba.__version__ + ' ')"
     )
     (tmp_path / "data").mkdir()

@@ -26,15 +26,16 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from alphaprof.config import ProfileOptions, SourceOptions
+from alphaprof.config.profile import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable, ModelUnloadable, ProfileInvalid
-from alphaprof.profiling import hub, templates
-from alphaprof.profiling.continuations import Continuation, continuation_table, digest
-from alphaprof.profiling.continuations import given as as_given
-from alphaprof.profiling.corpus import Corpus, Document, render
-from alphaprof.profiling.hub import expected_documents, read_whole, require_data
-from alphaprof.profiling.processing import PLAIN, Processing
-from alphaprof.profiling.reading import rows
+from alphaprof.profiling.models import hub
+from alphaprof.profiling.models.hub import expected_documents, read_whole, require_data
+from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.texts import templates
+from alphaprof.profiling.texts.continuations import Continuation, continuation_table, digest
+from alphaprof.profiling.texts.continuations import given as as_given
+from alphaprof.profiling.texts.corpus import Corpus, Document, render
+from alphaprof.profiling.texts.reading import rows
 from tests.tiny import tokenizer
 
 VOCABULARY = 260
@@ -388,7 +389,7 @@ def test_templates_are_rendered_where_memory_is_limited_already_and_a_site_print
 def test_a_process_that_does_not_start_is_not_the_fault_of_the_model(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setattr(f"alphaprof.profiling.templates.{name}", value)
+    monkeypatch.setattr(f"alphaprof.profiling.texts.templates.{name}", value)
     with pytest.raises(ModelUnloadable) as caught:
         templates.render_chat(WORDS, [{"role": "user", "content": "a"}], {}, "here")
     assert "the process that renders chat templates does not start" in caught.value.message

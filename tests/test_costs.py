@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.costs import StepRow, StepTable
-from alphaprof.analysis.speedup import NOTHING, StepTime
+from alphaprof.costs.speedup import NOTHING, StepTime
+from alphaprof.costs.steps import StepRow, StepTable
 
 
 def row(model: str, step: str, tokens: int, batch: int, context: int, ms: float, error: float = 0.0) -> StepRow:

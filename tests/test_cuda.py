@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from alphaprof.analysis.rules import DEFAULT_RULES
-from alphaprof.profiling import scoring as module
-from alphaprof.profiling.continuations import Continuation, generate
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.processing import PLAIN, Processing, processed
-from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.statistics import Side, distribution, draft_columns, proposal_columns, target_columns
-from alphaprof.profiling.steppers import GraphStepper, Stepper, common_mode, stepper
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import PLAIN, Processing, processed
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.scoring import scorer as module
+from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.scoring.statistics import Side, distribution, draft_columns, proposal_columns, target_columns
+from alphaprof.profiling.texts.continuations import Continuation, generate
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.timing.steppers import GraphStepper, Stepper, common_mode, stepper
+from alphaprof.rules import DEFAULT_RULES
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -161,7 +161,7 @@ def test_fused_statistics_are_those_of_a_cpu_and_wait_for_nothing(
     settings: Processing | None, width: int, draft_width: int, dtype: torch.dtype, no_waiting: Any
 ) -> None:
     """Every column of 40 rows within 1e-5, ids and ranks exactly; on a GPU the compiled kernels, not their interpreter."""
-    from alphaprof.profiling.triton_statistics import measured
+    from alphaprof.profiling.scoring.gpu_statistics import measured
 
     chosen, generator = settings or PLAIN, torch.Generator().manual_seed(width)
     target = (4 * torch.randn(40, width, generator=generator)).to(dtype)

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from alphaprof.analysis.decision import decide, documents_needed, held_out
-from alphaprof.analysis.replay import RoundCounts
-from alphaprof.analysis.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, speedup
-from alphaprof.analysis.units import Units, lots_of
-from alphaprof.report.pool import Pool
+from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, speedup
+from alphaprof.report.decision import decide, documents_needed, held_out
 from alphaprof.report.verdict import Question, choose_and_decide, pooled_speedup
+from alphaprof.totals.pool import Pool
+from alphaprof.totals.replay import RoundCounts
+from alphaprof.totals.units import Units, lots_of
 
 Array = np.ndarray[Any, Any]
 CONFIDENCE = 0.95

@@ -15,20 +15,20 @@ import torch
 import yaml
 from transformers import GenerationConfig
 
-from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rules import parse_rule
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals
+from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
-from alphaprof.options import TargetOptions
-from alphaprof.profiling import models
-from alphaprof.profiling.drafts import Draft, layer_skip
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model, load_model, load_tokenizer
-from alphaprof.profiling.speculation import Plain, Speculation
+from alphaprof.profiling.decoding.speculative import Plain, Speculation
+from alphaprof.profiling.models import load
+from alphaprof.profiling.models.drafts import Draft, layer_skip
+from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.report.build import build_report
+from alphaprof.rules import parse_rule
+from alphaprof.totals.count import Request
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.replay import Flavour
 
 pytestmark = pytest.mark.demo_model
 ROOT = Path(__file__).parent.parent
@@ -209,7 +209,7 @@ def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
 
 
 def test_older_transformers_are_refused_for_gguf_with_the_reason(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "version", lambda _: "5.22.1")
+    monkeypatch.setattr(load, "version", lambda _: "5.22.1")
     with pytest.raises(ModelUnloadable, match="reads the tokenizers of GGUF files wrongly") as caught:
         load_tokenizer(TargetOptions(model=str(demo_model)))
     assert "5.23 or later" in caught.value.hint

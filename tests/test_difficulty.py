@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.analysis.bursts import autocorrelation
-from alphaprof.report.difficulty import EXTREMES, SHORTEST
+from alphaprof.report.sections.difficulty import EXTREMES, SHORTEST
+from alphaprof.stats.bursts import autocorrelation
 from tests.reporting import log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
 

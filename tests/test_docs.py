@@ -11,8 +11,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from alphaprof.cli import app
-from alphaprof.config import ProfileOptions
+from alphaprof.cli.app import app
+from alphaprof.config.profile import ProfileOptions
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -24,10 +24,10 @@ import typer.main
 import yaml
 from typer.testing import CliRunner
 
-from alphaprof.analysis.shapes import ModelShape
-from alphaprof.cli import app
+from alphaprof.cli.app import app
+from alphaprof.config.load import load_profile
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import AlphaprofError
-from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
 from tests import test_import_prometheus as prometheus
 from tests import test_import_sglang as sglang

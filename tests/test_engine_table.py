@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.costs import StepRow, StepTable
-from alphaprof.analysis.engine_table import COLUMNS, MOST_VERIFIED, read_engine_table
+from alphaprof.costs.engine_table import COLUMNS, MOST_VERIFIED, read_engine_table
+from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
 
 CSV = """model,tokens,batch,context,ms

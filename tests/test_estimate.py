@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from alphaprof.analysis.estimate import (
+from alphaprof.costs.speedup import Speedup
+from alphaprof.stats.estimate import (
     CONTROL_DOCUMENTS,
     Estimate,
     Ratio,
@@ -28,7 +29,6 @@ from alphaprof.analysis.estimate import (
     small_sample,
     without_single,
 )
-from alphaprof.analysis.speedup import Speedup
 from tests import reference
 from tests.synthetic import alpha_law, drawn_alphas, expected_rounds, simulated_rounds
 

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof import cli
-from alphaprof.cli_exchange import ExportFormat
+from alphaprof.cli import app
+from alphaprof.cli.exchange import ExportFormat
+from alphaprof.commands.export.build import export
+from alphaprof.commands.export.formats import EXPORTS
+from alphaprof.commands.export.model import Acceptance, Depths, RankAcceptance
+from alphaprof.commands.export.scope import Wanted
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import SERVED
 from alphaprof.log.run_draft import Side
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
-from alphaprof.report.export import export
-from alphaprof.report.export_formats import EXPORTS
-from alphaprof.report.export_model import Acceptance, Depths, RankAcceptance
-from alphaprof.report.export_scope import Wanted
 from tests.reporting import HOSTILE, expected_rounds_of, log_of, only, recounted, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
 
@@ -69,7 +69,7 @@ def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     def called(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["alphaprof", "export", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
-            cli.main()
+            app.main()
         output = capsys.readouterr()
         return int(caught.value.code or 0), output.out, output.err
 

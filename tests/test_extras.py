@@ -13,20 +13,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.certificates import ACCEPTED, DIVERGENCES, Divergence, draft_width, threshold
-from alphaprof.analysis.rules import DEFAULT_RULES, BoundRule, parse_rule
-from alphaprof.analysis.trees import MultiDraft
 from alphaprof.log.schema import LogRules
-from alphaprof.profiling import statistics
-from alphaprof.profiling.continuations import Continuation, generate
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.extras import TOP, Extras
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.processing import Processing
-from alphaprof.profiling.record import by_document, position_table
-from alphaprof.profiling.scoring import Arrays, Scorer
-from alphaprof.profiling.statistics import Side, top_probs
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.scoring import statistics
+from alphaprof.profiling.scoring.extras import TOP, Extras
+from alphaprof.profiling.scoring.rows import by_document, position_table
+from alphaprof.profiling.scoring.scorer import Arrays, Scorer
+from alphaprof.profiling.scoring.statistics import Side, top_probs
+from alphaprof.profiling.texts.continuations import Continuation, generate
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.rules import DEFAULT_RULES, BoundRule, parse_rule
+from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Divergence, draft_width, threshold
+from alphaprof.theory.trees import MultiDraft
 from tests import reference
 from tests.test_scoring import continuation, logits_alone, model
 from tests.tiny import llama, noisy

@@ -15,20 +15,8 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from alphaprof.analysis.estimate import Interval
-from alphaprof.analysis.formulas import RoundCost
-from alphaprof.cli import app
-from alphaprof.errors import OptionInvalid
-from alphaprof.formats import json_schema, published
-from alphaprof.loader import changed_question
-from alphaprof.log.run_draft import side_of
-from alphaprof.log.store import Run
-from alphaprof.report.build import build_report
-from alphaprof.report.check import check_decision
-from alphaprof.report.checks import Asked, checked
-from alphaprof.report.compare import compare
-from alphaprof.report.predict import EngineRate, build_prediction
-from alphaprof.report.render import (
+from alphaprof.cli.app import app
+from alphaprof.cli.show import (
     render,
     render_check,
     render_comparison,
@@ -38,7 +26,19 @@ from alphaprof.report.render import (
     render_trees,
     render_validation,
 )
-from alphaprof.report.trees import build_trees, request_of
+from alphaprof.commands.check.build import check_decision
+from alphaprof.commands.check.request import Asked, checked
+from alphaprof.commands.compare.build import compare
+from alphaprof.commands.predict.build import EngineRate, build_prediction
+from alphaprof.commands.trees.build import build_trees, request_of
+from alphaprof.config.load import changed_question
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.run_draft import side_of
+from alphaprof.log.store import Run
+from alphaprof.render.formats import json_schema, published
+from alphaprof.report.build import build_report
+from alphaprof.stats.estimate import Interval
+from alphaprof.stats.formulas import RoundCost
 from tests import test_docs_commands, test_rollout, test_validate
 from tests.reporting import HOSTILE
 from tests.synthetic import Domain, Recipe, interrupted, write_run
@@ -100,9 +100,9 @@ def test_a_schema_is_a_schema_and_knows_its_own_version(name: str) -> None:
 
 
 def test_every_format_of_a_report_has_a_schema() -> None:
-    """Formats are what the modules of alphaprof/report say they write."""
-    folder = Path(__file__).parent.parent / "alphaprof" / "report"
-    texts = [path.read_text() for path in folder.glob("*.py")]
+    """Formats are what the modules of alphaprof say they write."""
+    folder = Path(__file__).parent.parent / "alphaprof"
+    texts = [path.read_text() for path in folder.rglob("*.py")]
     formats = {line.split('"')[1] for text in texts for line in text.splitlines() if line.startswith('FORMAT = "')}
     assert formats == {f"alphaprof-{name}" for name in published()}
 

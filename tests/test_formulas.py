@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis import formulas
-from alphaprof.analysis.formulas import RoundCost, tokens_per_round
-from alphaprof.analysis.replay import Trace, replay, run_lengths
+from alphaprof.stats import formulas
+from alphaprof.stats.formulas import RoundCost, tokens_per_round
+from alphaprof.totals.replay import Trace, replay, run_lengths
 
 gammas = st.integers(1, 12)
 shares = st.floats(0.01, 0.99)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from alphaprof.cli import app
-from alphaprof.cli_support import one_line
+from alphaprof.cli.app import app
+from alphaprof.cli.common import one_line
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt

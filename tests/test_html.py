@@ -17,12 +17,12 @@ import pandas as pd
 import pytest
 
 from alphaprof.errors import ExtraMissing
+from alphaprof.render.html.page import RESOURCES, render_html
+from alphaprof.render.html.plots import label
+from alphaprof.render.wording import of_all
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.html.page import RESOURCES, render_html
-from alphaprof.report.html.plots import label
 from alphaprof.report.model import Report
-from alphaprof.report.wording import of_all
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
@@ -292,7 +292,7 @@ def test_labels_show_markup_as_it_is() -> None:
 def test_without_the_plotting_library_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alphaprof.report.html.page.find_spec", lambda name: None if name == "plotly" else sys)
+    monkeypatch.setattr("alphaprof.render.html.page.find_spec", lambda name: None if name == "plotly" else sys)
     with pytest.raises(ExtraMissing, match="plotly"):
         render_html(reported(tmp_path))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alphaprof.report.html.page import render_html
+from alphaprof.render.html.page import render_html
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe
 

@@ -11,15 +11,15 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
-from alphaprof.analysis.replay import Trace, replay, run_lengths, steps
-from alphaprof.analysis.rules import parse_rule
-from alphaprof.analysis.totals import proposed_in
-from alphaprof.profiling.continuations import Continuation, generate, generation_batches
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.record import by_document
-from alphaprof.profiling.scoring import Scorer
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.scoring.rows import by_document
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.rules import parse_rule
+from alphaprof.totals.count import proposed_in
+from alphaprof.totals.replay import Trace, replay, run_lengths, steps
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]

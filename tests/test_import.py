@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import alphaprof
-from alphaprof.analysis.engine_lines import LONGEST_LINE, LeftOut, Line
-from alphaprof.analysis.engine_requests import request_of
-from alphaprof.cli import app
+from alphaprof.cli.app import app
+from alphaprof.commands.importing.lines import LONGEST_LINE, LeftOut, Line
+from alphaprof.commands.importing.vllm import request_of
 from alphaprof.errors import AlphaprofError, NoPositionLog
-from alphaprof.formats import json_schema
 from alphaprof.log.schema import UNKNOWN_TO_ENGINES, depth_names
 from alphaprof.log.store import Run
+from alphaprof.render.formats import json_schema
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, as_json, as_terminal, codes, only, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import alphaprof
-from alphaprof.analysis.engine_lines import LeftOut, Line
-from alphaprof.analysis.engine_requests import EngineRequest, request_of
-from alphaprof.analysis.sglang_requests import answers_of, sglang_request
+from alphaprof.commands.importing.lines import LeftOut, Line
+from alphaprof.commands.importing.sglang import answers_of, sglang_request
+from alphaprof.commands.importing.vllm import EngineRequest, request_of
 from alphaprof.errors import AlphaprofError
-from alphaprof.formats import json_schema
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
+from alphaprof.render.formats import json_schema
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, codes
 from tests.test_import import counted, failure, invoke, response

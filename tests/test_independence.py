@@ -11,15 +11,15 @@ import pytest
 import torch
 from transformers.generation.utils import GenerationMixin
 
-from alphaprof.options import TargetOptions
-from alphaprof.profiling.batching import Fed
-from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.drafts import layer_skip
-from alphaprof.profiling.models import NOISE, Model, load_model, load_tokenizer
-from alphaprof.profiling.processing import Processing
-from alphaprof.profiling.record import by_document
-from alphaprof.profiling.scoring import Arrays, Layout, Scorer
+from alphaprof.config.options import TargetOptions
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.load import NOISE, Model, load_model, load_tokenizer
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.scoring.rows import by_document
+from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer
+from alphaprof.profiling.texts.batching import Fed
+from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
+from alphaprof.profiling.texts.corpus import Document
 from tests.tiny import llama, noisy
 
 ROOT = Path(__file__).parent.parent

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from alphaprof.options import MeasuredCosts
-from alphaprof.profiling import latency, lookup, steppers
-from alphaprof.profiling.latency import WARM_UP, Subjects, measure
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.steppers import GraphStepper, NotTimed, Stepper, common_mode
+from alphaprof.config.options import MeasuredCosts
+from alphaprof.profiling.models import prompt_lookup
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.timing import latency, steppers
+from alphaprof.profiling.timing.latency import WARM_UP, Subjects, measure
+from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode
 from tests.tiny import llama, noisy
 
 pytestmark = pytest.mark.models
@@ -364,7 +365,7 @@ def test_a_search_of_prompt_lookup_is_timed_on_as_many_tokens_as_the_target_has_
         searched.append(tokens)
         return search(self, tokens)
 
-    monkeypatch.setattr(lookup.PromptLookup, "search", spy)
+    monkeypatch.setattr(prompt_lookup.PromptLookup, "search", spy)
     drafts = [PromptLookup(name, 3, (256,), 260, "float32") for name in ("first", "second")]
     costs = MeasuredCosts(context=24, repeats=3, concurrency=[1, 2])
     table = measure(Subjects(Model("target", llama(), "model", "t"), drafts, TEXT, 2), costs, ignored).table

@@ -15,11 +15,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.rules import GAMMA_LIMIT
-from alphaprof.config import ProfileOptions, resolve, template_parts
+from alphaprof.config.load import apply_override, load_profile, validate
+from alphaprof.config.options import LayerSkipDraft, ModelDraft
+from alphaprof.config.profile import ProfileOptions, resolve, template_parts
 from alphaprof.errors import ProfileInvalid, shown
-from alphaprof.loader import apply_override, load_profile, validate
-from alphaprof.options import LayerSkipDraft, ModelDraft
+from alphaprof.rules import GAMMA_LIMIT
 from tests.conftest import ROOT
 
 Keys = tuple[str | int, ...]

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from alphaprof.log.store import Run
+from alphaprof.render.json import render_json
 from alphaprof.report import build
 from alphaprof.report.build import build_report
-from alphaprof.report.documents import Documents
-from alphaprof.report.json import render_json
-from alphaprof.report.log_part import ENOUGH, LogPart
 from alphaprof.report.model import Report
+from alphaprof.totals.documents import Documents
+from alphaprof.totals.log_sample import ENOUGH, LogPart
 from tests.reporting import codes
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -154,7 +154,7 @@ def test_a_run_without_its_log_rests_on_none(tmp_path: Path) -> None:
 def test_the_flag_reads_everything(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """--whole-log of the command, and `whole_log` of a run that was opened in Python."""
     import alphaprof
-    from alphaprof.cli import app
+    from alphaprof.cli.app import app
 
     monkeypatch.setattr(build, "LIMIT", 500)
     told = []
@@ -169,12 +169,12 @@ def test_the_flag_reads_everything(run: Run, monkeypatch: pytest.MonkeyPatch, ca
 
 LOADED = """
 import sys
-from alphaprof.cli import app
+from alphaprof.cli.app import app
 try:
     app(["report", sys.argv[1], "--format", "json", "--out", sys.argv[2]])
 except SystemExit as end:
     assert not end.code
-heavy = {"torch", "transformers", "datasets", "pandas", "scipy.optimize", "plotly", "alphaprof.config"}
+heavy = {"torch", "transformers", "datasets", "pandas", "scipy.optimize", "plotly", "alphaprof.config.profile"}
 sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
 """
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from alphaprof.cli import app
+from alphaprof.cli.app import app
 from alphaprof.log.store import Run
+from alphaprof.render.markdown import escaped, report_markdown
 from alphaprof.report.build import build_report
-from alphaprof.report.markdown import escaped, report_markdown
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, write_run
 

@@ -11,19 +11,20 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from alphaprof.analysis.rules import DEFAULT_RULES
-from alphaprof.analysis.shapes import mlp_elements
-from alphaprof.profiling import latency, memory
-from alphaprof.profiling.continuations import generate
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.drafts import layer_skip
-from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.inspection import length
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.memory import Cells, needed
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.processing import Processing
-from alphaprof.profiling.scoring import Scorer
+from alphaprof.commands.preflight import memory
+from alphaprof.commands.preflight.inspection import length
+from alphaprof.commands.preflight.memory import Cells, needed
+from alphaprof.costs.shapes import mlp_elements
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts.continuations import generate
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.timing import latency
+from alphaprof.rules import DEFAULT_RULES
 from scripts.gpu.memory import documents, most_allocated, texts
 from tests.tiny import llama
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from alphaprof.config import Markers
-from alphaprof.profiling.phases import thinking
+from alphaprof.config.profile import Markers
+from alphaprof.profiling.texts.phases import thinking
 from tests.tiny import tokenizer
 
 BYTES = tokenizer()  # cuts every marker into single characters

@@ -24,10 +24,9 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from alphaprof.analysis.rules import DEFAULT_RULES
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals
-from alphaprof.config import Markers
+from alphaprof.commands.check.baseline import check_baseline
+from alphaprof.config.load import load_profile
+from alphaprof.config.profile import Markers
 from alphaprof.errors import (
     DataEmpty,
     DiskFull,
@@ -38,23 +37,24 @@ from alphaprof.errors import (
     RunMismatch,
     VocabularyMismatch,
 )
-from alphaprof.loader import load_profile
 from alphaprof.log import store
 from alphaprof.log.manifest import Shard
 from alphaprof.log.run_draft import side_of
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, LATENCY_COLUMNS, LogRules, totals_columns
 from alphaprof.log.store import Run
 from alphaprof.log.violations import violations
-from alphaprof.profiling import pipeline, shards
-from alphaprof.profiling.checks import require_same_models, require_same_profile
-from alphaprof.profiling.continuations import generate
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import load_model
-from alphaprof.profiling.phases import thinking
-from alphaprof.profiling.processing import Processing
-from alphaprof.report.baseline import check_baseline
+from alphaprof.profiling.models.load import load_model
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.run import pipeline, shards
+from alphaprof.profiling.run.resume import require_same_models, require_same_profile
+from alphaprof.profiling.texts.continuations import generate
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.texts.phases import thinking
 from alphaprof.report.build import build_report
+from alphaprof.rules import DEFAULT_RULES
+from alphaprof.totals.count import Request
+from alphaprof.totals.files import read_totals
 from tests.reporting import as_json
 from tests.tiny import tokenizer
 

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.store import Run
-from alphaprof.report.documents import Documents
-from alphaprof.report.pool import SHARED, Pool, columns_of, pools
+from alphaprof.totals.count import Request
+from alphaprof.totals.documents import Documents
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.pool import SHARED, Pool, columns_of, pools
 from tests.synthetic import Domain, Recipe, write_run
 
 RULES = ("strict", "lossless", "additive_0p1")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from alphaprof.analysis import formulas
-from alphaprof.analysis.formulas import RoundCost, alpha_of_rate, speedup, tokens_per_round
-from alphaprof.analysis.roofline import fit_ratios, step_ms
-from alphaprof.analysis.shapes import ModelShape
-from alphaprof.cli import app
+from alphaprof.cli.app import app
+from alphaprof.costs.roofline import fit_ratios, step_ms
+from alphaprof.costs.shapes import ModelShape
+from alphaprof.stats import formulas
+from alphaprof.stats.formulas import RoundCost, alpha_of_rate, speedup, tokens_per_round
 from tests.test_roofline import ENDS, H100, LLAMA
 
 TEXT = (Path(__file__).parent.parent / "docs" / "predict.md").read_text()

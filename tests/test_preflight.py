@@ -17,8 +17,11 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from alphaprof import cli
-from alphaprof.analysis.preflight import (
+from alphaprof.cli import app
+from alphaprof.cli.show import render_preflight
+from alphaprof.commands.preflight import inspection, memory, trial
+from alphaprof.commands.preflight.build import Preflight, build_preflight, require_clear
+from alphaprof.commands.preflight.facts import (
     Bos,
     Memory,
     ModelSeen,
@@ -32,19 +35,16 @@ from alphaprof.analysis.preflight import (
     Storage,
     estimated,
 )
+from alphaprof.commands.preflight.findings import Check
+from alphaprof.commands.preflight.measure import preflight
+from alphaprof.config.load import load_profile
 from alphaprof.errors import ColumnMissing
-from alphaprof.formats import json_schema
-from alphaprof.loader import load_profile
 from alphaprof.log.store import table_bytes, write_table
-from alphaprof.profiling import inspection, memory, trial
-from alphaprof.profiling.continuations import Continuation
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.drafts import layer_skip
-from alphaprof.profiling.preflight import preflight
-from alphaprof.profiling.scoring import Layout, Scorer, _proposed
-from alphaprof.report.preflight import Preflight, build_preflight, require_clear
-from alphaprof.report.preflight_checks import Check
-from alphaprof.report.render import render_preflight
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.scoring.scorer import Layout, Scorer, _proposed
+from alphaprof.profiling.texts.continuations import Continuation
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.render.formats import json_schema
 from tests.synthetic import Recipe, facts, write_run
 from tests.test_pipeline import Silent, profile_file
 from tests.tiny import llama, tokenizer
@@ -703,7 +703,7 @@ def command(
     """Exit code and output of `alphaprof profile`, in this process."""
     monkeypatch.setattr(sys, "argv", ["alphaprof", "profile", *map(str, arguments)])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     output = capsys.readouterr()
     return caught.value.code, output.out, output.err
 

@@ -15,10 +15,10 @@ from hypothesis.extra import numpy as hnp
 from transformers import GenerationConfig
 from transformers.generation import logits_process
 
+from alphaprof.config.options import GivenContinuation, SampledContinuation
 from alphaprof.errors import ProfileInvalid
-from alphaprof.options import GivenContinuation, SampledContinuation
-from alphaprof.profiling import processing
-from alphaprof.profiling.processing import (
+from alphaprof.profiling.models import processing
+from alphaprof.profiling.models.processing import (
     NOT_MODELLED,
     NUCLEUS_FIRST,
     PLAIN,

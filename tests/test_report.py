@@ -20,18 +20,18 @@ import pytest
 from rich.cells import cell_len
 from scipy import stats
 
-from alphaprof.analysis.decision import held_out
-from alphaprof.analysis.estimate import Interval
-from alphaprof.analysis.totals_files import write_totals
-from alphaprof.analysis.units import Units, lots_of
+from alphaprof.cli.show import render
+from alphaprof.config.load import changed_question
 from alphaprof.errors import ProfileInvalid
-from alphaprof.loader import changed_question
 from alphaprof.log.store import Run
+from alphaprof.render.json import render_json
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.json import render_json
+from alphaprof.report.decision import held_out
 from alphaprof.report.model import Report
-from alphaprof.report.render import render
+from alphaprof.stats.estimate import Interval
+from alphaprof.totals.files import write_totals
+from alphaprof.totals.units import Units, lots_of
 from tests import reference
 from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run
@@ -594,7 +594,7 @@ import sys
 sys.modules["torch"] = None  # any import of torch fails
 from pathlib import Path
 from alphaprof.report.build import build_report
-from alphaprof.report.render import render
+from alphaprof.cli.show import render
 from alphaprof.log.store import Run
 from tests.synthetic import interrupted, write_run
 run = write_run(Path(sys.argv[1]) / "run")

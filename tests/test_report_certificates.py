@@ -17,11 +17,10 @@ import pytest
 from rich.cells import cell_len
 from scipy import stats
 
-from alphaprof.analysis.estimate import Interval
 from alphaprof.log.store import Run
+from alphaprof.render.json import render_json
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.json import render_json
 from alphaprof.report.model import (
     Budget,
     CertainRun,
@@ -33,7 +32,8 @@ from alphaprof.report.model import (
     Predictability,
     Report,
 )
-from alphaprof.report.predictability import EPSILONS
+from alphaprof.report.sections.predictability import EPSILONS
+from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.reporting import HOSTILE, as_json, as_terminal, codes, engine, only, reported, runs_of
 from tests.synthetic import Domain, Recipe, contents, interrupted, rewritten, write_run
@@ -723,8 +723,8 @@ def test_text_of_one_kind_that_the_target_did_and_did_not_write_is_told_apart(tm
 @pytest.fixture
 def profiled(tiny: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Run]:
     """Runs on tiny models, of greedy text and of sampled text with and without truncation, by their drafts."""
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling.pipeline import profile
+    from alphaprof.config.load import load_profile
+    from alphaprof.profiling.run.pipeline import profile
     from tests.test_pipeline import Silent
 
     rows = [{"text": f"{place} the quick brown fox " * (1 + place % 3)} for place in range(6)]

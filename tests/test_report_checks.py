@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.analysis.units import Units
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report, Result
-from alphaprof.report.pool import Pool
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
+from alphaprof.totals.pool import Pool
+from alphaprof.totals.units import Units
 from tests.reporting import as_json, as_terminal, codes, log_of, only, reported, rows_of
 from tests.synthetic import WORDS, Domain, Recipe, rewritten, write_run
 

@@ -14,18 +14,18 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from alphaprof.analysis.costs import StepTable
-from alphaprof.analysis.roofline_costs import RooflineSetting
-from alphaprof.analysis.shapes import ModelShape
-from alphaprof.cli import app
+from alphaprof.cli.app import app
+from alphaprof.cli.show import render_latency
+from alphaprof.config.load import changed_question, load_profile
+from alphaprof.costs.roofline_costs import RooflineSetting
+from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.steps import StepTable
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
-from alphaprof.loader import changed_question, load_profile
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.model import GammaResult, Report
 from alphaprof.report.model_costs import AtConcurrency
-from alphaprof.report.render import render_latency
 from alphaprof.report.speeds import pays_up_to
 from tests.reporting import as_json, as_terminal, codes, only
 from tests.synthetic import Domain, Recipe, stored_totals, write_run
@@ -203,7 +203,7 @@ def test_what_the_textbook_formula_would_have_said(run: Run, report: Report) -> 
 
 
 def line(concurrency: int, *values: float | None) -> AtConcurrency:
-    from alphaprof.analysis.estimate import Interval
+    from alphaprof.stats.estimate import Interval
 
     intervals = tuple(None if value is None else Interval(value, value, value) for value in values)
     return AtConcurrency(concurrency, tuple(range(1, len(values) + 1)), intervals, (), None)
@@ -471,7 +471,7 @@ def test_rows_of_a_run_of_an_older_version_still_make_a_report(tmp_path: Path) -
 
 def test_the_table_of_a_mapping_is_that_of_its_rows() -> None:
     """A guard of this file's own arithmetic: the table that reports read agrees with `verified`."""
-    from alphaprof.report.costs import measured_rows
+    from alphaprof.costs.cost_model import measured_rows
 
     table = StepTable(measured_rows(rows()))
     times = table.times("small", 3, 16, 1008)

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.analysis.rules import DEFAULT_RULES, parse_rule
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report
+from alphaprof.rules import DEFAULT_RULES, parse_rule
+from alphaprof.totals.count import Request
+from alphaprof.totals.files import read_totals
 from tests.reporting import as_json, as_terminal, expected_rounds_of, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, contents, write_run
 

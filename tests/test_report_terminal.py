@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.render.json import render_json
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.json import render_json
 from alphaprof.report.model import Report, Result
+from alphaprof.rules import DEFAULT_RULES
 from tests.reporting import HOSTILE, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 

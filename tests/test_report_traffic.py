@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alphaprof.analysis.estimate import ratio
 from alphaprof.report.build import build_report
+from alphaprof.stats.estimate import ratio
 from tests.reporting import log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
 

@@ -15,21 +15,21 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from alphaprof import cli
-from alphaprof.analysis.decision import held_out
-from alphaprof.analysis.estimate import Interval
-from alphaprof.analysis.trees import Tree, optimal_tree
-from alphaprof.analysis.units import lots_of
+from alphaprof.cli import app
+from alphaprof.cli.show import render_trees
+from alphaprof.commands.trees.build import NODES, TreeRequest, build_trees, request_of
+from alphaprof.commands.trees.files import read_tree, read_trees
+from alphaprof.commands.trees.model import TextTrees, TreesReport, TreeTokens
+from alphaprof.commands.trees.text import trees_terminal
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import Side
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.render import render_trees
-from alphaprof.report.tree_files import read_tree, read_trees
-from alphaprof.report.tree_model import TextTrees, TreesReport, TreeTokens
-from alphaprof.report.trees import NODES, TreeRequest, build_trees, request_of
-from alphaprof.report.trees_text import trees_terminal
+from alphaprof.report.decision import held_out
+from alphaprof.stats.estimate import Interval
+from alphaprof.theory.trees import Tree, optimal_tree
+from alphaprof.totals.units import lots_of
 from tests.reporting import HOSTILE, log_of, only
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
 
@@ -565,7 +565,7 @@ def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["alphaprof", "trees", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
-            cli.main()
+            app.main()
         output = capsys.readouterr()
         return int(caught.value.code or 0), output.out, output.err
 

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from alphaprof import cli
-from alphaprof.analysis.estimate import Interval, mean_interval, ratio
-from alphaprof.analysis.paired import mean_difference
-from alphaprof.analysis.rolled import SAME, Rolled, Rollouts, departure, depth_counts
+from alphaprof.cli import app
+from alphaprof.cli.show import render_rollout
+from alphaprof.commands.rollout.build import Rollout, Way, build_rollout
+from alphaprof.commands.rollout.decodings import SAME, Rolled, Rollouts, departure, depth_counts
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema
-from alphaprof.report.render import render_rollout
-from alphaprof.report.rollout import Rollout, Way, build_rollout
+from alphaprof.stats.estimate import Interval, mean_interval, ratio
+from alphaprof.stats.paired import mean_difference
 from tests.test_cli_errors import assert_two_lines, profile, run
 from tests.test_validate import tiny_profile
 
@@ -235,7 +235,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     """What the command prints, in this process."""
     monkeypatch.setattr(sys, "argv", ["alphaprof", "rollout", *map(str, arguments)])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     output = capsys.readouterr()
     COMMAND.append(output.err)
     assert (caught.value.code or 0) == code, output.err
@@ -250,8 +250,8 @@ def rolled_out(
     folder: Path, tiny: Path, rules: tuple[str, ...], drafts: list[str] | None = None, **changes: Any
 ) -> tuple[Path, Rollout]:
     """A profile over tiny models, and its rollouts at one gamma."""
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling.rollout import request_of, roll
+    from alphaprof.commands.rollout.measure import request_of, roll
+    from alphaprof.config.load import load_profile
     from tests.test_pipeline import Silent
 
     path = tiny_profile(folder, tiny, **changes)
@@ -261,8 +261,8 @@ def rolled_out(
 
 def loaded_from(path: Path) -> Any:
     """The models and documents of a profile."""
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling.pipeline import load
+    from alphaprof.config.load import load_profile
+    from alphaprof.profiling.run.pipeline import load
     from tests.test_pipeline import Silent
 
     return load(load_profile(path, None, 3), Silent())
@@ -272,8 +272,8 @@ def witnessed(loaded: Any, draft: str, rule: str, domain: str) -> dict[str, Any]
     """The numbers of one way on one domain, from rounds one by one and whole forward passes."""
     import torch
 
-    from alphaprof.analysis.rules import parse_rule
-    from alphaprof.profiling.decoding import Drafting, decode
+    from alphaprof.profiling.decoding.documents import Drafting, decode
+    from alphaprof.rules import parse_rule
 
     (drafting,) = [Drafting(item, parse_rule(rule), GAMMA) for item in loaded.drafts if item.name == draft]
     found: dict[str, Any] = {"tested": 0, "accepted": 0, "rounds": 0, "emitted": 0, "regret": 0.0, "own": 0.0, "tokens": []}
@@ -396,8 +396,8 @@ def test_kinds_of_text_are_kept_apart_and_each_has_the_rules_that_belong_to_it(t
 
 @pytest.mark.models
 def test_what_is_not_asked_for_comes_from_the_profile() -> None:
-    from alphaprof.config import ProfileOptions
-    from alphaprof.profiling.rollout import request_of
+    from alphaprof.commands.rollout.measure import request_of
+    from alphaprof.config.profile import ProfileOptions
 
     tree = {
         "target": {"model": "t"},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.analysis.roofline import (
+from alphaprof.costs.roofline import (
     ACCELERATORS,
     Accelerator,
     Efficiency,
@@ -21,7 +21,7 @@ from alphaprof.analysis.roofline import (
     flops,
     step_ms,
 )
-from alphaprof.analysis.shapes import KNOWN, ModelShape
+from alphaprof.costs.shapes import KNOWN, ModelShape
 from alphaprof.errors import ModelUnloadable
 
 DENSE: dict[str, Any] = {

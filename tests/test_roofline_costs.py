@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.costs import StepRow, StepTable
-from alphaprof.analysis.roofline import ACCELERATORS, Efficiency, draft_memory, step_ms
-from alphaprof.analysis.roofline_costs import RooflineSetting, roofline_rows, shape_of
-from alphaprof.analysis.shapes import ModelShape
-from alphaprof.analysis.speedup import NOTHING
+from alphaprof.costs.roofline import ACCELERATORS, Efficiency, draft_memory, step_ms
+from alphaprof.costs.roofline_costs import RooflineSetting, roofline_rows, shape_of
+from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.speedup import NOTHING
+from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
 from tests.synthetic import facts
 from tests.test_roofline import LLAMA, QWEN3

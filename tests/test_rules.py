@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.analysis.rules import (
+from alphaprof.rules import (
     DEFAULT_RULES,
     GREEDY,
     NOT_MODELLED,
@@ -25,7 +25,7 @@ from alphaprof.analysis.rules import (
     parse_rule,
     rules_of,
 )
-from alphaprof.analysis.trees import MultiDraft
+from alphaprof.theory.trees import MultiDraft
 
 Array = np.ndarray[Any, Any]
 LOSSY = [name for name, rule in RULES.items() if rule.lossy]

@@ -12,10 +12,10 @@ import pytest
 import torch
 from scipy import stats
 
-from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.processing import PLAIN, Processing, Sampler, uniforms
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import PLAIN, Processing, Sampler, uniforms
+from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
+from alphaprof.profiling.texts.corpus import Document
 from tests import reference
 from tests.tiny import llama
 

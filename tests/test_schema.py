@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.analysis.rules import DEFAULT_RULES
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import File, Manifest, Shard, digest_of, read_manifest
 from alphaprof.log.schema import (
@@ -30,6 +29,7 @@ from alphaprof.log.schema import (
 )
 from alphaprof.log.store import write_table
 from alphaprof.log.violations import violations
+from alphaprof.rules import DEFAULT_RULES
 from tests.synthetic import Domain, Recipe, facts, write_run
 
 RULES = (*DEFAULT_RULES, "multi_draft_2")

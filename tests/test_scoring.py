@@ -14,23 +14,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from alphaprof.analysis.rules import DEFAULT_RULES
+from alphaprof.config.options import ModelDraft
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
 from alphaprof.log.schema import LogRules
-from alphaprof.options import ModelDraft
-from alphaprof.profiling import models
-from alphaprof.profiling.continuations import Continuation
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.drafts import layer_skip
-from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.head import Head
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model, fingerprint
-from alphaprof.profiling.processing import PLAIN, Processing
-from alphaprof.profiling.record import by_document, position_table
-from alphaprof.profiling.scoring import Layout, Scorer
-from alphaprof.profiling.statistics import Columns
-from alphaprof.profiling.vocabulary import check_vocabulary, scored_width, token_count
+from alphaprof.profiling.models import load as models
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.head import Head
+from alphaprof.profiling.models.load import Model, fingerprint
+from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.models.vocabulary import check_vocabulary, scored_width, token_count
+from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.rows import by_document, position_table
+from alphaprof.profiling.scoring.scorer import Layout, Scorer
+from alphaprof.profiling.scoring.statistics import Columns
+from alphaprof.profiling.texts.continuations import Continuation
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.rules import DEFAULT_RULES
 from tests import reference
 from tests.tiny import llama, noisy, tokenizer
 
@@ -603,8 +603,8 @@ def test_columns_on_a_gpu_are_made_on_it_and_nothing_waits_before_they_cross_at_
         crossing.append(groups)
         raise Crossed
 
-    monkeypatch.setattr("alphaprof.profiling.head._reproduces", lambda *_: True)
-    monkeypatch.setattr("alphaprof.profiling.scoring._to_host", cross)
+    monkeypatch.setattr("alphaprof.profiling.models.head._reproduces", lambda *_: True)
+    monkeypatch.setattr("alphaprof.profiling.scoring.scorer._to_host", cross)
     # transformers itself looks at its position ids before a model runs.
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from alphaprof.analysis.decision import documents_needed
-from alphaprof.analysis.estimate import ratio
-from alphaprof.analysis.sequential import (
+from alphaprof.costs.speedup import Speedup
+from alphaprof.report.decision import documents_needed
+from alphaprof.stats.estimate import ratio
+from alphaprof.stats.sequential import (
     BOLDEST,
     POINTS,
     Bounds,
@@ -25,7 +26,6 @@ from alphaprof.analysis.sequential import (
     rejections,
     thresholds_between,
 )
-from alphaprof.analysis.speedup import Speedup
 from tests.synthetic import drawn_alphas, simulated_rounds
 
 Array = np.ndarray[Any, Any]

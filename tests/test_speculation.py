@@ -17,28 +17,29 @@ import transformers
 import yaml
 from transformers import GenerationConfig
 
-from alphaprof.analysis.replay import Trace, run_lengths, steps
-from alphaprof.analysis.rules import GAMMA_LIMIT, parse_rule
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals
+from alphaprof.config.load import load_profile
+from alphaprof.config.options import TargetOptions
 from alphaprof.errors import AlphaprofError, ModelUnloadable, RuleNotDecodable
-from alphaprof.loader import load_profile
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
-from alphaprof.options import TargetOptions
-from alphaprof.profiling import pipeline, speculation
-from alphaprof.profiling.caches import Cached
-from alphaprof.profiling.choices import Choice, Chooser
-from alphaprof.profiling.continuations import Continuation, generate, generation_batches
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.drafting import ModelDrafter
-from alphaprof.profiling.drafts import Draft, layer_skip, load_drafts
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model, load_model, load_tokenizer
-from alphaprof.profiling.processing import Processing
-from alphaprof.profiling.record import by_document
-from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.speculation import Decoded, Plain, Speculation
+from alphaprof.profiling.decoding import speculative
+from alphaprof.profiling.decoding.caches import Cached
+from alphaprof.profiling.decoding.choices import Choice, Chooser
+from alphaprof.profiling.decoding.drafters import ModelDrafter
+from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
+from alphaprof.profiling.models.drafts import Draft, layer_skip, load_drafts
+from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.scoring.rows import by_document
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.rules import GAMMA_LIMIT, parse_rule
+from alphaprof.totals.count import Request
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.replay import Trace, run_lengths, steps
 from tests.test_architectures import CONFIGS, network
 from tests.test_scoring import PretendedGpu
 from tests.tiny import llama, noisy
@@ -430,7 +431,7 @@ class Hours:
 
 def test_times_are_those_of_the_passes_they_are_named_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Hours()
-    monkeypatch.setattr(speculation, "time", clock)
+    monkeypatch.setattr(speculative, "time", clock)
     ours, draft = Model("target", noisy(target().network, 0.0), "model", "t"), close()
     for model, seconds in ((ours, 10.0), (draft, 1.0)):
         forward = model.network.forward

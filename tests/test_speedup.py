@@ -13,9 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from alphaprof.analysis.estimate import CONTROL_DOCUMENTS, ratio
-from alphaprof.analysis.replay import RoundCounts, Trace, expected_replay, replay, run_lengths
-from alphaprof.analysis.speedup import (
+from alphaprof.costs.speedup import (
     Speedup,
     StepTime,
     StepTimes,
@@ -28,7 +26,9 @@ from alphaprof.analysis.speedup import (
     time_spent,
     with_prefill,
 )
-from alphaprof.analysis.timing import median_error
+from alphaprof.costs.timing import median_error
+from alphaprof.stats.estimate import CONTROL_DOCUMENTS, ratio
+from alphaprof.totals.replay import RoundCounts, Trace, expected_replay, replay, run_lengths
 from tests import reference
 from tests.synthetic import alpha_law, drawn_alphas, expected_rounds
 

@@ -15,10 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from alphaprof.analysis.trees import MultiDraft
-from alphaprof.profiling import fused
-from alphaprof.profiling.processing import PLAIN, Processing
-from alphaprof.profiling.statistics import (
+from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.statistics import (
     Side,
     columns,
     distribution,
@@ -28,6 +27,7 @@ from alphaprof.profiling.statistics import (
     target_columns,
     top_probs,
 )
+from alphaprof.theory.trees import MultiDraft
 from tests import reference
 
 
@@ -35,7 +35,7 @@ def both(
     target: torch.Tensor, draft: torch.Tensor, token: torch.Tensor, chosen: Processing = PLAIN
 ) -> dict[str, torch.Tensor]:
     """All columns of a chunk, by the loops of this device; those in torch are the same, and held against them every time."""
-    ours, theirs = fused.measured([target, draft], [chosen, chosen], token, [])
+    ours, theirs = dispatch.measured([target, draft], [chosen, chosen], token, [])
     found = ours | theirs
     in_torch = columns(side(target, chosen), [side(draft, chosen)], token, [])
     for name, values in (in_torch[0] | in_torch[1]).items():
@@ -158,7 +158,7 @@ def test_a_bad_logit_makes_the_entropy_of_its_row_not_a_number(bad: float, chose
     logits = torch.randn(3, 40)
     logits[1, 7] = bad
     assert distribution(logits, chosen).entropy.isfinite().tolist() == [True, False, True]
-    ours, theirs = fused.measured([logits, logits.flip(0)], [chosen, chosen], torch.zeros(3, dtype=torch.long), [])
+    ours, theirs = dispatch.measured([logits, logits.flip(0)], [chosen, chosen], torch.zeros(3, dtype=torch.long), [])
     assert ours["target_entropy"].isfinite().tolist() == [True, False, True]
     assert theirs["draft_entropy"].isfinite().tolist() == [True, False, True]
 
@@ -169,7 +169,7 @@ def test_a_mask_counts_as_infinite_where_the_temperature_makes_it_so(temperature
     logits = torch.randn(1, 40)
     logits[0, 20:] = torch.finfo(torch.float32).min
     chosen = Processing(temperature)
-    (found,) = fused.columns(side(logits, chosen), [], torch.tensor([0]), [])
+    (found,) = dispatch.columns(side(logits, chosen), [], torch.tensor([0]), [])
     assert bool(found["target_entropy"].isfinite()) == (temperature == 1.0)
     assert torch.allclose(found["target_entropy"], distribution(logits, chosen).entropy, equal_nan=True)
 
@@ -233,7 +233,7 @@ def test_the_largest_probabilities_come_in_order(vocabulary: int, most: int, cho
 def test_the_largest_probability_of_all_is_the_top_probability_to_the_last_bit() -> None:
     """So that a threshold and an acceptance that look at it never disagree."""
     given = side(torch.randn(200, 90, generator=torch.Generator().manual_seed(0)), Processing(0.7, 40))
-    (found,) = fused.columns(given, [], torch.zeros(200, dtype=torch.long), [])
+    (found,) = dispatch.columns(given, [], torch.zeros(200, dtype=torch.long), [])
     top = top_probs(given, found, 64)
     assert torch.equal(top[:, 0], found["target_top_prob"])
     assert torch.equal(top[:, 1], found["target_second_prob"])
@@ -414,7 +414,7 @@ def test_rows_of_large_vocabularies_equal_float64_within_1e5(dtype: torch.dtype,
     target, draft = (wide[:, :vocabulary] for wide in padded)
     token = torch.tensor([0, vocabulary // 2, vocabulary - 1])
     guess = torch.tensor([vocabulary - 1, 3, 0])
-    ours, theirs, proposed = fused.measured([target, draft], [PLAIN, PLAIN], token, [guess])
+    ours, theirs, proposed = dispatch.measured([target, draft], [PLAIN, PLAIN], token, [guess])
     for row in range(3):
         logits = target[row].float().numpy(), draft[row].float().numpy()
         expected = reference.columns(*logits, int(token[row]))
@@ -430,9 +430,9 @@ def test_rows_of_large_vocabularies_equal_float64_within_1e5(dtype: torch.dtype,
 def test_rows_are_the_same_on_any_number_of_threads(threads: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = logits_of(rows, 300, torch.bfloat16)
     token = torch.arange(rows)
-    alone = fused.measured([target, draft, target], [PLAIN] * 3, token, [token])
+    alone = dispatch.measured([target, draft, target], [PLAIN] * 3, token, [token])
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    together = fused.measured([target, draft, target], [PLAIN] * 3, token, [token])
+    together = dispatch.measured([target, draft, target], [PLAIN] * 3, token, [token])
     assert all(torch.equal(one[name], other[name]) for one, other in zip(alone, together, strict=True) for name in one)
 
 
@@ -440,8 +440,8 @@ def test_models_of_different_dtypes_meet_in_float32() -> None:
     target, draft = logits_of(4, 500, torch.float32)
     draft = draft[:, :400].bfloat16()
     token = torch.arange(4)
-    found = fused.measured([target, draft], [PLAIN, PLAIN], token, [])
-    expected = fused.measured([target, draft.float()], [PLAIN, PLAIN], token, [])
+    found = dispatch.measured([target, draft], [PLAIN, PLAIN], token, [])
+    expected = dispatch.measured([target, draft.float()], [PLAIN, PLAIN], token, [])
     assert all(torch.equal(one[name], other[name]) for one, other in zip(found, expected, strict=True) for name in one)
 
 
@@ -466,20 +466,20 @@ def test_loops_and_torch_agree_on_any_logits(
 def test_where_kernels_cannot_run_a_gpu_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here no GPU can be used at all; a CPU needs no kernels."""
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no C compiler\nat all")))
-    fused.hindrance.cache_clear()
-    assert fused.hindrance(torch.device("cuda")) == "no C compiler"
-    assert fused.hindrance(torch.device("cpu")) is None
+    dispatch.hindrance.cache_clear()
+    assert dispatch.hindrance(torch.device("cuda")) == "no C compiler"
+    assert dispatch.hindrance(torch.device("cpu")) is None
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")))
-    fused.hindrance.cache_clear()
+    dispatch.hindrance.cache_clear()
     with pytest.raises(torch.OutOfMemoryError):  # says nothing about kernels
-        fused.hindrance(torch.device("cuda"))
-    fused.hindrance.cache_clear()
+        dispatch.hindrance(torch.device("cuda"))
+    dispatch.hindrance.cache_clear()
 
 
 def test_equal_rows_are_exactly_nothing_apart() -> None:
     """A mean divergence of rounding would be a budget to reject on."""
     target, _ = logits_of(20, 1000, torch.bfloat16)
-    found = fused.columns(Side(target), [Side(target.clone())], torch.arange(20), [])[1]
+    found = dispatch.columns(Side(target), [Side(target.clone())], torch.arange(20), [])[1]
     assert not found["kl_target_draft"].any()
     assert not found["kl_draft_target"].any()
 
@@ -489,7 +489,7 @@ def test_the_process_that_compiles_computes_what_others_load(tmp_path: Path) -> 
     code = """
 import torch
 from alphaprof.profiling import fused
-from alphaprof.profiling.statistics import Side
+from alphaprof.profiling.scoring.statistics import Side
 p, q = 3 * torch.randn(2, 40, 700, generator=torch.Generator().manual_seed(0))
 found = fused.columns(Side(p), [Side(q)], torch.arange(40), [])
 print([values.double().sum().item().hex() for columns in found for values in columns.values()])

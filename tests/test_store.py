@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals, write_totals
 from alphaprof.errors import DiskFull, RunExists, RunUnreadable
 from alphaprof.log import claim as claim_module
 from alphaprof.log import files, store
@@ -27,6 +25,8 @@ from alphaprof.log.files import replacing
 from alphaprof.log.schema import Column
 from alphaprof.log.store import Run, begin, require_writable, write_table
 from alphaprof.report.build import build_report
+from alphaprof.totals.count import Request
+from alphaprof.totals.files import read_totals, write_totals
 from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
 COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alphaprof.analysis.timing import (
-    autocorrelation,
-    largest_error,
-    median_error,
-    reach,
-    round_mixes,
-    step_times,
-)
+from alphaprof.costs.timing import autocorrelation, largest_error, median_error, reach, round_mixes, step_times
 
 Array = np.ndarray[Any, Any]
 STEPS = [("target", "decode", 1), ("target", "verify", 2), ("target", "verify", 3), ("target", "bookkeeping", 1)]

@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rules import DEFAULT_RULES, RULES, parse_rule
-from alphaprof.analysis.totals import Request, Shape, columns_of, counts, shard_totals, table_of, trace_of
-from alphaprof.analysis.totals_files import read_totals
-from alphaprof.analysis.trees import MultiDraft
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
+from alphaprof.rules import DEFAULT_RULES, RULES, parse_rule
+from alphaprof.theory.trees import MultiDraft
+from alphaprof.totals.count import Request, Shape, columns_of, counts, shard_totals, table_of, trace_of
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.replay import Flavour
 from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphaprof.analysis.trees import Tree, accepted_lengths, replay_tree
-from alphaprof.profiling.models import Model
+from alphaprof.profiling.models.load import Model
+from alphaprof.theory.trees import Tree, accepted_lengths, replay_tree
 from tests.test_huggingface import DOCUMENTS, pair, profiled  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.analysis.replay import Rounds, Trace, replay, run_lengths
-from alphaprof.analysis.rules import lossless_emitted
-from alphaprof.analysis.trees import (
+from alphaprof.rules import lossless_emitted
+from alphaprof.theory.trees import (
     MultiDraft,
     Path,
     Tree,
@@ -30,6 +29,7 @@ from alphaprof.analysis.trees import (
     tree_by_heap,
     tree_by_program,
 )
+from alphaprof.totals.replay import Rounds, Trace, replay, run_lengths
 
 Array = np.ndarray[Any, Any]
 READY = 256  # `proposed` of a draft that is always ready

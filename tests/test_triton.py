@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphaprof.profiling.processing import PLAIN, Processing, processed
-from alphaprof.profiling.statistics import (
+from alphaprof.profiling.models.processing import PLAIN, Processing, processed
+from alphaprof.profiling.scoring.statistics import (
     Columns,
     Side,
     distribution,
@@ -36,7 +36,7 @@ if importlib.util.find_spec("triton") is None:
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("torch sees no GPU: set TRITON_INTERPRET=1", allow_module_level=True)
 
-from alphaprof.profiling.triton_statistics import BLOCK, measured  # noqa: E402  # not before triton is known to be there
+from alphaprof.profiling.scoring.gpu_statistics import BLOCK, measured  # noqa: E402  # not before triton is known to be there
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -276,8 +276,8 @@ def compile_only(self, *arguments, grid, warmup, **options):
     compiled.setdefault(id(made), (self.__name__, made))
 
 JITFunction.run = compile_only
-from alphaprof.profiling.statistics import Side
-from alphaprof.profiling.triton_statistics import measured
+from alphaprof.profiling.scoring.statistics import Side
+from alphaprof.profiling.scoring.gpu_statistics import measured
 
 def ask(rows, dtype, temperature=1.0, cut=False):
     logits = torch.zeros(rows, 1040, dtype=dtype)[:, :1037]

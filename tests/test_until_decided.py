@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from alphaprof.analysis.estimate import ratio
-from alphaprof.analysis.sequential import Bounds, decide_sequentially
-from alphaprof.analysis.speedup import cost_bounds
-from alphaprof.analysis.totals_files import write_totals
-from alphaprof.cli import app
+from alphaprof.cli.app import app
+from alphaprof.config.load import load_profile
+from alphaprof.costs.speedup import cost_bounds
 from alphaprof.errors import ProfileInvalid, RunMismatch
-from alphaprof.loader import load_profile
 from alphaprof.log.store import Run
-from alphaprof.profiling import pipeline
+from alphaprof.profiling.run import pipeline
+from alphaprof.render.markdown import report_markdown
 from alphaprof.report.build import build_report, settled
-from alphaprof.report.markdown import report_markdown
 from alphaprof.report.model import Report
+from alphaprof.stats.estimate import ratio
+from alphaprof.stats.sequential import Bounds, decide_sequentially
+from alphaprof.totals.files import write_totals
 from tests.reporting import as_terminal
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, stored_totals, write_run
 from tests.test_pipeline import Silent, profile_file, run_profile, tables
@@ -186,7 +186,7 @@ def test_step_times_that_are_off_take_documents(tmp_path: Path) -> None:
 
 
 def test_bounds_of_a_report_are_those_of_its_times() -> None:
-    from alphaprof.analysis.speedup import StepTime, StepTimes
+    from alphaprof.costs.speedup import StepTime, StepTimes
 
     times = StepTimes({n: StepTime(10 + 0.5 * (n - 1), 0.0) for n in range(1, 5)}, StepTime(1.0, 0.0))
     assert cost_bounds(times, 3) == pytest.approx((1.45 / 4, 1.45))

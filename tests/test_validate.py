@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof import cli
-from alphaprof.analysis.estimate import quantile
-from alphaprof.analysis.measured import (
+from alphaprof.cli import app
+from alphaprof.cli.show import render_validation
+from alphaprof.commands.validate.build import Validation, build_validation, require_within
+from alphaprof.commands.validate.timings import (
     TAIL,
     ClockError,
     Decodings,
@@ -30,8 +31,6 @@ from alphaprof.analysis.measured import (
     decoded_rule,
     together,
 )
-from alphaprof.analysis.totals import Request
-from alphaprof.analysis.totals_files import read_totals
 from alphaprof.errors import (
     CheckUndecided,
     DataEmpty,
@@ -43,8 +42,9 @@ from alphaprof.errors import (
 )
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run, run_directory
-from alphaprof.report.render import render_validation
-from alphaprof.report.validate import Validation, build_validation, require_within
+from alphaprof.stats.estimate import quantile
+from alphaprof.totals.count import Request
+from alphaprof.totals.files import read_totals
 from tests.synthetic import Recipe, write_run
 from tests.test_cli_errors import assert_two_lines, profile, run
 
@@ -473,8 +473,8 @@ def tiny_profile(folder: Path, tiny: Path, **changes: Any) -> Path:
 
 
 def validated(path: Path, out: Path, documents: int = 3, gammas: list[int] | None = None) -> Validation:
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling.validate import validate
+    from alphaprof.commands.validate.measure import validate
+    from alphaprof.config.load import load_profile
     from tests.test_pipeline import Silent
 
     run_, measured = validate(load_profile(path, None, documents), out, gammas, 2, Silent())
@@ -539,7 +539,7 @@ def test_texts_of_one_token_are_left_out_and_given_ones_too(tmp_path: Path, tiny
 def test_running_out_of_memory_while_decoding_is_said_so(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from alphaprof.profiling.speculation import Speculation
+    from alphaprof.profiling.decoding.speculative import Speculation
 
     def full(*arguments: Any, **keywords: Any) -> Any:
         raise MemoryError
@@ -571,7 +571,7 @@ def test_one_repeat_is_too_noisy_to_tell(
 def test_the_command_ends_with_what_the_interval_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], factor: float, code: int
 ) -> None:
-    from alphaprof.profiling import validate as profiling
+    from alphaprof.commands.validate import measure as profiling
 
     run_ = synthetic(tmp_path)
     monkeypatch.setattr(profiling, "validate", lambda *_: (run_, timed(run_, factor)))
@@ -586,7 +586,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     """The exit code of a command line, and what it printed."""
     monkeypatch.setattr(sys, "argv", ["alphaprof", *line])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     return int(caught.value.code or 0), capsys.readouterr()
 
 
@@ -617,8 +617,8 @@ def test_generate_writes_the_texts_of_our_loop_and_is_shown_beside_it(
 ) -> None:
     from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling.validate import validate
+    from alphaprof.commands.validate.measure import validate
+    from alphaprof.config.load import load_profile
     from tests.test_pipeline import Silent
 
     drafts = {
@@ -657,8 +657,8 @@ def test_generate_writes_the_texts_of_our_loop_and_is_shown_beside_it(
 
 @pytest.mark.models
 def test_generate_is_left_out_of_sampled_text(tmp_path: Path, tiny: Path) -> None:
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling.validate import validate
+    from alphaprof.commands.validate.measure import validate
+    from alphaprof.config.load import load_profile
     from tests.test_pipeline import Silent
 
     path = tiny_profile(tmp_path, tiny, continuation={"kind": "sampled", "max_new_tokens": 8})
@@ -681,8 +681,8 @@ def test_what_generate_adds_is_a_round_of_whole_calls(tmp_path: Path) -> None:
 
 @pytest.mark.models
 def test_gammas_and_texts_that_cannot_be_decoded_are_known_before_any_model_loads() -> None:
-    from alphaprof.config import ProfileOptions
-    from alphaprof.profiling.decoding import chosen_gammas, require_own_text
+    from alphaprof.config.profile import ProfileOptions
+    from alphaprof.profiling.decoding.documents import chosen_gammas, require_own_text
 
     assert chosen_gammas([1, 2, 4, 5, 8], None) == [1, 2, 5]
     assert chosen_gammas([1], [7, 3, 7]) == [3, 7]

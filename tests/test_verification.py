@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig
 
-from alphaprof.analysis.replay import Trace, expected_replay
-from alphaprof.analysis.rules import parse_rule
-from alphaprof.profiling.choices import GREEDILY, OWN, Choice
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.processing import PLAIN, Processing, uniforms
-from alphaprof.profiling.speculation import Decoded, Plain, Speculation
+from alphaprof.profiling.decoding.choices import GREEDILY, OWN, Choice
+from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.rules import parse_rule
+from alphaprof.totals.replay import Trace, expected_replay
 from tests import reference
 from tests.test_sampling import assert_follows
 from tests.tiny import llama, noisy

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 import typer
 
-from alphaprof.cli_support import interruptible
+from alphaprof.cli.common import interruptible
+from alphaprof.config.load import load_profile
 from alphaprof.errors import DiskFull, OutOfMemory
-from alphaprof.loader import load_profile
 from alphaprof.log import store
 from alphaprof.log.store import Run
-from alphaprof.profiling import pipeline
-from alphaprof.profiling.writer import WAITING, Writer
+from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.run.writer import WAITING, Writer
 from tests.test_pipeline import Silent, mixed_file, profile_file, tables
 
 PATIENCE = 30  # seconds, after which a test fails rather than hangs

@@ -20,7 +20,6 @@ from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.claim import Claim
 from alphaprof.log.files import WRITTEN, file_of, replacing, require_same, unwritable
 from alphaprof.log.manifest import File, Manifest, Shard, read_manifest
-from alphaprof.log.parts import Part, part_name, parts_in, readable, remove_parts, write_part
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -31,6 +30,7 @@ from alphaprof.log.schema import (
     imported_totals_columns,
     totals_columns,
 )
+from alphaprof.log.totals_parts import Part, part_name, parts_in, readable, remove_parts, write_part
 from alphaprof.log.violations import violations
 
 ANEW = "profile again into a new directory"
@@ -349,7 +349,7 @@ class Run:
         return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
 
     def totals_parts(self, draft: str) -> list[Part]:
-        """The files that hold a draft's totals, of complete shards only, in their order; see `log.parts`. One that is
+        """The files that hold a draft's totals, of complete shards only, in their order; see `log.totals_parts`. One that is
         damaged is left out where the position log can tell what it held.
         """
         try:

@@ -1,1 +1,4 @@
-"""One `Report` value, many renderings."""
+"""The `Report` value of a run: estimates, speedups, verdicts and warnings, built from totals and step times.
+
+Nothing here prints (`render`). A section of its own is a file in `sections`.
+"""

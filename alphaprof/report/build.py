@@ -13,25 +13,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.speedup import UNTIMED
-from alphaprof.analysis.totals import by_chance
-from alphaprof.analysis.totals_files import write_totals
+from alphaprof.costs.cost_model import beyond_prefill, cost_of
+from alphaprof.costs.speedup import UNTIMED
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
-from alphaprof.report.attribution import Basis, Judged, attribution
-from alphaprof.report.certificates import certificates
-from alphaprof.report.costs import beyond_prefill, cost_of
-from alphaprof.report.difficulty import Played, extremes, tenths
-from alphaprof.report.documents import Documents, mean_context
 from alphaprof.report.format import text_kind
-from alphaprof.report.inquiry import DraftPools, Found, Inquiry, evidence_of, found_pools
-from alphaprof.report.log_part import LIMIT, LogPart
+from alphaprof.report.inputs import DraftPools, Found, Inquiry, evidence_of, found_pools
 from alphaprof.report.model import Report, Result, RunFacts, Traffic
-from alphaprof.report.predictability import predictability
 from alphaprof.report.result import Subject, build_result
+from alphaprof.report.sections.attribution import Basis, Judged, attribution
+from alphaprof.report.sections.certificates import certificates
+from alphaprof.report.sections.difficulty import Played, extremes, tenths
+from alphaprof.report.sections.predictability import predictability
 from alphaprof.report.traffic import judge_traffic
 from alphaprof.report.warnings import report_warnings
+from alphaprof.totals.count import by_chance
+from alphaprof.totals.documents import Documents, mean_context
+from alphaprof.totals.files import write_totals
+from alphaprof.totals.log_sample import LIMIT, LogPart
+from alphaprof.totals.replay import Flavour
 from alphaprof.version import __version__
 
 AHEAD = 8  # pools that are read before the first of them is judged

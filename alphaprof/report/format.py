@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from alphaprof.analysis.estimate import Interval
+from alphaprof.stats.estimate import Interval
 
 NOTHING = "n/a"
 NAME = 40  # characters of a domain's name that are shown

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from alphaprof.analysis.decision import VerdictName
-from alphaprof.analysis.estimate import Interval
-from alphaprof.analysis.replay import Flavour
+from alphaprof.costs.cost_model import Cost
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.report.costs import Cost
+from alphaprof.report.decision import VerdictName
 from alphaprof.report.model_causes import Attribution
 from alphaprof.report.model_costs import AtConcurrency, DocumentSpeedups
 from alphaprof.report.model_difficulty import DocumentResult, Tenth
+from alphaprof.stats.estimate import Interval
+from alphaprof.totals.replay import Flavour
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from alphaprof.analysis.estimate import Interval
+    from alphaprof.stats.estimate import Interval
 
 
 @dataclass(frozen=True)

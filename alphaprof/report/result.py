@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.bursts import autocorrelation
-from alphaprof.analysis.decision import Decision
-from alphaprof.analysis.estimate import Interval, by_cluster, distinct, quantile, ratio, share
-from alphaprof.analysis.rules import GREEDY, SAMPLED, BoundRule
-from alphaprof.analysis.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
-from alphaprof.report.costs import CostBook
+from alphaprof.costs.cost_model import CostBook
+from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
+from alphaprof.report.decision import Decision
 from alphaprof.report.model import GammaResult, Phase, Result
 from alphaprof.report.model_costs import AtConcurrency
-from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
 from alphaprof.report.speeds import (
     Reading,
@@ -31,6 +27,10 @@ from alphaprof.report.speeds import (
     tokens_interval,
 )
 from alphaprof.report.verdict import Question, no_decision, not_defined, without_times
+from alphaprof.rules import GREEDY, SAMPLED, BoundRule
+from alphaprof.stats.bursts import autocorrelation
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, quantile, ratio, share
+from alphaprof.totals.pool import Pool
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from alphaprof.analysis.decision import Decision, by_times_alone
-from alphaprof.analysis.sequential import Bounds, Sequential, decide_sequentially
-from alphaprof.analysis.speedup import Mix, Speedup, Timing, cost_bounds, time_spent
+from alphaprof.costs.speedup import Mix, Speedup, Timing, cost_bounds, time_spent
+from alphaprof.report.decision import Decision, by_times_alone
 from alphaprof.report.verdict import (
     Order,
     Pair,
@@ -23,6 +22,7 @@ from alphaprof.report.verdict import (
     pooled_speedup,
     without_times,
 )
+from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
 
 
 def judge(

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.costs import TARGET
-from alphaprof.analysis.estimate import Interval
-from alphaprof.analysis.replay import RoundCounts
-from alphaprof.analysis.speedup import Mix, Speedup, StepTimes, time_spent, with_prefill
+from alphaprof.costs.cost_model import CostBook
+from alphaprof.costs.speedup import Mix, Speedup, StepTimes, time_spent, with_prefill
+from alphaprof.costs.steps import TARGET
 from alphaprof.log.manifest import LOOKUP
-from alphaprof.report.costs import CostBook
 from alphaprof.report.model_costs import AtConcurrency, DocumentSpeedups
-from alphaprof.report.pool import Pool
+from alphaprof.stats.estimate import Interval
+from alphaprof.totals.pool import Pool
+from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.estimate import Interval
-from alphaprof.analysis.rules import rules_of
-from alphaprof.analysis.speedup import UNTIMED, Mix, free_draft
-from alphaprof.report.costs import CostBook
+from alphaprof.costs.cost_model import CostBook
+from alphaprof.costs.speedup import UNTIMED, Mix, free_draft
 from alphaprof.report.format import short
 from alphaprof.report.model import Traffic
-from alphaprof.report.pool import Pool
 from alphaprof.report.sequential import judge
 from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.report.verdict import Pair, Pools, Question, no_decision, pooled_speedup, without_times
+from alphaprof.rules import rules_of
+from alphaprof.stats.estimate import Interval
+from alphaprof.totals.pool import Pool
 
 Array = np.ndarray[Any, Any]
 

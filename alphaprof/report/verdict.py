@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alphaprof.analysis.decision import Decision, Mask, decide, held_out
-from alphaprof.analysis.replay import Flavour
-from alphaprof.analysis.rules import default_rule, parse_rule
-from alphaprof.analysis.speedup import Mix, Speedup, StepTimes, Timing
+from alphaprof.costs.speedup import Mix, Speedup, StepTimes, Timing
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import Manifest
-from alphaprof.report.pool import Pool
+from alphaprof.report.decision import Decision, Mask, decide, held_out
+from alphaprof.rules import default_rule, parse_rule
+from alphaprof.totals.pool import Pool
+from alphaprof.totals.replay import Flavour
 
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
 Pair = tuple[str, int]  # a draft and a gamma

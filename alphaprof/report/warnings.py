@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from alphaprof.costs.cost_model import NONE, ROOFLINE
 from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.store import Run
-from alphaprof.report.costs import NONE, ROOFLINE
 from alphaprof.report.format import percent, short, text_kind
 from alphaprof.report.model import Report, ReportWarning
 from alphaprof.report.result import SELF_CHECK_FLOOR

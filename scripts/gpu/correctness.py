@@ -25,22 +25,22 @@ import pyarrow as pa
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from alphaprof.analysis.replay import Trace, expected_replay, run_lengths, steps
-from alphaprof.analysis.rules import parse_rule
-from alphaprof.analysis.totals import Request, counts, table_of
 from alphaprof.log.schema import LogRules
-from alphaprof.profiling import fused
-from alphaprof.profiling.choices import DRAFTED, KEPT, Choice, Chooser
-from alphaprof.profiling.continuations import Continuation, continuation_table, generate, grouped
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.drafts import Draft, layer_skip
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.processing import PLAIN, Processing, draw, uniforms, weights_of
-from alphaprof.profiling.record import by_document, position_table
-from alphaprof.profiling.scoring import Arrays, Scorer
-from alphaprof.profiling.speculation import Decoded, Speculation
-from alphaprof.profiling.statistics import Side, side
+from alphaprof.profiling.decoding.choices import DRAFTED, KEPT, Choice, Chooser
+from alphaprof.profiling.decoding.speculative import Decoded, Speculation
+from alphaprof.profiling.models.drafts import Draft, layer_skip
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.rows import by_document, position_table
+from alphaprof.profiling.scoring.scorer import Arrays, Scorer
+from alphaprof.profiling.scoring.statistics import Side, side
+from alphaprof.profiling.texts.continuations import Continuation, continuation_table, generate, grouped
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.rules import parse_rule
+from alphaprof.totals.count import Request, counts, table_of
+from alphaprof.totals.replay import Trace, expected_replay, run_lengths, steps
 from scripts.gpu.setting import Line, Setting, perturbed
 
 ROOT = Path(__file__).parent.parent.parent
@@ -118,7 +118,7 @@ class Errors:
         for name in found.keys() & expected.keys():
             ours, theirs = float(found[name]), float(expected[name])
             error = 0.0 if ours == theirs else abs(ours - theirs)  # infinite values may be equal
-            exact = name.split()[0] in fused.IDS
+            exact = name.split()[0] in dispatch.IDS
             if not error <= (0.0 if exact else BOUND + BOUND * abs(theirs)):  # NaN is wrong
                 self.wrong.append(f"{name} {ours:.9g} for {theirs:.9g} ({where})")
             if not exact:
@@ -142,7 +142,7 @@ def columns(setting: Setting) -> Iterator[Line]:
     """Compares every column that the kernels write with float64 on the CPU, a line for each vocabulary and dtype."""
     import triton  # noqa: F401  # where it is missing, the check says so
 
-    if reason := fused.hindrance(setting.device):
+    if reason := dispatch.hindrance(setting.device):
         yield Line(f"the kernels do not run, statistics are those of torch: {reason}", ok=False)
     for width in (300,) if setting.tiny else WIDTHS:
         for dtype in (*setting.dtypes, torch.float32):
@@ -170,7 +170,7 @@ def kinds_of_rows(width: int, dtype: torch.dtype, each: int) -> tuple[torch.Tens
 
 def compare_rows(setting: Setting, target: torch.Tensor, draft: torch.Tensor, chosen: Processing, errors: Errors) -> None:
     """Add the errors of rows of logits [n, V] that are processed in one way: of the kernels, and of what scoring calls."""
-    from alphaprof.profiling.triton_statistics import measured
+    from alphaprof.profiling.scoring.gpu_statistics import measured
 
     token, proposal = torch.randint(0, target.shape[1], (2, len(target)), generator=torch.Generator().manual_seed(1))
     token[::2] = target[::2].float().argmax(1)
@@ -178,7 +178,7 @@ def compare_rows(setting: Setting, target: torch.Tensor, draft: torch.Tensor, ch
     sides = [side(logits, chosen) for logits in pair]
     ids = token.to(setting.device), [proposal.to(setting.device)]
     with np.errstate(all="ignore"):  # Triton's interpreter computes in NumPy
-        seen = [measured(sides[0], [sides[1]], *ids), fused.measured(pair, [chosen, chosen], *ids)]
+        seen = [measured(sides[0], [sides[1]], *ids), dispatch.measured(pair, [chosen, chosen], *ids)]
     scaled = [logits.float().numpy() / np.float32(chosen.temperature) for logits in (target, draft)]
     cuts = [np.full(len(target), -np.inf) if each.least is None else each.least.cpu().numpy() for each in sides]
 
@@ -230,7 +230,7 @@ def breach_of(z: Any, least: float, chosen: Processing) -> float:
 
 def far_rows(setting: Setting) -> Line:
     """Compares the last of many rows, beyond the 65,535th and 2^31 elements; a row is the target's, the next the draft's."""
-    from alphaprof.profiling.triton_statistics import measured
+    from alphaprof.profiling.scoring.gpu_statistics import measured
 
     count, width = (9, 300) if setting.tiny else (70_000, 32_000)
     torch.manual_seed(0)
@@ -498,8 +498,8 @@ def write_profile(setting: Setting) -> None:
 
 def run_profile(setting: Setting, name: str, device: Any, resume: bool = False) -> Any:
     """A run of that profile on a device."""
-    from alphaprof.loader import load_profile
-    from alphaprof.profiling import pipeline
+    from alphaprof.config.load import load_profile
+    from alphaprof.profiling.run import pipeline
 
     options = load_profile(setting.folder / "profile.yaml", [f"target.device={device}"])
     return pipeline.profile(options, setting.folder / name, Silent(), resume)
@@ -507,7 +507,7 @@ def run_profile(setting: Setting, name: str, device: Any, resume: bool = False) 
 
 def seen_of_run(run: Any) -> Seen:
     """What a run directory holds."""
-    from alphaprof.analysis.totals_files import read_totals
+    from alphaprof.totals.files import read_totals
 
     shards = [shard.index for shard in run.shards]
     return Seen(

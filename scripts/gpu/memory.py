@@ -20,21 +20,22 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from alphaprof.analysis.preflight import Memory
-from alphaprof.analysis.rules import DEFAULT_RULES, rules_of
+from alphaprof.commands.preflight.facts import Memory
+from alphaprof.commands.preflight.inspection import length
+from alphaprof.commands.preflight.memory import Cells, needed
 from alphaprof.errors import OutOfMemory
-from alphaprof.profiling import batching, latency
-from alphaprof.profiling.continuations import Continuation, generate
-from alphaprof.profiling.corpus import Document
-from alphaprof.profiling.drafts import layer_skip
-from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.inspection import length
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.memory import Cells, needed
-from alphaprof.profiling.models import Model
-from alphaprof.profiling.processing import Processing
-from alphaprof.profiling.scoring import Scorer
-from alphaprof.profiling.speculation import Speculation
+from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts import batching
+from alphaprof.profiling.texts.continuations import Continuation, generate
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.timing import latency
+from alphaprof.rules import DEFAULT_RULES, rules_of
 from scripts.gpu.setting import Line, Setting
 
 PAIRS = (("llama-3.1-8b", "llama-3.2-1b"), ("qwen3-8b", "qwen3-0.6b"))

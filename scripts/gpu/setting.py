@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from alphaprof.profiling.models import Model
+from alphaprof.profiling.models.load import Model
 
 
 @dataclass(frozen=True)

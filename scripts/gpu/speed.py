@@ -19,24 +19,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.analysis.replay import Trace, replay, replays, run_lengths
-from alphaprof.analysis.roofline import ACCELERATORS, Load, fit_times
-from alphaprof.analysis.roofline_costs import RooflineSetting
-from alphaprof.analysis.rules import DEFAULT_RULES
-from alphaprof.analysis.shapes import ModelShape
+from alphaprof.costs.roofline import ACCELERATORS, Load, fit_times
+from alphaprof.costs.roofline_costs import RooflineSetting
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.log.store import write_table
-from alphaprof.profiling import fused, statistics
-from alphaprof.profiling.continuations import Continuation, generate, generation_batches, scoring_batches
-from alphaprof.profiling.corpus import Document, Ids
-from alphaprof.profiling.drafts import layer_skip
-from alphaprof.profiling.extras import Extras
-from alphaprof.profiling.lookup import PromptLookup
-from alphaprof.profiling.models import NOISE, Model, is_out_of_memory, shape_of, without_advice
-from alphaprof.profiling.processing import PLAIN
-from alphaprof.profiling.record import by_document, position_table
-from alphaprof.profiling.scoring import Arrays, Layout, Scorer
-from alphaprof.profiling.statistics import Side
-from alphaprof.profiling.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
+from alphaprof.profiling.models.processing import PLAIN
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.scoring import dispatch, statistics
+from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.rows import by_document, position_table
+from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer
+from alphaprof.profiling.scoring.statistics import Side
+from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
+from alphaprof.profiling.texts.corpus import Document, Ids
+from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
+from alphaprof.rules import DEFAULT_RULES
+from alphaprof.totals.replay import Trace, replay, replays, run_lengths
 from scripts.gpu.setting import Line, Setting, perturbed
 
 TARGET, DRAFT = "llama-3.1-8b", "llama-3.2-1b"
@@ -341,7 +341,7 @@ def statistics_share(setting: Setting, scorer: Scorer, batch: Sequence[Continuat
     forward = timed(setting, lambda: bare(scorer, batch, scorer.head_rows, drafts=False))
     chunk = timed(setting, lambda: scorer._statistics(logits[0], logits[1:], [token], PLAIN))
     share = chunk * len(layout.token) / count / forward
-    reason = fused.hindrance(setting.device)
+    reason = dispatch.hindrance(setting.device)
     words = f"; torch's, for no kernel runs: {reason}" if reason else ""
     ok = judged(setting, share <= MOST_STATISTICS and reason is None)
     figures = {"share": share, "ms_of_chunk": 1000 * chunk, "rows_of_chunk": count, "forward_ms": 1000 * forward}
@@ -379,9 +379,9 @@ def shared(setting: Setting, target: Model, batches: Sequence[Sequence[Continuat
 
 def kernels(setting: Setting) -> Iterator[Line]:
     """Statistics kernels alone, as a share of what the memory's bandwidth allows."""
-    from alphaprof.profiling import triton_statistics
+    from alphaprof.profiling.scoring import gpu_statistics
 
-    if not setting.on_gpu and (reason := no_interpreter(triton_statistics)):
+    if not setting.on_gpu and (reason := no_interpreter(gpu_statistics)):
         yield Line(f"not checked, Triton's interpreter does not run here: {reason}")
         return
     setting = within(setting, 50)
@@ -395,7 +395,7 @@ def kernels(setting: Setting) -> Iterator[Line]:
             yield Line(f"kernels, V {width:,}: no time left")
             continue
         taken = {
-            count: kernel_seconds(setting, triton_statistics.measured, width, count)
+            count: kernel_seconds(setting, gpu_statistics.measured, width, count)
             for count in (rows, 4 * rows)[: 1 if setting.tiny else 2]
         }
         read = 4 * width * 2  # bytes a row: the target's twice, the draft's twice
@@ -405,7 +405,7 @@ def kernels(setting: Setting) -> Iterator[Line]:
         figures = {"width": width, "share": shares, "seconds": taken, "bytes_a_row": read, "copy": copied, "sheet": sheet}
         yield figure(setting, f"{text}, data sheet {sheet / 1e12:.2f}{note})", figures)
         setting.clean()
-    yield from tuned(setting, triton_statistics, widths[0], rows)
+    yield from tuned(setting, gpu_statistics, widths[0], rows)
 
 
 def no_interpreter(module: Any) -> str | None:

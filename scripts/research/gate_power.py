@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.analysis.gates import Gate, judge, together
-from alphaprof.analysis.paired import share_difference
+from alphaprof.stats.gates import Gate, judge, together
+from alphaprof.stats.paired import share_difference
 
 Array = np.ndarray[Any, Any]
 DOMAINS, DOCUMENTS, SPREAD, MARGIN, CONFIDENCE = 5, 60, 0.05, 0.02, 0.95

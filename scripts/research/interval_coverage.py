@@ -4,7 +4,7 @@
     python scripts/research/interval_coverage.py [--intervals 4000] [--gates 2000] [--choices 2000] [--step-times 2000]
                                         [--members 400] [--seed 0]
 
-Each kind of text is a pool of synthetic documents of 50 lengths (`members` of each), replayed by `analysis.replay`. The pool
+Each kind of text is a pool of synthetic documents of 50 lengths (`members` of each), replayed by `totals.replay`. The pool
 *is* the population: a sample is drawn from it with replacement, and its alpha, tokens per round and speedup are the truth,
 exactly. Everything that is held against them is computed by the product's own functions:
 
@@ -45,12 +45,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm, truncnorm
 
-from alphaprof.analysis.costs import StepRow, StepTable
-from alphaprof.analysis.decision import decide, held_out
-from alphaprof.analysis.estimate import share
-from alphaprof.analysis.replay import RoundCounts, Rounds, Trace, replay, run_lengths
-from alphaprof.analysis.sequential import Bounds, decide_sequentially
-from alphaprof.analysis.speedup import (
+from alphaprof.config.options import MeasuredCosts
+from alphaprof.costs.speedup import (
     Mix,
     Speedup,
     StepTime,
@@ -61,10 +57,14 @@ from alphaprof.analysis.speedup import (
     spent_and_base,
     time_spent,
 )
-from alphaprof.analysis.timing import ORDERED_ROUNDS, SURE, largest_error, round_mixes, step_times
-from alphaprof.analysis.units import lots_of
-from alphaprof.options import MeasuredCosts
+from alphaprof.costs.steps import StepRow, StepTable
+from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, largest_error, round_mixes, step_times
+from alphaprof.report.decision import decide, held_out
 from alphaprof.report.result import speedup_interval, tokens_interval
+from alphaprof.stats.estimate import share
+from alphaprof.stats.sequential import Bounds, decide_sequentially
+from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
+from alphaprof.totals.units import lots_of
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator
@@ -486,7 +486,7 @@ NOISES = ("log-normal", "outliers", "drift", "machine goes on", "steps go on")
 
 
 def stopped(ms: Array, mixes: Array) -> Array:
-    """The rounds after which `profiling.latency` would stop for certainty, looking after each."""
+    """The rounds after which `profiling.timing.latency` would stop for certainty, looking after each."""
     for rounds in range(ORDERED_ROUNDS, len(ms)):
         if largest_error(ms[:rounds], mixes) < SURE:
             return ms[:rounds]

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from alphaprof.render.html.page import render_html
 from alphaprof.report.build import build_report
-from alphaprof.report.html.page import render_html
 from tests.synthetic import Domain, Recipe, write_run
 
 DOMAINS = ("code", "chat", "math", "translation", "summaries", "stories", "extraction", "tables")

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from alphaprof.analysis.certified import Array, inexact_share
-from alphaprof.analysis.estimate import Estimate, Interval, by_cluster, quantile_interval, ratio, share_interval
-from alphaprof.analysis.units import Units
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
-from alphaprof.report.documents import Documents
-from alphaprof.report.log_part import shards
+from alphaprof.stats.estimate import Estimate, Interval, by_cluster, quantile_interval, ratio, share_interval
+from alphaprof.theory.certified import Array, inexact_share
+from alphaprof.totals.documents import Documents
+from alphaprof.totals.log_sample import shards
+from alphaprof.totals.units import Units
 
 CONFIDENCE = 0.95
 MEAN, MEDIAN, FIFTH = "mean", "median", "5th percentile"

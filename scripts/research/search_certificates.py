@@ -6,7 +6,7 @@
 For every rule with an accepted set: `draws` random targets p (V from 2 to 50; flat, peaked, with ties and zeros; a third of
 them known by their largest probabilities alone), and for each p drafts q whose top tokens are all rejected: random ones, p
 with rejected tokens lifted, the best pooled one (found by golden section, not by the library), and descents by random steps
-in logits. What a rule keeps is asked of `analysis.rules`, token by token, and ties in q are broken in the worst way. Then
+in logits. What a rule keeps is asked of `rules`, token by token, and ties in q are broken in the worst way. Then
 targets at which the bound from a margin is as near as possible to the threshold, by ascents from random ones.
 
 Counted are drafts with a divergence below the threshold, and bounds above it: exit code 1 if there are any. How near it came
@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import entr, rel_entr
 
-from alphaprof.analysis.bounds import coverage_bound, margin_bound
-from alphaprof.analysis.certificates import ACCEPTED, DIVERGENCES, Array, Divergence, Target, certify, draft_width
-from alphaprof.analysis.certificates import thresholds as thresholds_of
-from alphaprof.analysis.rules import BoundRule
+from alphaprof.rules import BoundRule
+from alphaprof.theory.bounds import coverage_bound, margin_bound
+from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Array, Divergence, Target, certify, draft_width
+from alphaprof.theory.certificates import thresholds as thresholds_of
 
 BATCH = 250  # targets that share V, width and the parameters of the rule
 SECTIONS, DESCENT, ASCENT = 18, 12, 12  # steps of each search
@@ -89,7 +89,7 @@ class Batch:
 
     @classmethod
     def of(cls, rule: BoundRule, width: int, p: Array) -> Batch:
-        """With what `analysis.rules` says of each token; for a tree, whether it is the target's top token."""
+        """With what `rules` says of each token; for a tree, whether it is the target's top token."""
         n, size = p.shape
         top = np.repeat(p.argmax(1), size)
         columns = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.analysis import paired
+from alphaprof.stats import paired
 from tests.conftest import ROOT
 
 SCRIPT = str(ROOT / "scripts" / "research" / "gate_power.py")

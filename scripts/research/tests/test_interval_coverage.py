@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.analysis.estimate import Estimate
+from alphaprof.stats.estimate import Estimate
 from tests.conftest import ROOT
 from tests.synthetic import expected_rounds
 

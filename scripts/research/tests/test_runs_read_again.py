@@ -17,13 +17,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from alphaprof.analysis.bounds import coverage_bound, margin_bound
-from alphaprof.analysis.certificates import DIVERGENCES
-from alphaprof.analysis.certified import tallies
-from alphaprof.analysis.rules import parse_rule, rules_of
-from alphaprof.loader import load_profile
+from alphaprof.config.load import load_profile
 from alphaprof.log.store import Run
-from alphaprof.report.log_part import decile_edges
+from alphaprof.rules import parse_rule, rules_of
+from alphaprof.theory.bounds import coverage_bound, margin_bound
+from alphaprof.theory.certificates import DIVERGENCES
+from alphaprof.theory.certified import tallies
+from alphaprof.totals.log_sample import decile_edges
 from tests.conftest import ROOT
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
@@ -190,7 +190,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 
 def profiled(folder: Path, tiny: Path, **changes: Any) -> Run:
     """A run of tiny models, in float32; changes replace top-level keys of its profile."""
-    from alphaprof.profiling.pipeline import profile
+    from alphaprof.profiling.run.pipeline import profile
 
     folder.mkdir(exist_ok=True)
     rows = [{"text": "".join(chr(97 + (7 * row + 3 * place) % 26) for place in range(4 + row))} for row in range(10)]
@@ -301,7 +301,7 @@ def test_bounds_from_margins_never_exceed_thresholds(runs: dict[str, Run], diver
 
 
 def test_bounds_are_held_against_exact_thresholds_only(divergences: dict[str, Any]) -> None:
-    from alphaprof.analysis.certificates import Target
+    from alphaprof.theory.certificates import Target
 
     top = np.array([[0.5, 0.3, 0.12, 0.08], [0.4, 0.4, 0.1, 0.1], [0.7, 0.1, 0.1, 0.1]])
     tree, strict, near, two = map(parse_rule, ("tree:2", "strict", "additive:0.25", "top_m:2"))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.analysis.certificates import ACCEPTED, DIVERGENCES
-from alphaprof.analysis.rules import BoundRule
+from alphaprof.rules import BoundRule
+from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES
 from tests.conftest import ROOT
 
 SEARCH = runpy.run_path(str(ROOT / "scripts" / "research" / "search_certificates.py"))

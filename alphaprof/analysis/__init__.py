@@ -1,1 +1,0 @@
-"""Right of the log: statistics on columns. Nothing here imports torch."""

@@ -1,0 +1,242 @@
+"""The commands that hand a run's acceptance to other tools, and take theirs. Heavy imports stay inside them."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from alphaprof.cli.common import OutFile, ReportFormat, interruptible, one_line, print_text
+from alphaprof.commands.export.formats import EXPORTS
+from alphaprof.errors import OptionInvalid
+
+if TYPE_CHECKING:
+    from alphaprof.commands.importing.build import Naming
+    from alphaprof.log.manifest import Manifest
+
+ExportFormat = StrEnum("ExportFormat", list(EXPORTS))  # type: ignore[misc]
+
+
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
+    to: Annotated[
+        ExportFormat,
+        typer.Option(help="; ".join(f"{name}: {form.about}" for name, form in EXPORTS.items()) + "."),
+    ],
+    rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
+    gamma: Annotated[
+        int | None,
+        typer.Option(min=1, help="Drafted tokens per round (sequoia: levels); default: the decision's, or the best."),
+    ] = None,
+    domain: Annotated[
+        str | None, typer.Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, max=512, help="Nodes of a tree (sequoia); default: 16.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Decide otherwise, or by other step times: costs.source=roofline."),
+    ] = None,
+    out: OutFile = None,
+) -> None:
+    """Acceptance as engines and simulators read it. stdout is the file; what it assumes is said on stderr."""
+    from alphaprof.commands.export.build import export as exported
+    from alphaprof.commands.export.scope import Wanted
+    from alphaprof.config.load import changed_question, known_rules
+    from alphaprof.log.run_draft import side_of
+
+    side = side_of(run)
+    if overrides:
+        side = side.asked(changed_question(side.run.manifest.config, overrides))
+    named = known_rules([rule], "--rule")[0] if rule else None
+    found = exported(side, to.value, Wanted(named, gamma, domain, nodes))
+    print_text(found.text, out)
+    for kind, lines in (("note", found.notes), ("warning", found.warnings)):
+        for line in lines:
+            print(f"{kind}: {one_line(line)}", file=sys.stderr)
+
+
+import_app = typer.Typer(
+    help="What an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
+)
+
+
+class ServedRule(StrEnum):
+    """Acceptance rules that engines decode by."""
+
+    strict = "strict"
+    one_hot = "one_hot"
+    lossless = "lossless"
+
+
+NewRun = Annotated[Path, typer.Option(readable=False, help="Directory of the run; new.")]
+Rule = Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")]
+Temperature = Annotated[float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")]
+TopK = Annotated[int, typer.Option(min=0, help="The top_k that it sampled with; 0: all tokens.")]
+TopP = Annotated[float, typer.Option(min=0, max=1, help="The top_p that it sampled with; 1: all tokens.")]
+DraftName = Annotated[str, typer.Option(help="What to call the draft.")]
+Domains = Annotated[
+    list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
+]
+DomainKey = Annotated[str | None, typer.Option(help="Or the field that names it: domain, or metadata.domain.")]
+ClusterKey = Annotated[str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")]
+LeaveOut = Annotated[
+    bool, typer.Option("--leave-out", help="Leave out requests whose metrics do not tell their rounds, and count them.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
+]
+
+
+@import_app.command("vllm")
+def import_vllm(
+    requests: Annotated[
+        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one a line.")
+    ],
+    out: NewRun,
+    rule: Rule,
+    temperature: Temperature = None,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    draft: DraftName = "engine",
+    target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the responses.")] = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
+    ] = None,
+    domain: Domains = None,
+    domain_key: DomainKey = None,
+    cluster_key: ClusterKey = None,
+    leave_out: LeaveOut = False,
+    overrides: Overrides = None,
+) -> None:
+    """Per-request speculative decoding metrics of vLLM as a run, for report, check and compare."""
+    from alphaprof.commands.importing.build import Asked, import_requests
+
+    sampling = _sampling(rule, temperature, top_k, top_p)
+    names = _naming(draft, target, domain, domain_key, cluster_key)
+    asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ())
+    with interruptible(None):
+        run = import_requests(asked, out)
+    _say(run.manifest, out)
+
+
+class Drafting(StrEnum):
+    """What SGLang drafts in a round."""
+
+    chain = "chain"
+    tree = "tree"
+    adaptive = "adaptive"
+
+
+@import_app.command("sglang")
+def import_sglang(
+    requests: Annotated[
+        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Answers of SGLang, one or a list a line.")
+    ],
+    out: NewRun,
+    rule: Rule,
+    drafting: Annotated[
+        Drafting,
+        typer.Option(
+            help="What a round drafted: a chain (--speculative-eagle-topk 1), a tree (topk above 1, or NGRAM), or adaptive "
+            "steps (--speculative-adaptive). Of the last two, tokens per round are known alone."
+        ),
+    ],
+    temperature: Temperature = None,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    draft: DraftName = "engine",
+    target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the answers.")] = None,
+    gamma: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="--speculative-num-steps, for adaptive ones the most; default: what the counts of a chain say.",
+        ),
+    ] = None,
+    domain: Domains = None,
+    domain_key: DomainKey = None,
+    cluster_key: ClusterKey = None,
+    leave_out: LeaveOut = False,
+    overrides: Overrides = None,
+) -> None:
+    """Per-request speculative decoding counts of SGLang as a run, for report, check and compare."""
+    from alphaprof.commands.importing.build import SGLANG, Asked, import_requests
+
+    if drafting is not Drafting.chain and gamma is None:
+        raise OptionInvalid(
+            f"with --drafting {drafting.value} the counts do not say how many drafts a round may accept",
+            "add --gamma: --speculative-num-steps of the server; where they adapt themselves, the most of them",
+        )
+    sampling = _sampling(rule, temperature, top_k, top_p)
+    names = _naming(draft, target, domain, domain_key, cluster_key)
+    asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or (), SGLANG, drafting.value)
+    with interruptible(None):
+        run = import_requests(asked, out)
+    _say(run.manifest, out)
+
+
+@import_app.command("prometheus")
+def import_prometheus(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE.txt", help="What vLLM's /metrics said before the traffic.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER.txt", help="What it said after it.")],
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: OutFile = None,
+) -> None:
+    """A first look at vLLM's counters between two readings: acceptance as numbers, no interval, no verdict, no run."""
+    from alphaprof.cli.show import render_counters
+    from alphaprof.commands.importing.counters import build_counters
+
+    print_text(render_counters(build_counters(before, after), output.value, to_file=out is not None), out)
+
+
+def _say(manifest: Manifest, out: Path) -> None:
+    """What was imported, on stdout; what to know about it, on stderr."""
+    if manifest.imported is None:
+        raise ValueError("not imported")
+    known_by, gamma = manifest.imported.prompts_known_by, manifest.imported.gamma
+    for reason, count in manifest.skipped.items():
+        print(f"warning: left out: {one_line(reason)} ({count})", file=sys.stderr)
+    weak = next((note for note in manifest.warnings if note["code"] == "prompts_unknown"), None)
+    known = f"warning: {one_line(weak['message'])}; {weak['remedy']}" if weak else f"prompts are known by {known_by}"
+    print(known, file=sys.stderr)
+    said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {gamma}"
+    print(f"{said}. Next: alphaprof report {out}")
+
+
+def _naming(
+    draft: str, target: str | None, domain: list[str] | None, domain_key: str | None, cluster_key: str | None
+) -> Naming:
+    """What an import calls things. Raises `OptionInvalid`."""
+    from alphaprof.commands.importing.build import Naming
+
+    if domain and domain_key:
+        raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
+    return Naming(draft, target, domain or (), domain_key, cluster_key)
+
+
+def _sampling(rule: ServedRule, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
+    """The settings of sampled text; None: greedy. Raises `OptionInvalid` where rule and temperature do not fit."""
+    if rule is ServedRule.strict:
+        if temperature:
+            raise OptionInvalid(
+                f"strict is greedy decoding, and temperature {temperature:g} samples",
+                "name what the engine did: --rule one_hot (its default when it samples), or lossless",
+            )
+        if top_k != 0 or top_p != 1:
+            raise OptionInvalid(
+                "strict is greedy decoding, which --top-k and --top-p do not change",
+                "leave them out; where the engine sampled, --rule one_hot or lossless, with --temperature",
+            )
+        return None
+    if not temperature:
+        raise OptionInvalid(
+            f"{rule.value} keeps drafts by the target's distribution, and its temperature is not named",
+            "add --temperature, as the requests had it; at temperature 0 the rule is strict",
+        )
+    # Neither engine speculates with min_p: vLLM refuses it, SGLang does not look at it.
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

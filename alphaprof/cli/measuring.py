@@ -1,0 +1,220 @@
+"""The commands that run models. Heavy imports stay inside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from alphaprof.cli.common import (
+    OutFile,
+    ProfileFile,
+    ReportFormat,
+    TableFormat,
+    Undecided,
+    interruptible,
+    print_text,
+    require_packages,
+)
+from alphaprof.errors import OptionInvalid
+
+if TYPE_CHECKING:
+    from alphaprof.config.profile import ProfileOptions
+
+
+def profile(
+    profile_file: ProfileFile,
+    out: Annotated[
+        Path | None, typer.Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out, or begin it.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
+    reuse: Annotated[
+        Path | None,
+        typer.Option("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the text of a complete run."),
+    ] = None,
+    until_decided: Annotated[
+        bool, typer.Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look at models, data and numerics, say what a run takes, and write nothing.")
+    ] = False,
+    output: Annotated[ReportFormat | None, typer.Option("--format", help="With --dry-run: terminal or json.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    ] = None,
+) -> None:
+    """Stream the data through target and drafts once and write the position log."""
+    from alphaprof.cli.progress import ConsoleProgress
+    from alphaprof.config.load import load_profile
+    from alphaprof.profiling.models.hub import check_references
+
+    options = load_profile(profile_file, overrides, limit)
+    _require_together(dry_run, output, resume, reuse, until_decided)
+    require_packages("torch", "transformers", "datasets")
+    if dry_run:
+        _dry_run(options, out, output or ReportFormat.terminal)
+        return
+    if out is None:
+        raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run for a look at what it would do")
+    check_references(options)
+    with ConsoleProgress() as progress, interruptible(out):
+        from alphaprof.profiling.run.pipeline import profile as run_profile
+        from alphaprof.profiling.run.pipeline import profile_until
+        from alphaprof.report.build import settled
+
+        if until_decided:
+            run = profile_until(options, out, progress, settled, resume)
+        else:
+            run = run_profile(options, out, progress, resume, reuse)
+    print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
+
+
+def _require_together(
+    dry_run: bool, output: ReportFormat | None, resume: bool, reuse: Path | None, until_decided: bool
+) -> None:
+    """Raise `OptionInvalid` for options of `profile` that contradict each other."""
+    if until_decided and reuse is not None:
+        raise OptionInvalid(
+            "--until-decided draws its own order of documents, and --reuse-continuations keeps that of another run",
+            "use one of them",
+        )
+    if output is not None and not dry_run:
+        raise OptionInvalid("--format goes with --dry-run: a run prints no table", "see alphaprof report --format")
+    given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--until-decided": until_decided}
+    if dry_run and (odd := [name for name, present in given.items() if present]):
+        raise OptionInvalid(
+            f"--dry-run looks at a new run over the data in their order, and {odd[0]} is another one",
+            f"leave {' and '.join(odd)} out for the dry run: models and data are the same",
+        )
+
+
+def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) -> None:
+    """Print the checks of a run before it runs. Raises the first error that would stop it, after they were printed."""
+    from alphaprof.cli.progress import ConsoleProgress
+
+    with ConsoleProgress() as progress, interruptible(None):
+        from alphaprof.cli.show import render_preflight
+        from alphaprof.commands.preflight.build import build_preflight, require_clear
+        from alphaprof.commands.preflight.measure import preflight
+
+        found = build_preflight(preflight(options, out, progress))
+    print_text(render_preflight(found, output.value), None)
+    require_clear(found)
+
+
+def latency(
+    profile_file: ProfileFile,
+    output: Annotated[
+        TableFormat, typer.Option("--format", help="terminal, json, or the csv that costs.path reads.")
+    ] = TableFormat.terminal,
+    out: OutFile = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
+    ] = None,
+) -> None:
+    """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
+    from alphaprof.cli.progress import ConsoleProgress
+    from alphaprof.config.load import load_profile
+    from alphaprof.log.store import run_directory
+    from alphaprof.profiling.models.hub import check_references
+
+    options = load_profile(profile_file, overrides)
+    require_packages("torch", "transformers", "datasets")
+    check_references(options)
+    with run_directory(None) as folder, ConsoleProgress() as progress, interruptible(None):
+        from alphaprof.cli.show import render_latency
+        from alphaprof.profiling.run.pipeline import time_steps
+
+        text = render_latency(time_steps(options, folder, progress), output.value, to_file=out is not None)
+    print_text(text, out)
+
+
+def validate(
+    profile_file: ProfileFile,
+    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 4,
+    gamma: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, max=64, help="Drafted tokens per round (repeatable); default: 1, 2, 3, 5 as the profile has them."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often every text is decoded in every way.")] = 3,
+    tolerance: Annotated[float, typer.Option(min=0, help="The largest median error of the speedup that passes.")] = 0.10,
+    undecided: Annotated[
+        Undecided, typer.Option(help="What the exit code says where the clocks are too noisy to tell.")
+    ] = Undecided.passes,
+    against_generate: Annotated[
+        bool, typer.Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(readable=False, help="Keep the run of the prediction in this new directory.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    ] = None,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+) -> None:
+    """Compare the prediction with a clock: real speculative decoding of a few documents, by our own loop.
+
+    Exit code 0 within the tolerance or too noisy to tell, 13 outside, 11 too noisy (with --undecided fail).
+    """
+    from alphaprof.cli.progress import ConsoleProgress
+    from alphaprof.config.load import load_profile
+    from alphaprof.log.store import run_directory
+    from alphaprof.profiling.models.hub import check_references
+
+    options = load_profile(profile_file, overrides, documents)
+    require_packages("torch", "transformers", "datasets")
+    check_references(options)
+    with run_directory(out) as folder, ConsoleProgress() as progress, interruptible(None):
+        from alphaprof.cli.show import render_validation
+        from alphaprof.commands.validate.build import build_validation, require_within
+        from alphaprof.commands.validate.measure import validate as run_validation
+
+        run, measured = run_validation(options, folder, gamma, repeats, progress, against_generate)
+        found = build_validation(run, measured, tolerance, kept=out is not None)
+    print_text(render_validation(found, output.value), None)
+    require_within(found, undecided_fails=undecided is Undecided.fails)
+
+
+def rollout(
+    profile_file: ProfileFile,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),
+    ] = None,
+    draft: Annotated[list[str] | None, typer.Option(help="Decode with this draft (repeatable); default: all.")] = None,
+    gamma: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Drafted tokens per round (repeatable); default: decision.gamma, or 1, 2, 3, 5 as it has them.",
+        ),
+    ] = None,
+    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
+    out: OutFile = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    ] = None,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+) -> None:
+    """Decode by lossy rules: the acceptance and the rounds of their own text, and what that text gives up."""
+    from alphaprof.cli.progress import ConsoleProgress
+    from alphaprof.config.load import known_rules, load_profile
+    from alphaprof.profiling.models.hub import check_references
+
+    options = load_profile(profile_file, overrides, documents)
+    rules = known_rules(rule, "--rule") if rule else None
+    require_packages("torch", "transformers", "datasets")
+    check_references(options)
+    with ConsoleProgress() as progress, interruptible(None):
+        from alphaprof.cli.show import render_rollout
+        from alphaprof.commands.rollout.build import build_rollout
+        from alphaprof.commands.rollout.measure import request_of, roll
+
+        rolled = roll(options, request_of(options, draft, rules, gamma), progress)
+        found = build_rollout(rolled, options.decision.confidence)
+    print_text(render_rollout(found, output.value, to_file=out is not None), out)

@@ -1,0 +1,241 @@
+"""Two drafts on the same prompts: paired differences of acceptance and of tokens per round, by domain and rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.commands.compare.comparable import no_imported_pair, require_comparable
+from alphaprof.costs.speedup import free_draft, spent_and_base
+from alphaprof.errors import NotComparable, OptionInvalid
+from alphaprof.log.run_draft import Side
+from alphaprof.log.store import Run
+from alphaprof.rules import rules_of
+from alphaprof.stats.estimate import Interval, by_cluster, distinct
+from alphaprof.stats.paired import inverse_difference, share_difference
+from alphaprof.totals.count import Request, policies
+from alphaprof.totals.documents import SETTINGS, Documents
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.pool import Pool, pools
+from alphaprof.totals.units import Units
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class TokensDifference:
+    """Tokens per round of both at one gamma, and second less first."""
+
+    gamma: int
+    first: float  # tokens per round of the first
+    second: float  # tokens per round of the second
+    difference: Interval  # second less first
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One domain, kind of text and rule. `difference` is alpha of the second less that of the first; `tokens_per_round` is
+    empty where the rule has no rounds on this text.
+    """
+
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    rule: str
+    on_policy: bool
+    lossy: bool
+    documents: int  # paired
+    clusters: int  # independent units among them
+    first: float | None  # alpha of the first; None: no proposals
+    second: float | None  # alpha of the second
+    first_coverage: float | None  # share of positions with a proposal; None: imported runs
+    second_coverage: float | None  # likewise
+    difference: Interval | None  # alpha of the second less that of the first
+    tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The paired comparison of two drafts. Documents without a partner are left out and counted."""
+
+    first: str  # run and draft
+    second: str  # run and draft
+    confidence: float
+    same_text: bool | None  # both measured the same tokens; None: imported runs do not hold them
+    documents: int
+    interrupted: tuple[str, ...]  # sides whose run is not complete
+    unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
+    differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
+
+
+def compare(first: Side, second: Side, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
+    """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason.
+
+    `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
+    The confidence is that of the first run's decision.
+    """
+    confidence = float(first.run.manifest.config["decision"]["confidence"])
+    require_comparable(first, second)
+    gammas = _gammas(first.run, second.run, gamma)
+    found = paired_pools(first, second, list(rules or first.run.rules))
+    one, two = found.pools
+    differences = tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items() if key in two)
+    return Comparison(
+        first=first.label,
+        second=second.label,
+        confidence=confidence,
+        same_text=_same_text(first.run, second.run, found.rows),
+        documents=found.documents,
+        interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
+        unpaired=found.unpaired,
+        differences=differences,
+    )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Documents of two sides that have the same prompts: their `rows` in each documents table, and the pools of each side by
+    domain, kind of text, policy, settings and rule, in the order of their pairs; `unpaired`: documents without a partner.
+    """
+
+    rows: tuple[Array, Array]
+    pools: tuple[dict[tuple[str, ...], Pool], dict[tuple[str, ...], Pool]]
+    unpaired: tuple[int, int]
+
+    @property
+    def documents(self) -> int:
+        """Pairs of documents."""
+        return len(self.rows[0])
+
+
+def paired_pools(first: Side, second: Side, rules: Sequence[str]) -> Paired:
+    """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common."""
+    tables = [side.run.documents() for side in (first, second)]
+    rows = paired_rows(*tables)
+    if len(rows[0]) == 0:
+        raise _nothing_in_common(first, second, tables)
+    documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
+    units = Units.of(pa.concat_tables(documents)).take(slice(len(rows[0])))  # what belongs together in either run
+    one, two = (_pools(side, Documents(table, units), rules) for side, table in zip((first, second), documents, strict=True))
+    return Paired(rows, (one, two), (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])))
+
+
+def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
+    """Rows of two documents tables that have the same domain, kind of text, prompt and sampling settings; the n-th of equal
+    ones with the n-th.
+    """
+    places: dict[tuple[Any, ...], int] = {key: row for row, key in enumerate(_keys(second))}
+    pairs = [(row, places[key]) for row, key in enumerate(_keys(first)) if key in places]
+    rows = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return rows[:, 0], rows[:, 1]
+
+
+def _gammas(first: Run, second: Run, wanted: int | None) -> list[int]:
+    """The lengths to compare. Raises `OptionInvalid` for one that a run does not have."""
+    both = sorted(set(first.gammas) & set(second.gammas))
+    if wanted is None:
+        return both
+    if wanted not in both:
+        raise OptionInvalid(
+            f"gamma {wanted} was not replayed in both runs", f"choose from {', '.join(map(str, both)) or 'none'}"
+        )
+    return [wanted]
+
+
+def _nothing_in_common(first: Side, second: Side, tables: Sequence[pa.Table]) -> NotComparable:
+    """Why no document has a partner: other prompts, or other text on the same prompts."""
+    if first.run.imported:
+        return no_imported_pair(first, second, tables)
+    prompts = [set(table["prompt_hash"].to_pylist()) for table in tables]
+    shared = len(prompts[0] & prompts[1])
+    if shared:
+        kinds = [", ".join(sorted(set(table["continuation"].cast(pa.string()).to_pylist()))) for table in tables]
+        return NotComparable(
+            f"{first.run.path} and {second.run.path} share {shared} prompts, but no kind of text ({kinds[0]} / {kinds[1]})",
+            "compare drafts on text of one kind, with the same sampling settings and max_new_tokens",
+        )
+    return NotComparable(
+        f"{first.run.path} and {second.run.path} have no prompt in common",
+        "profile both on the same data; --reuse-continuations measures another draft on the same text",
+    )
+
+
+def _keys(documents: pa.Table) -> Iterator[tuple[Any, ...]]:
+    columns = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation", "prompt_hash")]
+    columns += [documents[name].to_pylist() for name in (*SETTINGS, "max_new_tokens")]
+    seen: dict[tuple[Any, ...], int] = {}
+    for key in zip(*columns, policies(documents).tolist(), strict=True):
+        seen[key] = seen.get(key, 0) + 1
+        yield (*key, seen[key])
+
+
+def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:
+    """Whether paired documents hold the same tokens; None where that is not known."""
+    if first.path == second.path:
+        return True
+    if first.imported:
+        return None
+    texts = []
+    for run, chosen in zip((first, second), rows, strict=True):
+        parts = [run.continuations(shard.index, ["continuation_ids"]) for shard in run.shards]
+        texts.append(pa.concat_tables(parts)["continuation_ids"].take(chosen).combine_chunks())
+    return bool(texts[0].equals(texts[1]))
+
+
+def _pools(side: Side, documents: Documents, rules: Sequence[str]) -> dict[tuple[str, ...], Pool]:
+    """The pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
+    gammas = side.run.gammas
+    totals = read_totals(side.run, side.draft, Request(rules, gammas))
+    found: dict[tuple[str, ...], Pool] = {}
+    for rule in rules_of(list(rules)):
+        for domain, pool in pools([totals], documents, rule.id, gammas):
+            found[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
+    return found
+
+
+def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequence[int], confidence: float) -> Difference:
+    (rule,) = rules_of([key[-1]])
+    sides = [summed(pool) for pool in (first, second)]
+    counted = all(counts.sum() > 0 for _, counts in sides)  # of imported runs they are not known: NaN
+    alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sides]
+    coverages = [
+        float(pool["proposals"].sum() / pool["positions"].sum()) if pool.observed else None for pool in (first, second)
+    ]
+    rounds = first.defined and second.defined
+    return Difference(
+        domain=key[0],
+        continuation=first.continuation,
+        sampling=first.sampling,
+        rule=rule.id,
+        on_policy=first.policy in rule.rule.policies,
+        lossy=rule.rule.lossy,
+        documents=len(first.cluster),
+        clusters=distinct(first.cluster),
+        first=alphas[0],
+        second=alphas[1],
+        first_coverage=coverages[0],
+        second_coverage=coverages[1],
+        difference=_interval(share_difference(sides[0], sides[1], confidence)) if counted else None,
+        tokens_per_round=tuple(_tokens(first, second, gamma, confidence) for gamma in gammas) if rounds else (),
+    )
+
+
+def summed(pool: Pool) -> tuple[Array, Array]:
+    """Accepted and proposed positions by independent unit."""
+    accepted, proposals = by_cluster(pool.cluster, pool["accepted"], pool["proposals"])
+    return accepted, proposals
+
+
+def _tokens(first: Pool, second: Pool, gamma: int, confidence: float) -> TokensDifference:
+    sides = [spent_and_base(pool.counts(gamma), free_draft(gamma)) for pool in (first, second)]
+    one, two = (float(base.sum() / spent.sum()) for spent, base in sides)
+    return TokensDifference(gamma, one, two, _interval(inverse_difference(sides[0], sides[1], confidence, gamma)))
+
+
+def _interval(estimate: Any) -> Interval:
+    return Interval(*dataclasses.astuple(estimate)[:3])

@@ -1,0 +1,103 @@
+"""A comparison as text: the terminal's tables (rich), or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from alphaprof.commands.compare.build import Comparison, Difference
+from alphaprof.render.json import plain_values
+from alphaprof.render.tables import named_table, plain, show
+from alphaprof.report import format as fmt
+from alphaprof.report.format import short
+
+FORMAT = "alphaprof-compare"
+VERSION = 1
+TEXTS = {
+    True: "the same text",
+    False: "texts of their own for the same prompts",
+    None: "texts that imported runs do not hold: alpha is not known, rounds are",
+}
+
+
+def comparison_json(comparison: Comparison) -> str:
+    """The comparison as JSON. Unknown values are null."""
+    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(comparison))
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def comparison_terminal(comparison: Comparison, console: Console) -> None:
+    """Print the comparison: a table of acceptance, and one of tokens per round where rules have rounds."""
+    console.print(plain(f"first   {comparison.first}"))
+    console.print(plain(f"second  {comparison.second}"))
+    text = TEXTS[comparison.same_text]
+    left = ", ".join(
+        f"{fmt.count(count)} of {name}" for count, name in zip(comparison.unpaired, ("first", "second"), strict=True)
+    )
+    console.print(
+        f"{fmt.many(comparison.documents, 'document')} paired by prompt, on {text}; without a partner: {left}\n",
+        highlight=False,
+    )
+    if comparison.same_text is not None:
+        show(_acceptance(comparison), "alpha", console)
+    for side in comparison.interrupted:
+        console.print(
+            Text("note: ", "yellow").append_text(plain(f"{side} is of an interrupted run: its first documents only"))
+        )
+    if rounds := [item for item in comparison.differences if item.tokens_per_round]:
+        show(_rounds(rounds), "tokens per round", console)
+    for line in (
+        f"difference: second less first, with a {fmt.level(comparison.confidence)} interval over documents; what both share",
+        "cancels out.",
+        "alpha is over positions with a proposal: where coverage differs, tokens per round tell more.",
+        "Tokens per round say nothing about what a draft costs: alphaprof report turns them into speedups.",
+        "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text",
+    ):
+        console.print(line, style="dim", highlight=False)
+
+
+def _acceptance(comparison: Comparison) -> Table:
+    table = named_table()
+    for name in ("rule", "docs", "coverage", "first", "second", "difference"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    several = _several(comparison.differences)
+    for item in comparison.differences:
+        coverage = f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}"
+        alphas = (fmt.share(item.first), fmt.share(item.second))
+        table.add_row(
+            _name(item, several),
+            item.rule + fmt.mark(item.on_policy, item.lossy),
+            fmt.documents(item.documents, item.clusters),
+            coverage,
+            *alphas,
+            fmt.difference(item.difference, 3),
+        )
+    return table
+
+
+def _rounds(differences: list[Difference]) -> Table:
+    table = named_table()
+    for name in ("rule", "gamma", "first", "second", "difference"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    several = _several(differences)
+    for item in differences:
+        for found in item.tokens_per_round:
+            numbers = (fmt.number(found.first), fmt.number(found.second), fmt.difference(found.difference, 2))
+            table.add_row(_name(item, several), item.rule, str(found.gamma), *numbers)
+    return table
+
+
+def _several(differences: Sequence[Difference]) -> bool:
+    """Whether texts were drawn with different settings."""
+    return len({str(item.sampling) for item in differences if item.sampling is not None}) > 1
+
+
+def _name(item: Difference, several: bool) -> Text:
+    """The domain and its kind of text, with the sampling settings where there are several."""
+    settings = item.sampling if several else None
+    return plain(f"{short(item.domain)} ({fmt.text_kind(item.continuation, settings)})")

@@ -1,0 +1,221 @@
+"""From a run to the files of engines and simulators: counts pooled over domains, and what they assume, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from alphaprof.commands.export.formats import EXPORTS, Export
+from alphaprof.commands.export.model import ALL, PROPOSING, Acceptance, Depths
+from alphaprof.commands.export.ranks import ranks_of
+from alphaprof.commands.export.scope import Scope, Wanted, scope_of
+from alphaprof.costs.speedup import free_draft, speedup
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.manifest import LOOKUP, SERVED
+from alphaprof.log.run_draft import Side
+from alphaprof.report.format import count, interval, many, percent
+from alphaprof.report.result import counted
+from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.report.verdict import pooled_speedup
+from alphaprof.stats.estimate import distinct
+from alphaprof.version import __version__
+
+SOME = 0.005  # share of rounds that is worth a word
+ROUNDS = {ALL: "all rounds", PROPOSING: "rounds with a proposal"}
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A file's text, and what it assumes; `warnings`: where it may not be what a reader takes it for."""
+
+    text: str
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def export(side: Side, to: str, wanted: Wanted) -> Artefact:
+    """One draft of a run in the format of EXPORTS. Raises `OptionInvalid` where it is not defined, and `RunUnreadable`."""
+    form, manifest = EXPORTS[to], side.run.manifest
+    if manifest.documents == 0:
+        raise OptionInvalid(f"no document of {side.run.path} is complete yet", "finish the run, or give another one")
+    if form.over is None:
+        ranks, said = ranks_of(side, wanted)
+        return Artefact(form.write(ranks), (form.convention, *said.notes), said.warnings)
+    if wanted.nodes is not None:
+        raise OptionInvalid(f"--nodes is the size of a tree, and {to} describes chains", "--gamma is the length of a chain")
+    scope = scope_of(side, to, wanted)
+    found = _acceptance(scope, form.scheduled)
+    notes, warnings = _notes(scope, found, form), _warnings(scope, found, form)
+    return Artefact(form.write(found), (form.convention, *notes), tuple(warnings))
+
+
+def _acceptance(scope: Scope, scheduled: bool) -> Acceptance:
+    run, draft = scope.side.run, scope.side.draft
+    facts, options = run.manifest.drafts[draft], run.manifest.config["drafts"][draft]
+    silent = OptionInvalid(f"draft {draft} proposes nothing in {scope.label}", "export another draft or domain of this run")
+    mean, by_domain = _per_request(scope) if scope.exact else (None, None)
+    return Acceptance(
+        kind=facts.kind,
+        model=facts.reference if facts.kind == "model" else None,
+        max_ngram=options.get("max_ngram", 3) if facts.kind == LOOKUP else None,
+        gamma=scope.gamma,
+        depths={gamma: _depths(scope, gamma, silent) for gamma in run.gammas},
+        per_request=mean,
+        per_domain=by_domain,
+        schedule=_schedule(scope) if scheduled else None,
+        conditions=_conditions(scope),
+    )
+
+
+def _depths(scope: Scope, gamma: int, silent: OptionInvalid) -> Depths:
+    """Rounds of all domains together: counts are added up, and divided last. Raises `silent` where none has a proposal."""
+    rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
+    for domain, scale in scope.scaled().items():
+        pool = scope.pools[domain]
+        every, started, reached, passed = counted(pool, gamma, speedup([pool.counts(gamma)], [1.0], free_draft(gamma)))
+        rounds, drafted = rounds + scale * every, drafted + scale * started
+        tested, accepted = tested + scale * reached, accepted + scale * passed
+    if not drafted[0]:
+        raise silent
+    nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
+    return Depths(rounds, float(drafted[0]), float(drafted[-1]), tuple(tested.tolist()), tuple(nested.tolist()))
+
+
+def _per_request(scope: Scope) -> tuple[float, dict[str, float]]:
+    """Acceptance length of a document, all of its rounds counted, on average over documents; and the same by domain."""
+    total, weight, by_domain = 0.0, 0.0, {}
+    for domain, scale in scope.scaled().items():
+        pool = scope.pools[domain]
+        rounds, accepted = pool[f"rounds_{scope.gamma}"], pool[f"accepted_depths_{scope.gamma}"].sum(1)
+        lengths = 1 + accepted[rounds > 0] / rounds[rounds > 0]
+        by_domain[domain] = float(lengths.mean())
+        total, weight = total + scale * float(lengths.sum()), weight + scale * len(lengths)
+    return total / weight, by_domain
+
+
+def _schedule(scope: Scope) -> tuple[tuple[int, int, int], ...] | None:
+    """The best gamma by concurrency, up to the exported one, 0 where the draft does not pay; None with fewer than two
+    concurrencies that were timed.
+
+    Between two of them that differ, the place of the change is found by bisection with interpolated step times.
+    """
+    known = [size for size in (scope.book.concurrencies if scope.book else ()) if scope.times(size) is not None]
+    if len(known) < 2:
+        return None
+    best = {size: _paying(scope, size, scope.gamma) for size in known}
+    stack = list(pairwise(known))
+    while stack:
+        low, high = stack.pop()
+        if high - low > 1 and best[low] != best[high]:
+            middle = (low + high) // 2
+            best[middle] = _paying(scope, middle, scope.gamma)
+            stack += [(low, middle), (middle, high)]
+    entries: list[tuple[int, int, int]] = []
+    for size in sorted(best):
+        if entries and entries[-1][2] == best[size]:
+            entries[-1] = (entries[-1][0], size, best[size])
+        else:
+            entries.append((size if entries else 1, size, best[size]))
+    return tuple(entries)
+
+
+def _paying(scope: Scope, concurrency: int, most: int) -> int:
+    """The best gamma up to `most` at a concurrency; 0 where decoding is not faster with it."""
+    times = scope.times(concurrency)
+    if times is None:
+        return 0
+    speeds = {}
+    for gamma in scope.side.run.gammas:
+        if gamma <= most:
+            found = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], times)
+            speeds[gamma] = found.value if found else 0.0
+    best = max(speeds, key=lambda gamma: speeds[gamma])
+    return best if speeds[best] >= 1 else 0
+
+
+def _conditions(scope: Scope) -> dict[str, Any]:
+    """What was measured, for a reader who has the file and nothing else. Models by the last two parts of their path."""
+    manifest = scope.side.run.manifest
+    draft = manifest.drafts[scope.side.draft]
+    replayed = "rounds replayed from a teacher-forced log" + ("" if scope.exact else ", exact expectations")
+    return {
+        "tool": f"alphaprof {__version__}",
+        "measurement": f"rounds counted by {manifest.imported.engine} for each request" if manifest.imported else replayed,
+        "target": _published(manifest.target.reference),
+        "draft": _published(draft.reference) if draft.kind in ("model", SERVED) else draft.kind,
+        "dtype": manifest.target.dtype,
+        "rule": scope.rules,
+        "texts": list(scope.texts),
+        "domains": {domain: round(scope.weights[domain], 6) for domain in scope.pools},
+        "weights": "shares of output tokens, " + ("given" if scope.given else "as observed"),
+        "documents": scope.documents,
+        "complete": manifest.status == "complete",
+        "created": manifest.created,
+    }
+
+
+def _published(reference: str) -> str:
+    """A model's name without where it lies on this machine."""
+    return "/".join([part for part in reference.replace("\\", "/").split("/") if part][-2:])
+
+
+def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
+    """What the artefact assumes."""
+    pools = scope.pools.values()
+    clusters = distinct(np.concatenate([pool.cluster for pool in pools]))
+    yield (
+        f"{scope.side.label}, rule {scope.rules}, gamma {scope.gamma}, {scope.label}, "
+        f"{many(scope.documents, 'document')} ({count(clusters)} independent), text: {', '.join(scope.texts)}"
+    )
+    counts = [pool.counts(scope.gamma) for pool in pools]
+    free = scope.mix.speedup(counts, free_draft(scope.gamma))
+    over = form.over or ALL
+    emitted = interval(tokens_interval(free, scope.gamma, scope.question.confidence))
+    yield (
+        f"acceptance length {found.chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
+        f"emitted {emitted} tokens a round (over all rounds; the last of a text emits fewer)"
+    )
+    full = f"{1 + sum(found.chosen.marginal(over)):.3f}"
+    if full != f"{found.chosen.length(over):.3f}":
+        yield (
+            f"rates are products of accepted / tested drafts: a proposal of {scope.gamma} inside a text emits {full}; "
+            "short ones and ends of texts make the length above of it"
+        )
+    if form.most is not None and scope.question.gamma == "auto" and max(found.depths) > form.most:
+        yield f"the best gamma up to {form.most}, since the reader takes no more"
+    if said := form.beside(found):
+        yield said
+    if found.schedule is not None and scope.book is not None:
+        known = ", ".join(map(str, scope.book.concurrencies))
+        yield f"best gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0 where none pays"
+        least = scope.book.concurrencies[0]
+        if (better := _paying(scope, least, max(found.depths))) > scope.gamma:
+            yield f"at concurrency {least} gamma {better} would be better, and the schedule stops at gamma {scope.gamma}"
+
+
+def _warnings(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
+    """Where the artefact may not be what its reader takes it for."""
+    manifest, chosen, over = scope.side.run.manifest, found.chosen, form.over or ALL
+    if manifest.status != "complete":
+        yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
+    if not scope.exact:
+        yield "rounds are exact expectations given the texts, not counts of rounds that took place"
+    if (silent := 1 - chosen.ready / chosen.rounds) > SOME:
+        counted_as = "left out" if over == PROPOSING else "counted, and accept nothing"
+        yield f"{percent(silent)} of the rounds have no proposal: they are {counted_as}"
+    if (brief := 1 - chosen.full / chosen.ready) > SOME:
+        lacking = "is left to the reader, who has to propose as few" if over == PROPOSING else "counts as not accepted"
+        yield f"{percent(brief)} of the proposals are shorter than {scope.gamma}: what they lack {lacking}"
+    times = scope.times(scope.question.concurrency)
+    if times is not None:
+        chosen_pair = (scope.side.draft, scope.gamma)
+        faster = pooled_speedup({scope.side.draft: scope.pools}, chosen_pair, {scope.side.draft: times}, scope.mix)
+        if faster is not None and faster.value < 1:
+            shown = interval(speedup_interval(faster, scope.question.confidence), "x")
+            yield f"by this run's step times the draft does not pay at gamma {scope.gamma}: speedup {shown}"
+    if found.schedule is not None and (last := found.schedule[-1])[2]:
+        yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"

@@ -1,0 +1,229 @@
+"""What engines and simulators read of a run, one pure function a format. `docs/exports.md` says where each was read.
+
+Readers differ in three ways. Marginal rates are P(first d drafts all accepted), conditional ones P(draft d accepted | the
+first d - 1 were). Lengths count the target's own token, rates do not. And a reader that drafts by itself applies rates to
+the drafts that there are (`PROPOSING`), while one that draws a length at every step needs those of all rounds (`ALL`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alphaprof.commands.export.model import ALL, PROPOSING, Acceptance, Over, RankAcceptance
+from alphaprof.log.manifest import SERVED
+
+DIGITS = 6  # of rates and lengths, as NVIDIA's own producer rounds them
+DYNAMO_MOST = 5  # drafts a step, at most: `aic_nextn must be in 1..=5`
+
+
+def nvidia(found: Acceptance) -> str:
+    """NVIDIA's speculation_profile.json, schema 1.0. What is not known here is null."""
+    depths = found.chosen
+    marginal, mean = depths.marginal(ALL), depths.length(ALL)
+    profile = {
+        "schema_version": "1.0",
+        "measured": True,
+        "method": {"model": "draft_model", "prompt_lookup": "ngram", SERVED: None}.get(found.kind, found.kind),
+        "draft_checkpoint": None,  # objects whose keys could not be read: names are under measurement_conditions
+        "target_model": None,
+        "num_speculative_tokens": found.gamma,
+        "block_size": None,
+        "max_supported_k": None,
+        "verification_method": "longest_prefix",
+        "conditional_accept_rates": _rounded(depths.conditional(ALL)),
+        "marginal_accept_rates": _rounded(marginal),
+        "mean_accept_length": round(mean, DIGITS),
+        "mean_accept_length_per_request": _maybe(found.per_request),
+        "accept_length_model": "measured_per_k",
+        "accept_length_by_k": {str(gamma): round(each.length(ALL), DIGITS) for gamma, each in found.depths.items()},
+        "acceptance_length_histogram": {
+            str(length): _count(rounds) for length, rounds in enumerate(depths.lengths(), start=1) if rounds > 0
+        },
+        "per_category": found.per_domain and {name: round(value, DIGITS) for name, value in found.per_domain.items()},
+        "measurement_conditions": dict(found.conditions),
+        "validation": None,  # checks of these numbers against each other could not fail
+    }
+    return _json(profile)
+
+
+def vllm(found: Acceptance) -> str:
+    """VLLM's --speculative-config with synthetic acceptance, and the schedule over batch sizes where there is one."""
+    config: dict[str, Any] = {}
+    if found.kind == "prompt_lookup":
+        config = {"method": "ngram", "prompt_lookup_max": found.max_ngram, "prompt_lookup_min": 1}
+    elif found.model is not None:
+        config = {"method": "draft_model", "model": found.model}
+    config |= {
+        "num_speculative_tokens": found.gamma,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": _rounded(found.chosen.marginal(PROPOSING)),
+    }
+    if found.schedule is not None:
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in found.schedule]
+    return _json(config)
+
+
+def llamacpp(found: Acceptance) -> str:
+    """Arguments of llama-server and llama-cli with synthetic acceptance."""
+    options = f"--spec-draft-n-max {found.gamma}"
+    if found.kind == "prompt_lookup":
+        options = (
+            f"--spec-type ngram-simple --spec-ngram-simple-size-n {found.max_ngram} --spec-ngram-simple-size-m {found.gamma}"
+        )
+    return f"{options} --spec-synth-rates {_listed(found.chosen.marginal(PROPOSING))}\n"
+
+
+def sglang(found: Acceptance) -> str:
+    """Environment variables of SGLang's simulated acceptance, a line each."""
+    return (
+        f"SGLANG_SIMULATE_ACC_LEN={found.chosen.length(ALL):.{DIGITS}f}\n"
+        "SGLANG_SIMULATE_ACC_METHOD=match-expected\n"
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token\n"
+    )
+
+
+def dynamo(found: Acceptance) -> str:
+    """Arguments of Dynamo's mocker and replay."""
+    rates = _listed(found.chosen.conditional(ALL))
+    return f"--aic-nextn {found.gamma} --aic-nextn-accept-rates {rates}\n"
+
+
+def sequoia(found: RankAcceptance) -> str:
+    """Sequoia's acceptance rate vector and grow map, to be saved with torch (`docs/exports.md`).
+
+    The vector has 0 first, then the shares of ranks, and the share of none of them last, which tree_search.py drops.
+    """
+    shares = _rounded(found.shares)
+    vector = [0.0, *shares, round(max(0.0, 1 - sum(found.shares)), DIGITS)]
+    return _json({"acceptance_rate_vector": vector, "grow_map": _grow_map(found.paths)})
+
+
+def _grow_map(paths: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """The tree as Sequoia numbers it: the root is 0, and nodes follow level by level, by parent, then by rank."""
+    nodes: list[tuple[int, ...]] = [(), *paths]
+    number = {path: index for index, path in enumerate(nodes)}
+    children: list[list[int]] = [[] for _ in nodes]
+    for path in paths:
+        children[number[path[:-1]]].append(number[path])
+    ancestors = [{number[path[:depth]] for depth in range(len(path) + 1)} for path in nodes]
+    levels = [[index for index, path in enumerate(nodes) if len(path) == depth] for depth in range(max(map(len, nodes)) + 1)]
+    return {
+        "roots": levels,
+        "branches": [[len(children[index]) for index in level] for level in levels],
+        "Successors": children,
+        "mask": [[int(other in mine) for other in range(len(nodes))] for mine in ancestors],
+        "depth": [len(path) for path in nodes],
+        "size": len(nodes),
+    }
+
+
+def _nothing(_: Acceptance) -> str:
+    return ""
+
+
+def _stand_in(found: Acceptance) -> str:
+    if found.kind in ("model", "prompt_lookup"):
+        return ""
+    if found.kind == SERVED:
+        return "add method and model of the draft that was served"
+    return "vLLM has no method that skips layers: add method and model of a draft that takes as long"
+
+
+def _server(found: Acceptance) -> str:
+    if found.kind == "prompt_lookup":
+        return "whether SGLang's NGRAM heeds these variables is not known here"
+    drafted = found.gamma + 1  # SGLang counts the root of the chain
+    return (
+        f"goes with the server's --speculative-num-steps {found.gamma} --speculative-eagle-topk 1 "
+        f"--speculative-num-draft-tokens {drafted}"
+    )
+
+
+@dataclass(frozen=True)
+class Export:
+    """A format: who reads it (`about`), how it is to be read (`convention`), which rounds its rates are of, the most drafts
+    a round that its reader takes (None: any), whether it holds a schedule over concurrencies, and what goes with it.
+    """
+
+    write: Callable[[Any], str]
+    about: str
+    convention: str
+    over: Over | None  # None: written from ranks
+    most: int | None = None
+    scheduled: bool = False
+    beside: Callable[[Acceptance], str] = _nothing
+
+
+EXPORTS: dict[str, Export] = {
+    "nvidia": Export(
+        nvidia,
+        "speculation_profile.json of NVIDIA Model-Optimizer",
+        "marginal and conditional rates of drafts, over all rounds; lengths count the target's own token",
+        ALL,
+    ),
+    "vllm": Export(
+        vllm,
+        "--speculative-config of vLLM, synthetic acceptance",
+        "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted",
+        PROPOSING,
+        scheduled=True,
+        beside=_stand_in,
+    ),
+    "llamacpp": Export(
+        llamacpp,
+        "arguments of llama-server, synthetic acceptance",
+        "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted",
+        PROPOSING,
+    ),
+    "sglang": Export(
+        sglang,
+        "environment of SGLang, simulated acceptance",
+        "mean acceptance length over all rounds, the target's own token counted",
+        ALL,
+        beside=_server,
+    ),
+    "dynamo": Export(
+        dynamo,
+        "arguments of Dynamo's mocker and replay",
+        "conditional rates of drafts, over all rounds; the target's own token is not counted",
+        ALL,
+        DYNAMO_MOST,
+    ),
+    "sequoia": Export(
+        sequoia,
+        "acceptance rate vector and grow map of Sequoia",
+        "share of positions by rank of the target's token in the draft's distribution, and a tree for them",
+        None,
+    ),
+}
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, DIGITS) for value in values]
+
+
+def _maybe(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
+
+
+def _count(value: float) -> float:
+    """A count: whole where it is."""
+    return int(value) if value == int(value) else round(value, DIGITS)
+
+
+def _listed(values: Sequence[float]) -> str:
+    """Rates between commas, without exponents, which not every reader knows."""
+    return ",".join(f"{value:.{DIGITS}f}" for value in values)
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    """A JSON object with a line for every entry; ASCII, so that names from data cannot reach a terminal as they are."""
+
+    def lines() -> Iterator[str]:
+        for key, value in content.items():
+            yield f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
+
+    return "{\n" + ",\n".join(lines()) + "\n}\n"

@@ -1,0 +1,198 @@
+"""What of a run is exported: one draft under one rule at one gamma, on one domain or on the whole traffic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alphaprof.commands.export.formats import EXPORTS
+from alphaprof.costs.cost_model import CostBook
+from alphaprof.costs.speedup import UNTIMED, Mix, StepTimes
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.manifest import CHAIN
+from alphaprof.log.run_draft import Side
+from alphaprof.report.format import many, short, text_kind, visible
+from alphaprof.report.inputs import Inquiry, evidence_of, found_pools
+from alphaprof.report.sequential import judge
+from alphaprof.report.traffic import Evidence, obstacle
+from alphaprof.report.verdict import Question, not_defined
+from alphaprof.rules import parse_rule
+from alphaprof.totals.count import by_chance
+from alphaprof.totals.documents import observed_weights
+from alphaprof.totals.pool import Pool
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for beside a format; None: what the run's own decision says. `nodes`: of a tree."""
+
+    rule: str | None = None
+    gamma: int | None = None
+    domain: str | None = None
+    nodes: int | None = None
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is exported: pools of one draft by domain, all kinds of text as one, their weights (shares of output tokens;
+    `given`: by the profile, and not as observed, from `strata`), under `rules`, at
+    one gamma. `texts`: kinds of text. `exact`: rounds are facts, and not expectations.
+    """
+
+    side: Side
+    question: Question
+    book: CostBook | None
+    pools: Mapping[str, Pool]
+    weights: Mapping[str, float]
+    given: bool
+    strata: Array
+    whole: bool
+    rules: str
+    texts: tuple[str, ...]
+    exact: bool
+    gamma: int
+
+    def scaled(self) -> dict[str, float]:
+        """By domain, what its counts are multiplied with: 1 as observed; else what gives it its share of the tokens."""
+        if not self.given:
+            return dict.fromkeys(self.pools, 1.0)
+        tokens = {domain: float(pool["tokens"].sum()) for domain, pool in self.pools.items()}
+        return {domain: self.weights[domain] * sum(tokens.values()) / tokens[domain] for domain in self.pools}
+
+    def times(self, concurrency: int) -> StepTimes | None:
+        """Step times of the draft; None where there are none."""
+        return self.book.times(concurrency).get(self.side.draft) if self.book else None
+
+    @property
+    def mix(self) -> Mix:
+        """How its domains are put together: one domain, by the profile's weights, or as they were drawn."""
+        return Mix(tuple(self.pools), None, self.strata) if self.whole and not self.given else Mix.of(self.weights)
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return sum(len(pool.cluster) for pool in self.pools.values())
+
+    @property
+    def label(self) -> str:
+        """Which traffic, in words."""
+        if not self.whole:
+            return f"domain {named(next(iter(self.pools)))}"
+        return f"whole traffic ({many(len(self.pools), 'domain')} {'by decision.weights' if self.given else 'as observed'})"
+
+
+def named(domain: str) -> str:
+    """A domain in words that a person reads: data may call it anything."""
+    return f"'{short(visible(domain))}'"
+
+
+def scope_of(side: Side, to: str, wanted: Wanted) -> Scope:
+    """What to export. Raises `OptionInvalid`."""
+    run, gammas = side.run, _gammas(side, to, wanted)
+    if (drafting := run.manifest.drafting) != CHAIN:
+        raise OptionInvalid(
+            f"{run.path} was served with drafting {drafting}, and {to} wants rates by depth",
+            "import requests of chains: topk 1",
+        )
+    decision = run.manifest.config["decision"] | {"draft": side.draft}
+    asked = {"rule": wanted.rule, "gamma": wanted.gamma}
+    decision |= {name: value for name, value in asked.items() if value is not None}
+    inquiry = Inquiry.of(run, "engine", run.manifest.config | {"decision": decision})
+    for rule in inquiry.deciding:
+        _require_chain(rule, to)
+    found = list(found_pools(inquiry, inquiry.deciding, [side.draft]))
+    pools, question = _pools(side, evidence_of(inquiry, found), inquiry.question, wanted.domain), inquiry.question
+    used = [item for item in found if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
+    observed = observed_weights(inquiry.documents.table)
+    scope = Scope(
+        side=side,
+        question=question,
+        book=inquiry.book,
+        pools=pools,
+        weights={wanted.domain: 1.0} if wanted.domain is not None else _shares(question.weights or observed),
+        given=wanted.domain is None and question.weights is not None,
+        strata=inquiry.strata,
+        whole=wanted.domain is None,
+        rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
+        texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
+        exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
+        gamma=0,
+    )
+    return dataclasses.replace(scope, gamma=_best(scope, gammas))
+
+
+def _gammas(side: Side, to: str, wanted: Wanted) -> list[int]:
+    """Gammas that the run has and the reader takes. Raises `OptionInvalid` for another one that is asked for."""
+    run, most = side.run, EXPORTS[to].most
+    gamma = wanted.gamma or run.manifest.config["decision"]["gamma"]
+    gammas = [known for known in run.gammas if most is None or known <= most]
+    if not gammas or (gamma != "auto" and gamma not in gammas):
+        limit = most is not None and (gamma == "auto" or gamma > most)
+        why = f"{to} takes at most {most} drafts a round" if limit else f"{run.path} was not replayed at it"
+        hint = f"--gamma {' or '.join(map(str, gammas))}" if gammas else "profile with smaller gammas"
+        raise OptionInvalid(f"gamma {gamma} cannot be exported: {why}", hint)
+    return gammas
+
+
+def _pools(side: Side, evidence: Evidence, question: Question, domain: str | None) -> dict[str, Pool]:
+    """The pools to export by domain, in the order of their weights. Raises `OptionInvalid` where they have no rounds."""
+    pools, observed = evidence.candidates[side.draft], evidence.observed
+    if domain is not None and domain not in observed:
+        known = ", ".join(map(named, observed))
+        raise OptionInvalid(f"{side.run.path} has no domain {named(domain)}", f"it has: {known}")
+    if domain is None:
+        weights = question.weights or dict(observed)
+        reason = obstacle(weights, evidence, pools)
+    else:
+        weights, reason = {domain: 1.0}, evidence.undefined.get(domain, "")
+    empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
+    brief = [name for name in _shares(weights) if name in empty] if not reason else []
+    if brief:
+        reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
+    if reason:
+        sound = [named(name) for name in pools if name not in evidence.undefined and name not in empty]
+        hint = "alphaprof report says which rule has rounds on which text: --rule names one"
+        if domain is None and sound:
+            hint = f"export one domain, --domain {' or '.join(sound)}, or leave others out by decision.weights"
+        elif brief:
+            other = f", or export another domain, --domain {' or '.join(sound)}" if sound else ""
+            hint = f"profile longer answers{other}"
+        raise OptionInvalid(f"nothing to export of {side.label}: {reason}", hint)
+    return {name: pools[name] for name in _shares(weights)}
+
+
+def _shares(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights of the domains that matter."""
+    return {domain: share for domain, share in weights.items() if share > 0}
+
+
+def _require_chain(rule: str, to: str) -> None:
+    """Raise `OptionInvalid` for a rule whose rounds a chain's rates cannot tell of."""
+    bound = parse_rule(rule)
+    if bound.rule.lossy:
+        raise OptionInvalid(
+            not_defined(rule, ""), "alphaprof rollout measures lossy rules; export strict, one_hot or lossless"
+        )
+    if not bound.rule.timed:
+        raise OptionInvalid(f"{rule} drafts trees, and {to} describes chains", "--to sequoia exports a tree")
+
+
+def _best(scope: Scope, gammas: Sequence[int]) -> int:
+    """The gamma of the decision, or the one that it would choose for this draft. Raises `OptionInvalid`."""
+    question, draft = scope.question, scope.side.draft
+    if question.gamma != "auto":
+        return int(question.gamma)
+    timing = scope.book.timing(question.concurrency) if scope.book else UNTIMED
+    best, decision = judge({draft: scope.pools}, timing, scope.mix, question, gammas)
+    if best is None:
+        raise OptionInvalid(
+            f"no gamma is known to be the best for {scope.side.label}: {decision.reason}",
+            f"name one: --gamma {' or '.join(map(str, gammas))}",
+        )
+    return best[1]

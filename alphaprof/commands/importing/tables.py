@@ -1,0 +1,197 @@
+"""Requests of an engine as the tables of a run: documents, and totals at the one gamma that was served.
+
+Nothing here estimates. What metrics per request do not tell (`log.schema.UNKNOWN_TO_ENGINES`) is null: after a rejection an
+engine never tests the drafts that follow, so alpha, an average over all positions, does not follow from what it counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from alphaprof.commands.importing.vllm import EngineRequest
+from alphaprof.errors import shown
+from alphaprof.log.manifest import ADAPTIVE, CHAIN, KINDS, LOG_PROMPTS, NO_PROMPT, SERVED, Drafting, ModelFacts
+from alphaprof.log.schema import (
+    DEPTH_COUNTS,
+    DOCUMENT_COLUMNS,
+    PAIR_COUNTS,
+    UNKNOWN_TO_ENGINES,
+    arrow_schema,
+    depth_names,
+    imported_totals_columns,
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """How the engine served the requests. `sampling`: temperature, top_k, top_p, min_p; None: greedily. `drafting`: see
+    `log.manifest.Imported`.
+    """
+
+    rule: str
+    gamma: int
+    sampling: dict[str, float] | None
+    drafting: Drafting = CHAIN
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A request, with what only the caller knows: its `source` (a number of a file), domain and cluster."""
+
+    request: EngineRequest
+    source: int
+    domain: str
+    cluster: str | None
+
+
+def identity(requests: Sequence[EngineRequest]) -> str | None:
+    """What all prompts are known by: the best kind that every request has; None where there is none."""
+    return next((kind for kind in KINDS if all(kind in request.names for request in requests)), None)
+
+
+def documents_table(labelled: Sequence[Labelled], served: Served, known_by: str | None, digest: str) -> pa.Table:
+    """Rows of documents.parquet. Without anything to know prompts by, each is one of its own: a line of the files that have
+    this `digest`.
+    """
+    sampling: dict[str, float | None] = dict.fromkeys(("temperature", "top_k", "top_p", "min_p"))
+    rows = [
+        _document(number, item, known_by, digest) | sampling | (served.sampling or {})
+        for number, item in enumerate(labelled)
+    ]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS))
+
+
+def _document(number: int, item: Labelled, known_by: str | None, digest: str) -> dict[str, Any]:
+    request = item.request
+    line = f"{digest} {item.source} {request.line.number}"
+    return {
+        "document": number,
+        "domain": item.domain,
+        "cluster": item.cluster,
+        "source": item.source,
+        "source_row": request.line.number - 1,  # rows count from 0
+        "prompt_hash": request.names[known_by] if known_by else hashlib.sha256(line.encode()).hexdigest(),
+        "prompt_tokens": request.prompt_tokens,
+        "continuation_tokens": request.completion_tokens,
+        "finish": request.finish,
+        "continuation": "given",
+        "on_policy": True,
+        "max_new_tokens": None,
+        "seed": None,
+    }
+
+
+def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
+    """Rows of the totals. A round without a draft is one that the tokens ask for and the metrics do not count. What rounds
+    drafted and accepted at each depth is known of chains only.
+    """
+    gamma = served.gamma
+    schema = arrow_schema(imported_totals_columns([gamma]))
+    unknown = dict.fromkeys(
+        (*UNKNOWN_TO_ENGINES, *PAIR_COUNTS, "emitted", "thinking_positions", "thinking_proposals", "thinking_accepted")
+    )
+    rows = []
+    for number, item in enumerate(labelled):
+        rounds, written = item.request.rounds, item.request.completion_tokens
+        row = {
+            "document": number,
+            "rule": served.rule,
+            "positions": written,
+            "tokens": float(written - rounds.prefilled),
+        } | unknown
+        row |= {f"rounds_{gamma}": float(rounds.steps + rounds.plain), f"control_{gamma}": 0.0}
+        chain = served.drafting == CHAIN
+        row |= {f"drafted_{gamma}": float(sum(rounds.drafted)) if chain else None}
+        for name in DEPTH_COUNTS if chain else ():
+            row |= zip(depth_names(name, gamma), map(float, getattr(rounds, name)), strict=True)
+        rows.append(row)
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def served_model(name: str) -> ModelFacts:
+    """What is known of a model that another engine ran: what it is called."""
+    digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
+    return ModelFacts(
+        reference=name,
+        kind=SERVED,
+        architecture="a served model",
+        fingerprint=digest,
+        dtype="dtype unknown",
+        device="unknown",
+        parameters=None,
+        context=None,
+        vocabulary=None,
+        eos=(),
+        noise=None,
+    )
+
+
+def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Served) -> Iterator[dict[str, str]]:
+    """What a reader of the report has to know, as code, message and remedy."""
+    yield {
+        "code": "imported",
+        "message": "rounds are those that the engine counted. Alpha is not known: drafts behind a rejection are never "
+        "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
+        "remedy": "alphaprof profile measures them, for drafts that it can load",
+    }
+    yield from _about_drafting(requests, served)
+    if known_by in NO_PROMPT:
+        lacking = [request for request in requests if KINDS[0] not in request.names]
+        pairs = "requests of the same id only" if known_by else "none of them"
+        yield {
+            "code": "prompts_unknown",
+            "message": f"prompts are known by {known_by or 'nothing'} ({len(lacking)} of {len(requests)} requests hold no "
+            f"prompt_token_ids, first {lacking[0].line.where}): compare and check --baseline pair {pairs}, and equal "
+            "prompts count as independent, which makes intervals too narrow",
+            "remedy": f"{LOG_PROMPTS}, or the prompt's text",
+        }
+    plain = [request for request in requests if request.rounds.plain]
+    if plain:
+        yield {
+            "code": "plain_steps",
+            "message": f"{sum(request.rounds.plain for request in plain)} rounds without a draft, in {len(plain)} of "
+            f"{len(requests)} requests, follow from completion_tokens alone: up to gamma more a request may hide where its "
+            "last round reaches beyond the end",
+            "remedy": "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
+        }
+    if idle := sum(request.rounds.steps == 0 for request in requests):
+        yield {
+            "code": "no_steps",
+            "message": f"{idle} of {len(requests)} requests have no round with a draft; they are kept as plain decoding",
+            "remedy": "answers of one token have none; else see whether drafting was switched off under load",
+        }
+    if unread := Counter(name for request in requests for name in request.unread):
+        names = ", ".join(f"{shown(name)} ({count})" for name, count in unread.most_common(8))
+        yield {
+            "code": "unread_fields",
+            "message": f"fields of the metrics that are not read: {names}",
+            "remedy": "a newer version of the engine may tell more, or mean something else: see docs/import.md",
+        }
+
+
+def _about_drafting(requests: Sequence[EngineRequest], served: Served) -> Iterator[dict[str, str]]:
+    """What rounds drafted where that is no chain, or may be none."""
+    if served.drafting != CHAIN:
+        what = "the most steps" if served.drafting == ADAPTIVE else "the levels of the tree"
+        yield {
+            "code": "rounds_only",
+            "message": f"drafting was {served.drafting}: tokens per round are known, and not what rounds drafted; gamma "
+            f"{served.gamma} is {what}",
+            "remedy": "acceptance by depth, exports and speedups need chains of one length",
+        }
+    deepest = max(
+        (depth for request in requests for depth, count in enumerate(request.rounds.accepted, 1) if count), default=0
+    )
+    if served.drafting == CHAIN and 0 < deepest < served.gamma:
+        yield {
+            "code": "never_full",
+            "message": f"no round accepted more than {deepest} of {served.gamma} drafts",
+            "remedy": "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with "
+            "--drafting tree",
+        }

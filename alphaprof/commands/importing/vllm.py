@@ -1,0 +1,273 @@
+"""One request as vLLM logs its speculative decoding: which fields, where they may stand, and what must hold between them.
+
+The format is that of vLLM's docs/features/speculative_decoding/acceptance_metrics.md (pull request 48915; since v0.29.0):
+the object `metrics.speculative_decoding` of a response. `acceptance_histogram[j]` counts the rounds (vLLM: verification
+steps) that accepted exactly j drafts, whatever became of these: where a text ends inside its last round, the drafts behind
+the end count as well (vLLM issue 56101), and `usage.completion_tokens` does not hold them. Steps without any draft are left
+out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alphaprof.commands.importing.lines import MERGE, LeftOut, Line
+from alphaprof.commands.importing.steps import BY_LENGTH, BY_STEP, joint_of
+from alphaprof.errors import ColumnMissing, cut
+
+Array = np.ndarray[Any, Any]
+METRICS = ("speculative_decoding", "spec_decode_metrics")
+MOST_DRAFTED = 64  # tokens in one round
+ENDED = {"stop": "eos", "tool_calls": "eos", "function_call": "eos", "length": "length"}
+ACCEPTED = ("num_accepted_draft_tokens", "num_accepted_tokens")  # vLLM's name first
+DERIVED = ("mean_acceptance_length", "draft_acceptance_rate")  # they follow from the others
+COUNTS = ("acceptance_histogram", "num_spec_steps", "num_draft_tokens", "num_spec_tokens")
+STREAMED = ("chat.completion.chunk", "text_completion")  # chunks of /v1/completions are called as its answers are
+QUOTED = 160  # characters of an engine's error that a message repeats
+READ = frozenset((*COUNTS, *ACCEPTED, BY_LENGTH, *BY_STEP, *DERIVED))
+
+
+@dataclass(frozen=True)
+class EngineRounds:
+    """Rounds of one request at the served gamma. `steps` that proposed something or were counted as such, `plain` ones that
+    follow from the tokens; by depth d = 1..gamma the rounds that `drafted` at least d tokens, that `tested` the d-th, and
+    that `accepted` the first d; `beyond`: tokens of the last round behind the end of the text; `prefilled`: tokens that
+    prefills wrote, which are those of no round.
+    """
+
+    gamma: int
+    steps: int
+    plain: int
+    beyond: int
+    drafted: tuple[int, ...]
+    tested: tuple[int, ...]
+    accepted: tuple[int, ...]
+    prefilled: int = 1
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics that mean nothing
+    here.
+    """
+
+    line: Line
+    model: str | None
+    request_id: str | None
+    names: dict[str, str]
+    prompt_tokens: int
+    completion_tokens: int
+    finish: str
+    rounds: EngineRounds
+    unread: tuple[str, ...]
+
+
+def request_of(line: Line, gamma: int | None) -> EngineRequest:
+    """The request of a line; `gamma`: what it must have been served with (None: what it says).
+
+    Raises `LeftOut`, and `DataUnreadable` or `ColumnMissing` for a line that contradicts itself or lacks what it needs.
+    """
+    body = _body(line)
+    choices = body.fields.get("choices")
+    if isinstance(choices, list) and len(choices) > 1:
+        several = "several choices (n > 1, or several prompts) in one answer"
+        raise LeftOut(f"{several}, for which vLLM counts no rounds", "ask with n = 1 and one prompt a request", kind=several)
+    first = body.inside(choices[0]) if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+    _require_answer(body, first)
+    usage = body.group("usage") or body
+    written = usage.required("completion_tokens")
+    if written == 0:
+        raise LeftOut("no token was written", "ask for one at least: max_tokens", settled=True)
+    metrics = _metrics(body)
+    names = _names(line, body, first)
+    prompt = usage.count("prompt_tokens")
+    if prompt is None and "token ids" in names:
+        prompt = len(_ids(body, first) or ())
+    if not prompt:
+        raise ColumnMissing(f"{body.where}: prompt_tokens is missing, or 0", "it stands in usage, beside completion_tokens")
+    reason = (first or body).fields.get("finish_reason")
+    return EngineRequest(
+        line=line.inside({}),  # a log may be larger than the memory
+        model=body.text("model") or None,
+        request_id=body.text("id") or body.text("request_id"),
+        names=names,
+        prompt_tokens=prompt,
+        completion_tokens=written,
+        finish=ENDED.get(reason, "unknown") if isinstance(reason, str) else "unknown",
+        rounds=_rounds(metrics, written, gamma),
+        unread=tuple(name for name in metrics.fields if name not in READ),
+    )
+
+
+def _body(line: Line) -> Line:
+    """The response in a line: the line itself, or what a batch file or a proxy wrapped in `response` and `body`. What has
+    metrics of its own is not unwrapped: its `response` is the text, or something else.
+
+    Raises `LeftOut` for an answer that is an error, and `DataUnreadable` where metrics stand beside one.
+    """
+    body, failed = line, bool(line.fields.get("error"))
+    for name in ("response", "body"):
+        if _holds_metrics(body.fields) or name not in body.fields:
+            break
+        inner = body.fields[name]
+        failed = failed or (inner is None and name == "response")
+        if not isinstance(inner, dict):
+            break
+        body = body.inside(inner)
+        status = body.count("status_code") or 0
+        failed = failed or bool(inner.get("error")) or status >= 400
+    if failed or body.fields.get("object") == "error":
+        if _holds_metrics(body.fields):
+            raise line.refuse(
+                "an error stands beside the metrics of an answer",
+                "was it answered? take the error out of the line, or the line out of the file",
+            )
+        said = [_error_text(place.fields) for place in (line, body)]
+        text = next(filter(None, said), None)
+        hint = f"change the requests, and send them again: it said {cut(repr(text), QUOTED)}" if text else "see its own log"
+        raise LeftOut("the engine answered with an error", hint, settled=True)
+    return body
+
+
+def _error_text(fields: Mapping[str, Any]) -> str | None:
+    """What an engine said of an error: `error` is its text or an object with a `message`. None where it said nothing."""
+    error = fields if fields.get("object") == "error" else fields.get("error")
+    text = error.get("message") if isinstance(error, Mapping) else error
+    return text if isinstance(text, str) and text else None
+
+
+def _require_answer(body: Line, first: Line | None) -> None:
+    """Raise `LeftOut` for an answer of a kind that has no metrics, and `DataUnreadable` for a part of an answer."""
+    kind = body.fields.get("object")
+    if _holds_metrics(body.fields):
+        return
+    if kind == "response":
+        reason = "an answer of /v1/responses, where vLLM sends no metrics"
+        raise LeftOut(reason, "send the requests to /v1/chat/completions or /v1/completions")
+    if kind not in STREAMED or first is None:
+        return
+    if first.fields.get("finish_reason") is None:
+        raise body.refuse("a chunk from within a stream", MERGE)
+    if body.fields.get("usage") is None:
+        raise LeftOut(
+            "a stream without usage, and so without metrics",
+            "ask with stream_options: {include_usage: true}, which adds a chunk with both behind this one; "
+            "docs/import.md has a client that logs it",
+        )
+
+
+def _holds_metrics(fields: Mapping[str, Any]) -> bool:
+    places = [place for place in (fields.get("metrics"), fields) if isinstance(place, Mapping)]
+    return any(isinstance(place.get(name), dict) for place in places for name in METRICS)
+
+
+def _metrics(body: Line) -> Line:
+    for place in (body.group("metrics"), body):
+        for name in METRICS:
+            if place is not None and (found := place.group(name)) is not None:
+                return found
+    raise LeftOut(
+        "no metrics.speculative_decoding",
+        "start vLLM with --per-request-spec-decode-metrics detailed, and ask with n = 1 and one prompt a request",
+    )
+
+
+def _ids(body: Line, first: Line | None) -> list[int] | None:
+    for place in (body, first):
+        if place is not None and place.fields.get("prompt_token_ids") is not None:
+            return place.wholes("prompt_token_ids", place.fields["prompt_token_ids"])
+    return None
+
+
+def _names(line: Line, body: Line, first: Line | None) -> dict[str, str]:
+    """What tells this prompt from others, by kind."""
+    found = {}
+    if ids := _ids(body, first):
+        found["token ids"] = hashlib.sha256(np.array(ids, dtype="<i4").tobytes()).hexdigest()
+    asked = [place.fields.get("request") for place in (line, body)]
+    inner = [place.get("body") for place in asked if isinstance(place, dict)]
+    for place in (line.fields, body.fields, *asked, *inner):
+        prompt = place.get("prompt", place.get("messages")) if isinstance(place, Mapping) else None
+        if isinstance(prompt, (str, list)) and prompt:
+            try:
+                found["text"] = _hashed("text", prompt)
+            except RecursionError:
+                raise line.refuse("the prompt is nested too deeply", "prompts are text, or lists of messages") from None
+            break
+    name = line.text("custom_id") or body.text("id") or line.text("id") or body.text("request_id")
+    if name:
+        found["request id"] = _hashed("id", name)
+    return found
+
+
+def _hashed(kind: str, value: Any) -> str:
+    return hashlib.sha256(json.dumps([kind, value], sort_keys=True).encode()).hexdigest()
+
+
+def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
+    histogram = _histogram(metrics, wanted)
+    gamma = len(histogram) - 1
+    steps, accepted = int(histogram.sum()), int((np.arange(gamma + 1) * histogram).sum())
+    _same(metrics, "num_spec_steps", metrics.required("num_spec_steps"), steps, "the histogram adds up to")
+    _same(metrics, ACCEPTED[0], metrics.required(*ACCEPTED), accepted, "the histogram says")
+    drafted = metrics.required("num_draft_tokens")
+    if not accepted <= drafted <= steps * gamma:
+        raise metrics.refuse(
+            f"num_draft_tokens is {drafted}, and {steps} rounds of up to {gamma} that accepted {accepted} draft "
+            f"{accepted} to {steps * gamma}",
+            "the metrics of a request must agree with each other",
+        )
+    after = written - 1  # the prefill writes the first token
+    beyond = max(0, steps + accepted - after)
+    if beyond > int(np.flatnonzero(histogram).max(initial=0)):  # a round keeps one token at least
+        raise LeftOut(
+            f"completion_tokens is {written}, and {steps} rounds that accepted {accepted} tokens write {steps + accepted} "
+            "after the first",
+            "only the last round may reach beyond the end of a text: see docs/import.md",
+            kind="more rounds than their tokens allow",
+        )
+    joint = joint_of(metrics, histogram, drafted)
+    depth = np.arange(1, gamma + 1)
+    length, kept = np.arange(gamma + 1)[:, None], np.arange(gamma + 1)[None, :]
+    reached = [int(joint[(length >= d) & (kept >= d - 1)].sum()) for d in depth]
+    return EngineRounds(
+        gamma=gamma,
+        steps=steps,
+        plain=max(0, after - steps - accepted),
+        beyond=beyond,
+        drafted=tuple(int(joint[d:].sum()) for d in depth),
+        tested=tuple(reached),
+        accepted=tuple(int(histogram[d:].sum()) for d in depth),
+    )
+
+
+def _histogram(metrics: Line, wanted: int | None) -> Array:
+    """Rounds by accepted drafts, [gamma + 1]."""
+    if "acceptance_histogram" not in metrics.fields:
+        raise ColumnMissing(
+            f"{metrics.where}: acceptance_histogram is missing", f"it stands beside {metrics.known()}: see docs/import.md"
+        )
+    found = metrics.wholes("acceptance_histogram", metrics.fields["acceptance_histogram"])
+    if not 2 <= len(found) <= MOST_DRAFTED + 1:
+        raise metrics.refuse(
+            f"acceptance_histogram has {len(found)} entries", f"it has one for 0 to gamma drafts, 2 to {MOST_DRAFTED + 1}"
+        )
+    gamma = metrics.count("num_spec_tokens")
+    for name, value in (("num_spec_tokens", gamma), ("--gamma", wanted)):
+        if value is not None and value != len(found) - 1:
+            raise metrics.refuse(
+                f"{name} is {value}, and acceptance_histogram counts 0 to {len(found) - 1} drafts",
+                "import requests of one number of speculative tokens at a time",
+            )
+    return np.array(found, dtype=np.int64)
+
+
+def _same(metrics: Line, name: str, value: int, other: int, how: str) -> None:
+    if value != other:
+        raise metrics.refuse(f"{name} is {value}, and {how} {other}", "the metrics of a request must agree with each other")

@@ -1,0 +1,127 @@
+"""What the formulas say of numbers that a user gives: no run, no model. Filled here, shown by `prediction.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from alphaprof.errors import OptionInvalid
+from alphaprof.stats import formulas
+from alphaprof.stats.formulas import RoundCost
+
+GAMMAS = tuple(range(1, 9))
+LONGEST = 64  # drafts in a round
+
+
+@dataclass(frozen=True)
+class EngineRate:
+    """An acceptance rate as engines show it: accepted / drafted tokens, in rounds of `gamma` drafts."""
+
+    accepted_per_drafted: float  # accepted / drafted tokens
+    gamma: int
+
+
+@dataclass(frozen=True)
+class GammaPrediction:
+    """One gamma. `break_even_length`: tokens per round at which the speedup is 1, the cost of a round in decode steps;
+    `break_even_alpha`: the alpha that gives them (None: no alpha does).
+    """
+
+    gamma: int
+    tokens_per_round: float  # tokens emitted per round, the target's own included
+    accepted_per_drafted: float  # accepted / drafted tokens: what engines call acceptance rate
+    verify_cost: float  # v = T(gamma + 1) / T(1)
+    break_even_length: float
+    break_even_alpha: float | None
+    speedup: float  # of decoding
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
+
+    alpha: float  # share of positions where the draft's proposal is kept
+    burstiness: float  # correlation of acceptance from one position to the next
+    engine_rate: EngineRate | None
+    cost: RoundCost  # what a round is taken to cost
+    gammas: tuple[GammaPrediction, ...]  # one a gamma
+    best_gamma: int  # of the largest speedup
+
+    @property
+    def best(self) -> GammaPrediction:
+        """The gamma of the largest speedup."""
+        return next(item for item in self.gammas if item.gamma == self.best_gamma)
+
+
+def build_prediction(
+    acceptance: float | EngineRate, burstiness: float, cost: RoundCost, gammas: Iterable[int] = GAMMAS
+) -> Prediction:
+    """Predictions for an alpha, or for the alpha behind an engine's rate. Raises `OptionInvalid` for impossible values."""
+    _check_cost(cost)
+    alpha = _checked_alpha(acceptance, burstiness)
+    found = tuple(_of_gamma(alpha, burstiness, _gamma("--gamma", gamma), cost) for gamma in gammas)
+    best = max(found, key=lambda item: item.speedup)
+    rate = acceptance if isinstance(acceptance, EngineRate) else None
+    return Prediction(alpha, burstiness, rate, cost, found, best.gamma)
+
+
+def acceptance_of(alpha: float | None, rate: float | None, at_gamma: int | None) -> float | EngineRate:
+    """What the user says about acceptance: an alpha, or an engine's rate with its gamma."""
+    if alpha is not None and rate is None and at_gamma is None:
+        return alpha
+    if alpha is None and rate is not None and at_gamma is not None:
+        return EngineRate(rate, at_gamma)
+    raise OptionInvalid(
+        "acceptance is one alpha, or an engine's rate together with the gamma that it was seen at",
+        "give --alpha 0.75, or --accepted-per-drafted 0.53 --at-gamma 4",
+    )
+
+
+def _of_gamma(alpha: float, burstiness: float, gamma: int, cost: RoundCost) -> GammaPrediction:
+    tokens = float(formulas.tokens_per_round(alpha, gamma, burstiness))
+    return GammaPrediction(
+        gamma=gamma,
+        tokens_per_round=tokens,
+        accepted_per_drafted=float(formulas.accepted_per_drafted(tokens, gamma)),
+        verify_cost=cost.verification(gamma),
+        break_even_length=cost.of_round(gamma),
+        break_even_alpha=formulas.break_even_alpha(gamma, cost, burstiness),
+        speedup=float(formulas.speedup(alpha, gamma, cost, burstiness)),
+    )
+
+
+def _checked_alpha(acceptance: float | EngineRate, burstiness: float) -> float:
+    _between("--burstiness", burstiness, -1, 1)
+    try:
+        if isinstance(acceptance, EngineRate):
+            _between("--accepted-per-drafted", acceptance.accepted_per_drafted, 0, 1)
+            gamma = _gamma("--at-gamma", acceptance.gamma)
+            return formulas.alpha_of_rate(acceptance.accepted_per_drafted, gamma, burstiness)
+        _between("--alpha", acceptance, 0, 1)
+        formulas.check_chain(acceptance, burstiness)
+    except ValueError as error:
+        raise OptionInvalid(str(error), "correct the values; --burstiness 0 stands for independence") from None
+    return acceptance
+
+
+def _check_cost(cost: RoundCost) -> None:
+    _between("--cost", cost.draft, 0, math.inf)
+    _between("--verify-slope", cost.verify_slope, 0, math.inf)
+    _between("--overhead", cost.overhead, 0, math.inf)
+    _between("--verify", cost.verify, 0, math.inf)
+    if cost.verify == 0:
+        raise OptionInvalid("--verify is 0, and no verification is free", "give its cost in decode steps, about 1")
+
+
+def _between(option: str, value: float, low: float, high: float) -> None:
+    if not (low <= value <= high and math.isfinite(value)):
+        limits = f"between {low:g} and {high:g}" if math.isfinite(high) else f"{low:g} or above, and finite"
+        raise OptionInvalid(f"{option} is {value:g}; it must be {limits}", "correct the value; --help says what it means")
+
+
+def _gamma(option: str, gamma: int) -> int:
+    if not 1 <= gamma <= LONGEST:
+        problem = f"{option} is {gamma}; a round drafts 1 to {LONGEST} tokens"
+        raise OptionInvalid(problem, "choose a gamma in that range; 3 to 5 are usual")
+    return gamma

@@ -1,0 +1,185 @@
+"""preflight(): what a run would load, looked at before it runs. Nothing is written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alphaprof.commands.preflight.facts import Bos, ModelSeen, Refusal, Seen, SourceSeen, estimated
+from alphaprof.commands.preflight.inspection import bos_of, differing_specials, first_documents, outside, repeated
+from alphaprof.commands.preflight.memory import Cells, needed
+from alphaprof.commands.preflight.trial import Trial, in_turns, try_out
+from alphaprof.config.options import MeasuredCosts, ModelDraft
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.errors import AlphaprofError
+from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.store import require_new
+from alphaprof.profiling.models.drafts import Draft, load_draft
+from alphaprof.profiling.models.hub import require_model
+from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer
+from alphaprof.profiling.models.vocabulary import shared_ids, special_ids, token_count
+from alphaprof.profiling.run.pipeline import in_memory
+from alphaprof.profiling.run.resume import early_warnings, require_costs
+from alphaprof.profiling.run.shards import Loaded, Progress
+from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts.corpus import Corpus, Document
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class _Refusals:
+    """Errors that would stop the run, kept until everything else was looked at."""
+
+    found: list[Refusal] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def kept(self, check: str, subject: str) -> Iterator[None]:
+        """Keeps an error of the block, which is what `check` says of `subject`."""
+        try:
+            yield
+        except AlphaprofError as error:
+            self.found.append(Refusal(check, subject, type(error).__name__, error.message, error.hint, error.exit_code))
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is looked at: a profile, and its target with its tokenizer and the token that begins texts."""
+
+    options: ProfileOptions
+    tokenizer: PreTrainedTokenizerBase
+    target: Model
+    bos: Bos
+
+
+def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> Seen:
+    """Load what a run into `out` (None: not said where) would load, look at its data, and run it in small.
+
+    Errors that would stop the run are kept in `Seen.refusals`. Raises those without which there is nothing to look at:
+    a target that cannot be loaded, or memory that the models alone fill.
+    """
+    with in_memory():
+        return _preflight(options, out, progress)
+
+
+def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> Seen:
+    refusals = _Refusals()
+    if out is not None:
+        with refusals.kept("disk", str(out)):
+            require_new(out)
+    require_model(options.target, "target")
+    progress.say(f"loading {options.target.model}")
+    tokenizer = load_tokenizer(options.target)
+    target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
+    dispatch.prepare(target.device, progress.say)
+    bos = bos_of(tokenizer)
+    subject = _Subject(options, tokenizer, target, bos)
+    drafts, views = _drafts(subject, refusals)
+    with refusals.kept("costs", options.costs.source):
+        require_costs(options, target.facts(), {draft.name: draft.facts() for draft in drafts})
+    sources, documents = _data(subject, refusals, progress)
+    extras = Extras.of(options.rules, options.certificates)
+    scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
+    corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
+    taken = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
+    trial = _trial(loaded, documents, out, refusals, progress)
+    measured = trial if drafts else None  # speed and size are of target and drafts together
+    every = [document for part in documents for document in part]
+    return Seen(
+        target=ModelSeen("target", _facts(target, tokenizer), token_count(tokenizer)),
+        drafts=tuple(_with_context(view, every) for view in views),
+        scored_ids=scorer.width,
+        template=bool(tokenizer.chat_template),
+        bos=bos,
+        sources=tuple(sources),
+        repeated=repeated(every),
+        warnings=tuple(early_warnings(options, scorer, bool(tokenizer.chat_template))),
+        self_draft=trial.self_draft if trial else None,
+        noise=trial.noise if trial else None,
+        speed=measured.speed if measured else None,
+        storage=measured.storage if measured else None,
+        memory=taken,
+        estimate=estimated(sources, measured.speed, measured.storage, options.shard_documents) if measured else None,
+        refusals=tuple(refusals.found),
+    )
+
+
+def _facts(target: Model, tokenizer: PreTrainedTokenizerBase) -> ModelFacts:
+    return dataclasses.replace(target.facts(), special=special_ids(tokenizer))
+
+
+def _cells(options: ProfileOptions, target: Model) -> Cells | None:
+    """The step times that the run will measure; None: none."""
+    costs = options.costs
+    if not isinstance(costs, MeasuredCosts):
+        return None
+    static = costs.mode == "auto" and target.device.type == "cuda"
+    return Cells(costs.concurrency, costs.context, max(options.gammas) + 1, static)
+
+
+def _drafts(subject: _Subject, refusals: _Refusals) -> tuple[list[Draft], list[ModelSeen]]:
+    """The drafts that can be loaded, and what they look like."""
+    options, tokenizer = subject.options, subject.tokenizer
+    drafts: list[Draft] = []
+    views = []
+    for name, given in options.drafts.items():
+        with refusals.kept("vocabulary", name):
+            if isinstance(given, ModelDraft):
+                require_model(given, f"draft {name}")
+            draft = load_draft(name, given, options, subject.target, tokenizer)
+            view = ModelSeen(name, draft.facts(), None)
+            if isinstance(given, ModelDraft):
+                own = load_tokenizer(given)
+                shared, _ = shared_ids(tokenizer, own)
+                view = dataclasses.replace(
+                    view, tokens=token_count(own), shared=shared, special=differing_specials(tokenizer, own)
+                )
+            drafts.append(draft)
+            views.append(view)
+    return drafts, views
+
+
+def _data(subject: _Subject, refusals: _Refusals, progress: Progress) -> tuple[list[SourceSeen], list[list[Document]]]:
+    """The first documents of every source that can be read, and what they look like."""
+    options, tokenizer = subject.options, subject.tokenizer
+    progress.start("looking at data", len(options.data), "sources")
+    sources, documents = [], []
+    for index, source in enumerate(options.data):
+        untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
+        with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):
+            seen, found = first_documents(options, index, tokenizer, subject.target, subject.bos)
+            sources.append(seen)
+            documents.append(found)
+        progress.advance(1)
+    return sources, documents
+
+
+def _trial(
+    loaded: Loaded, documents: Sequence[Sequence[Document]], out: Path | None, refusals: _Refusals, progress: Progress
+) -> Trial | None:
+    """The run in small; None where there is nothing to run it on, or where that fails."""
+    if not any(documents):
+        return None
+    progress.say("a run in small")
+    free = None
+    if out is not None:
+        place = next(place for place in (out, *out.absolute().parents) if place.exists())
+        free = shutil.disk_usage(place).free
+    trials: list[Trial] = []
+    with refusals.kept("trial", "target"), in_memory():
+        trials.append(try_out(loaded, documents, free))
+    return trials[0] if trials else None
+
+
+def _with_context(view: ModelSeen, documents: Sequence[Document]) -> ModelSeen:
+    beyond, silent = outside(documents, view.facts.context)
+    return dataclasses.replace(view, beyond=beyond, silent=silent)

@@ -1,0 +1,227 @@
+"""A run in small, on a few tokens of a few documents: how fast it goes, how large its log gets, and its numerical noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from alphaprof.commands.preflight.facts import NoiseFloor, SelfDraft, Speed, Storage
+from alphaprof.commands.preflight.inspection import length, new_tokens
+from alphaprof.log.schema import LogRules
+from alphaprof.log.store import table_bytes
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.head import Head
+from alphaprof.profiling.models.load import NOISE, Model
+from alphaprof.profiling.models.vocabulary import token_count
+from alphaprof.profiling.run.shards import Loaded
+from alphaprof.profiling.scoring.rows import by_document, position_table
+from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer
+from alphaprof.profiling.texts.batching import halving
+from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, given, scoring_batches
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.timing import latency
+from alphaprof.profiling.timing.steppers import NotTimed, Stepper, seconds, stepper
+
+DOCUMENTS, NEW_TOKENS = 32, 32  # at most
+CONTEXT, STEPS = 16, 3  # of the steps that say how fast text is generated
+PADDED = {"cpu": 4096, "cuda": 16384}  # padded tokens of these documents together, unless two are longer
+PARAMETER_TOKENS = 5 * 10**11  # parameters x tokens that a CPU reads in some seconds
+SELF = "self"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What a trial measured; `noise` is None where there is but one document."""
+
+    self_draft: SelfDraft
+    noise: NoiseFloor | None
+    speed: Speed
+    storage: Storage
+
+
+def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | None) -> Trial:
+    """Generate and score the beginnings of some documents as the run would; `free`: bytes on its disk, if that is known.
+
+    Raises `LogitsNotFinite` and `OutOfMemory`.
+    """
+    every = in_turns(sources)
+    documents = chosen(every, loaded.target, loaded.options.batch_tokens)
+    short = [_shortened(document, min(NEW_TOKENS, new_tokens(document))) for document in documents]
+    written = [document for document in short if document.given is None]
+    texts, prompts = _written(loaded, written)
+    size, generated = _writing(loaded, every)
+    if not all(document.greedy for document in written) or len(written) < len(short):
+        greedy = _generated(loaded, [_greedy(document, loaded.target.context) for document in short])
+    else:
+        greedy = texts
+    texts = sorted([*texts, *(given(item, loaded.target.eos) for item in short if item.given is not None)], key=_number)
+    # First one text alone: a GPU's kernels are compiled when they are needed.
+    _scored(loaded.scorer, texts[:1], loaded.options.batch_tokens)
+    start = time.perf_counter()
+    scored = _scored(loaded.scorer, texts, loaded.options.batch_tokens)
+    rate = sum(item.tokens for item in texts) / (time.perf_counter() - start)
+    positions = sum(len(item.ids) for item in texts)
+    timing, untimed = _timing(loaded, documents)
+    costs = loaded.options.costs
+    budget = costs.budget if costs.source == "measured" else None
+    speed = Speed(len(short), positions, prompts, generated, size, rate, timing, untimed, budget)
+    noise = noise_floor(loaded.scorer.target, greedy, loaded.scorer.width) if len(greedy) > 1 else None
+    return Trial(self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free))
+
+
+def in_turns(sources: Sequence[Sequence[Document]]) -> list[Document]:
+    """Documents round robin over their sources, as the run takes them, numbered anew."""
+    turns = [document for turn in itertools.zip_longest(*sources) for document in turn if document is not None]
+    return [dataclasses.replace(document, document=number) for number, document in enumerate(turns)]
+
+
+def chosen(documents: Sequence[Document], target: Model, batch_tokens: int) -> list[Document]:
+    """The first documents that are tried out: as many as the limits of this module allow."""
+    device = target.device.type
+    most = min(batch_tokens, PADDED.get(device, PADDED["cuda"]))
+    if device == "cpu":
+        most = min(most, PARAMETER_TOKENS // (target.parameters or 1))
+    longest, count = 0, 0
+    for document in documents[:DOCUMENTS]:
+        longest = max(longest, len(document.prompt) + NEW_TOKENS)
+        if count >= 2 and longest * (count + 1) > most:
+            break
+        count += 1
+    return list(documents[:count])
+
+
+def self_draft(loaded: Loaded, texts: Sequence[Continuation]) -> SelfDraft:
+    """The target as its own draft, scored and logged like any other; through layer skip where the profile uses that."""
+    target = loaded.target
+    skips = any(isinstance(draft, Model) and draft.kind == "layer_skip" for draft in loaded.drafts)
+    twin = layer_skip(SELF, target, []) if skips else dataclasses.replace(target, name=SELF)
+    scorer = Scorer(target, [twin], token_count(loaded.tokenizer))
+    arrays = _scored(scorer, texts, loaded.options.batch_tokens)[SELF]
+    log = position_table(texts, arrays, LogRules(("strict",)), SELF)
+    column = {name: log[name].to_numpy() for name in ("accept_strict", "draft_top", "target_top", "target_top_prob")}
+    accepted = column["accept_strict"] == 1.0
+    # A token of probability 0 is no near-tie of anything.
+    token = np.maximum(log["target_token_prob"].to_numpy(), np.finfo(np.float32).tiny)
+    near = ~accepted & (np.log(column["target_top_prob"] / token) <= NOISE[target.dtype])
+    agreeing = column["draft_top"] == column["target_top"]
+    return SelfDraft(twin.kind, len(log), int(agreeing.sum()), int(accepted.sum()), int(near.sum()))
+
+
+def noise_floor(head: Head, texts: Sequence[Continuation], width: int) -> NoiseFloor:
+    """The target's logits over `width` ids for texts one by one, and for all of them padded in one batch."""
+    layout = Layout.of(texts)
+    together = head.rows(layout.ids, layout.row, layout.column)
+    flips = near = 0
+    logit = probability = 0.0
+    noise = NOISE[head.model.dtype]
+    for index, text in enumerate(texts):
+        single = Layout.of([text])
+        one = head.logits(head.rows(single.ids, single.row, single.column))[:, :width].float()
+        other = head.logits(together[(layout.row == index).to(together.device)])[:, :width].float()
+        first, second = one.topk(2, dim=1).values.unbind(1)
+        flips += int((one.argmax(1) != other.argmax(1)).sum())
+        near += int((first - second <= noise).sum())
+        logit = max(logit, float((one - other).abs().max()))
+        probability = max(probability, float((one.softmax(1) - other.softmax(1)).abs().max()))
+    return NoiseFloor(len(texts), len(layout.token), flips, near, noise, logit, probability)
+
+
+def _written(loaded: Loaded, documents: Sequence[Document]) -> tuple[list[Continuation], float | None]:
+    """Texts that the target writes, and prompt tokens read a second (None: it writes none)."""
+    if not documents:
+        return [], None
+    texts = _generated(loaded, documents)  # first: what a model does for the first time takes longer
+    first = [dataclasses.replace(document, max_new_tokens=1) for document in documents]
+    reading = seconds(loaded.target.device, lambda: _generated(loaded, first))
+    return texts, sum(len(document.prompt) for document in documents) / reading
+
+
+def _writing(loaded: Loaded, documents: Sequence[Document]) -> tuple[int, float | None]:
+    """How many documents the run will generate at a time, and tokens a second at that; None: it generates none, or the
+    model's steps cannot be timed. Contexts are short: what a longer one adds is left out.
+    """
+    batches = list(generation_batches(documents[: loaded.options.shard_documents], loaded.options.batch_tokens))
+    if not batches:
+        return 0, None
+    size = max(1, round(sum(map(len, batches)) / len(batches)))
+    try:
+        found = stepper(loaded.target, np.resize(documents[0].prompt, CONTEXT), size, 2, Stepper.mode)
+    except NotTimed:
+        return size, None
+    return size, size / statistics.median(found.step(1) for _ in range(STEPS))
+
+
+def _generated(loaded: Loaded, documents: Sequence[Document]) -> list[Continuation]:
+    texts: list[Continuation] = []
+    for batch in generation_batches(documents, loaded.options.batch_tokens):
+        found, _ = halving(lambda items: generate(loaded.target, items, loaded.scorer.width), batch, _described)
+        texts += found
+    return sorted(texts, key=_number)
+
+
+def _scored(scorer: Scorer, texts: Sequence[Continuation], batch_tokens: int) -> dict[str, dict[int, Arrays]]:
+    """Arrays of every draft by document number."""
+    found: dict[str, dict[int, Arrays]] = {}
+    for batch in scoring_batches(texts, batch_tokens):
+        pieces, _ = halving(lambda items: [(items, scorer.score(items))], batch, lambda item: _described(item.document))
+        for items, arrays in pieces:
+            for draft, columns in arrays.items():
+                found.setdefault(draft, {}).update(by_document(items, columns))
+    return found
+
+
+def _storage(
+    loaded: Loaded, texts: Sequence[Continuation], scored: dict[str, dict[int, Arrays]], free: int | None
+) -> Storage:
+    """The log of these texts as Parquet: what half of its rows take less tells rows from what every file has."""
+    rules = loaded.scorer.extras.log_rules(loaded.options.rules)
+    tables = [position_table(texts, arrays, rules, draft) for draft, arrays in scored.items()]
+    rows = sum(len(text.ids) for text in texts)
+    whole = sum(table_bytes(table, rules.columns) for table in tables)
+    half = sum(table_bytes(table.slice(0, rows // 2), rules.columns) for table in tables)
+    position = max(0, whole - half) / (rows - rows // 2)
+    return Storage(position, max(0.0, whole - position * rows), len(rules.columns), free)
+
+
+def _timing(loaded: Loaded, documents: Sequence[Document]) -> tuple[float | None, str | None]:
+    """What timing the steps takes, or why there will be no step times."""
+    costs = loaded.options.costs
+    if costs.source != "measured":
+        return None, "costs.source is none" if costs.source == "none" else None
+    text = np.concatenate([document.prompt for document in documents])
+    subjects = latency.Subjects(loaded.target, loaded.drafts, text, max(loaded.options.gammas))
+    try:
+        return latency.rehearsed(subjects, costs), None
+    except NotTimed as error:
+        return None, str(error)
+
+
+def _shortened(document: Document, count: int) -> Document:
+    """A document with so many new tokens."""
+    if document.given is None:
+        return dataclasses.replace(document, max_new_tokens=count)
+    return dataclasses.replace(document, given=document.given[:count], cut=len(document.given) > count or document.cut)
+
+
+def _greedy(document: Document, context: int | None) -> Document:
+    """The same prompt with greedy text of the target's own: as long as its own would be, or NEW_TOKENS for a logged response
+    where they fit, so that responses of all lengths are written in one batch.
+    """
+    wanted = new_tokens(document)
+    if document.given is not None:
+        wanted = NEW_TOKENS if context is None else max(wanted, min(NEW_TOKENS, context - len(document.prompt)))
+    own = dataclasses.replace(document, given=None, cut=False, max_new_tokens=wanted)
+    return dataclasses.replace(own, kind="greedy", on_policy=True, processing=None, seed=None)
+
+
+def _number(text: Continuation) -> int:
+    return text.document.document
+
+
+def _described(document: Document) -> str:
+    return f"document {document.document} ({document.domain}, {len(document.prompt)} of {length(document)} tokens prompt)"

@@ -1,0 +1,196 @@
+"""Draft trees as text: the terminal's tables (rich), or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from alphaprof.commands.trees.model import StaticTree, TextTrees, TreesReport, TreeTokens
+from alphaprof.render.json import plain_values
+from alphaprof.render.tables import NAME_LEAST, NAME_WIDTH, WIDE, named_table, plain, show
+from alphaprof.report import format as fmt
+from alphaprof.report.format import short
+
+FORMAT = "alphaprof-trees"
+VERSION = 1
+SHARE_WIDTH = 14  # columns that a share takes above its interval
+
+
+def trees_json(report: TreesReport) -> str:
+    """Trees as JSON, with their paths. Unknown values are null, an infinite bound is the string "inf"."""
+    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(report))
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def trees_terminal(report: TreesReport, console: Console) -> None:
+    """Print shares of ranks, then tokens per round of every tree, for the whole traffic and by domain."""
+    _header(report, console)
+    _ranks(report, console)
+    if any(found.tokens_per_round for found in report.traffic):
+        _traffic(report, console)
+    for text in report.texts:
+        if text.trees:
+            _text(report, text, console)
+    _own(report, console)
+    for note in _notes(report):
+        console.print(Text("note: ", "yellow").append_text(plain(note)))
+    for line in _definitions(report):
+        console.print(line, style="dim", highlight=False)
+
+
+def _notes(report: TreesReport) -> Iterator[str]:
+    """What is missing, and why."""
+    for text in report.texts:
+        if text.reason:
+            yield f"{_name(report, text)}: {text.reason}"
+    if any(text.trees for text in report.texts) and not any(found.tokens_per_round for found in report.traffic):
+        missing = [_name(report, text) for text in report.texts if text.on_policy and not text.tested_documents]
+        yield (
+            "the whole traffic has no tokens per round: a domain of it has no rounds on tested documents"
+            + (f" ({', '.join(missing)}): profile four documents or more of it" if missing else "")
+        )
+    if report.held_out and not any(tree.kind == "optimal" for tree in report.trees):
+        yield "no tree was chosen: there is no document of the target's own text to choose it on"
+    if not report.complete:
+        yield f"{report.run} is an interrupted run: its first documents only; finish it with alphaprof profile --resume"
+
+
+def _header(report: TreesReport, console: Console) -> None:
+    console.print(plain(f"alphaprof {report.alphaprof}   run {report.run}   draft {report.draft}"))
+    tested, chosen = fmt.count(report.tested_on), fmt.count(report.chosen_on)
+    halves = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
+    every = f"no tree is chosen, so that all {tested} documents test"
+    console.print(
+        f"static draft trees, rounds replayed from ranks; {halves if report.held_out else every}\n", highlight=False
+    )
+
+
+def _ranks(report: TreesReport, console: Console) -> None:
+    """Shares of positions by rank, in as many tables as it takes."""
+    if not report.texts:
+        return
+    silent = any(text.silent.value > 0 for text in report.texts)
+    deepest = len(report.texts[0].ranks)
+    names = [*map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else [])]
+    most = max(1, (console.width - NAME_WIDTH - SHARE_WIDTH) // SHARE_WIDTH)
+    parts = -(-len(names) // most)
+    side_by_side = -(-len(names) // parts)
+    for start in range(0, len(names), side_by_side):
+        part = slice(start, start + side_by_side)
+        table = named_table()
+        for name in ("docs", *names[part]):
+            table.add_column(name, justify="right", no_wrap=True)
+        for text in report.texts:
+            shares = [*text.ranks, text.beyond, text.silent][: len(names)]
+            cells = [fmt.share_interval(share).replace(" [", "\n[") for share in shares[part]]
+            table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
+        show(
+            table, "share of positions by the rank of the target's token in the draft's distribution, all documents", console
+        )
+
+
+def _traffic(report: TreesReport, console: Console) -> None:
+    """Every tree on the whole traffic, with its shape."""
+    table = _tree_table("nodes", "depth", "nodes by depth", "tokens/round", "chain of that depth", "iid ranks")
+    for tree, found in zip(report.trees, report.traffic, strict=True):
+        if tree.kind != "chain":
+            levels = Text(" ".join(map(str, tree.levels)))
+            numbers = _numbers(report, tree, found, report.traffic, console)
+            table.add_row(plain(short(tree.name)), str(tree.nodes), str(tree.depth), levels, *numbers)
+    origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
+    show(table, "whole traffic: tokens per round", console)
+    shares = ", ".join(f"{short(domain)} {fmt.percent(weight)}" for domain, weight in report.weights.items())
+    console.print(Padding(plain(f"weights ({origin}): {shares}"), (0, 0, 1, 2)))
+
+
+def _text(report: TreesReport, text: TextTrees, console: Console) -> None:
+    """Every tree on one domain and kind of text."""
+    table = _tree_table("tokens/round", "chain of that depth", "iid ranks", "accepted by depth")
+    for tree, found in zip(report.trees, text.trees, strict=True):
+        if tree.kind != "chain":
+            depths = Text(" ".join(fmt.share(share, 2) for share in found.marginal))
+            table.add_row(plain(short(tree.name)), *_numbers(report, tree, found, text.trees, console), depths)
+    documents = fmt.documents(text.tested_documents, text.tested_clusters)
+    show(table, f"{_name(report, text)}: tokens per round on {documents} documents", console)
+
+
+def _numbers(
+    report: TreesReport, tree: StaticTree, found: TreeTokens, every: Sequence[TreeTokens], console: Console
+) -> tuple[Text, ...]:
+    """Tokens per round of a tree, of the chain as deep, and what the model promised."""
+    chain = next(
+        (
+            other
+            for shape, other in zip(report.trees, every, strict=True)
+            if shape.kind == "chain" and shape.depth == tree.depth
+        ),
+        None,
+    )
+    promised = fmt.number(found.iid_tokens_per_round)
+    if found.iid_error is not None:
+        promised += f" ({fmt.signed_percent(found.iid_error)})"
+    cells = [fmt.interval(found.tokens_per_round), fmt.interval(chain.tokens_per_round if chain else None)]
+    return tuple(Text(cell if console.width >= WIDE else cell.replace(" [", "\n[")) for cell in (*cells, promised))
+
+
+def _own(report: TreesReport, console: Console) -> None:
+    """What a tree of its own would give each text; nothing to tell where there is one text alone."""
+    texts = [text for text in report.texts if text.own is not None]
+    if len(texts) < 2:
+        return
+    common = [tree.name for tree in report.trees if tree.kind == "optimal"][-1]
+    table = named_table()
+    for name in ("docs", "nodes", "depth", "nodes by depth", "tokens/round", f"more than {common}"):
+        table.add_column(name, justify="right", no_wrap=name != "nodes by depth")
+    for text in texts:
+        if text.own is not None:
+            tree, tokens = text.own.tree, fmt.interval(text.own.tokens.tokens_per_round)
+            more = "the same tree" if text.own.same else fmt.difference(text.own.difference, 2)
+            cells = [cell if console.width >= WIDE else cell.replace(" [", "\n[") for cell in (tokens, more)]
+            documents = fmt.documents(text.tested_documents, text.tested_clusters)
+            levels = " ".join(map(str, tree.levels))
+            table.add_row(plain(_name(report, text)), documents, str(tree.nodes), str(tree.depth), levels, *map(Text, cells))
+    show(table, f"a tree of its own for each domain, of the same size as {common}", console)
+
+
+def _tree_table(*names: str) -> Table:
+    """An empty table whose first column is the tree."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("tree", overflow="fold", min_width=NAME_LEAST, max_width=NAME_WIDTH)
+    for name in names:
+        wrapped = name in ("nodes by depth", "accepted by depth")
+        table.add_column(name, justify="left" if wrapped else "right", no_wrap=not wrapped)
+    return table
+
+
+def _name(report: TreesReport, text: TextTrees) -> str:
+    """The domain and its kind of text, with the sampling settings where there are several."""
+    several = len({str(other.sampling) for other in report.texts if other.sampling is not None}) > 1
+    kind = fmt.text_kind(text.continuation, text.sampling if several else None)
+    return f"{short(text.domain)} ({kind}{'' if text.on_policy else ', off-policy'})"
+
+
+def _definitions(report: TreesReport) -> Iterator[str]:
+    yield f"Brackets: {fmt.level(report.confidence)} intervals over documents. Rank 1 is the draft's top token."
+    yield (
+        "tokens/round: tokens emitted per verification, the target's own included. The target chooses each token by itself, "
+        "greedily or by lot, and a round goes on along the tree while the tree holds that token."
+    )
+    yield (
+        "A tree pays on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
+        "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has; a chain of that depth "
+        "costs depth c + T(depth + 1)/T(1). Verification of trees was not timed: there is no speedup and no verdict."
+    )
+    yield (
+        "iid ranks: tokens/round if ranks were independent from position to position, the model that trees are chosen by; "
+        "by how much that is too high."
+    )
+    yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."
+    yield "The paths of the trees, to configure an engine with, are in --format json."

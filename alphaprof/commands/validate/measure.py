@@ -1,0 +1,240 @@
+"""Real speculative decoding of a run's documents against plain decoding, by the clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphaprof.commands.validate.timings import Decodings, Generated, Measured, by_depth, contexts_of, decoded_rule
+from alphaprof.config.options import MeasuredCosts
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.errors import DataEmpty
+from alphaprof.log.claim import claimed
+from alphaprof.log.store import Run, begin
+from alphaprof.profiling.decoding.documents import Drafting, chosen_gammas, decode, own_documents, require_own_text
+from alphaprof.profiling.decoding.speculative import Decoded
+from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.load import without_advice
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.run.pipeline import in_memory, profile_with_models, time_steps_of
+from alphaprof.profiling.run.shards import Plan, Progress
+from alphaprof.profiling.texts.corpus import Document, Ids
+from alphaprof.profiling.timing.steppers import seconds
+from alphaprof.rules import GREEDY, SAMPLED, parse_rule
+from alphaprof.totals.files import write_totals
+
+GENERATED = 2  # documents that `generate` decodes too
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to decode: with a draft at one gamma, or plainly (None, 0); by our loop, or by transformers' `generate`."""
+
+    draft: Draft | None
+    gamma: int
+    generate: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """A document with the continuation that the run holds, and the id of the rule that it is decoded by."""
+
+    document: Document
+    ids: Ids
+    rule: str
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a call of `generate` wrote [tokens], and the seconds that it took, prefill included."""
+
+    ids: Ids
+    seconds: float
+
+
+def validate(
+    options: ProfileOptions,
+    out: Path,
+    gammas: Sequence[int] | None,
+    repeats: int,
+    progress: Progress,
+    against_generate: bool = False,
+) -> tuple[Run, Measured]:
+    """Profile into the new directory `out`, then decode the same documents for real, at batch 1.
+
+    `gammas`: default: those of `USUAL_GAMMAS` that the profile has. `against_generate`: decode the first greedy documents by
+    transformers' `generate` too. Raises the errors of `errors.py`.
+    """
+    require_own_text(options)
+    chosen = chosen_gammas(options.gammas, gammas)
+    options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": as_decoded(options)})
+    with claimed(out, options.model_dump(mode="json")) as claim:
+        begin(claim, "choose another --out")
+        plan = profile_with_models(options, claim, progress)
+        lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+        time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
+        write_totals(plan.run)
+    with in_memory():
+        return plan.run, _measure(plan, chosen, repeats, progress, against_generate)
+
+
+def as_decoded(options: ProfileOptions) -> MeasuredCosts:
+    """How steps are timed that shall predict this decoder's: here, one text at a time, without graphs."""
+    given = options.costs if isinstance(options.costs, MeasuredCosts) else MeasuredCosts()
+    return given.model_copy(update={"concurrency": [1], "mode": "eager"})
+
+
+def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress, against_generate: bool) -> Measured:
+    """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
+    texts, short, foreign = _texts(plan)
+    ways = [Way(None, 0), *(Way(draft, gamma) for draft in plan.drafts for gamma in gammas)]
+    loop = len(ways)
+    calls, places, left_out = _calls(plan, texts, gammas) if against_generate else ([], [], ())
+    ways += calls
+    whole = list(range(len(texts)))
+    progress.start("decoding", len(ways) + repeats * (len(whole) * loop + len(places) * len(calls)), "texts")
+    for way in ways:  # warm-up
+        _decode(plan, way, texts[places[0] if way.generate else 0])
+        progress.advance(1)
+    decoded: dict[tuple[int, int, int], Decoded | Called] = {}
+    for repeat, place in itertools.product(range(repeats), whole):
+        for step in range(len(ways)):
+            index = (step + repeat + place) % len(ways)
+            if not ways[index].generate or place in places:
+                decoded[index, repeat, place] = _decode(plan, ways[index], texts[place])
+                progress.advance(1, positions=len(decoded[index, repeat, place].ids))
+
+    def table(index: int, of: Sequence[int]) -> list[list[Any]]:
+        return [[decoded[index, repeat, place] for place in of] for repeat in range(repeats)]
+
+    decodings = [_collected(way, table(index, whole), texts) for index, way in enumerate(ways[:loop])]
+    numbers = np.array([text.document.document for text in texts])
+    generated = []
+    for index, way in enumerate(calls[1:], start=loop + 1):
+        own = next(place for place, other in enumerate(ways) if other.draft is way.draft and other.gamma == way.gamma)
+        generated.append(_generated(way, *(table(each, places) for each in (own, 0, index, loop))))
+    rules = tuple(text.rule for text in texts)
+    return Measured(numbers, rules, decodings[0], tuple(decodings[1:]), short, foreign, tuple(generated), left_out)
+
+
+def _calls(plan: Plan, texts: Sequence[Text], gammas: Sequence[int]) -> tuple[list[Way], list[int], tuple[str, ...]]:
+    """The ways to call `generate`, plainly first, the places of the texts that it writes, and what is left out, and why."""
+    places = [place for place, text in enumerate(texts) if text.document.greedy][:GENERATED]
+    if not places:
+        return [], [], ("generate draws sampled text by random numbers of its own, and there is no greedy text",)
+    left_out = dict(_not_assisting(plan))
+    drafts = [draft for draft in plan.drafts if draft.name not in left_out]
+    calls = [Way(draft, gamma, generate=True) for draft in drafts for gamma in gammas]
+    return [Way(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out.values())
+
+
+def _not_assisting(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Drafts that `generate` does not take, each with the reason."""
+    for draft in plan.drafts:
+        if draft.vocabulary != plan.target.vocabulary:
+            sizes = f"{draft.vocabulary} and {plan.target.vocabulary} logits"
+            yield draft.name, f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies"
+
+
+def _generated(
+    way: Way,
+    loop: list[list[Decoded]],
+    plain_loop: list[list[Decoded]],
+    drafted: list[list[Called]],
+    plain: list[list[Called]],
+) -> Generated:
+    """The decodings [repeats][documents] of one way by our loop and by `generate`, with and without the draft."""
+
+    def whole(table: list[list[Decoded]]) -> np.ndarray[Any, Any]:
+        return np.array([[each.prefill_s + each.decode_s for each in row] for row in table])
+
+    def called(table: list[list[Called]]) -> np.ndarray[Any, Any]:
+        return np.array([[each.seconds for each in row] for row in table])
+
+    return Generated(
+        draft=way.draft.name if way.draft is not None else "",
+        gamma=way.gamma,
+        loop_s=whole(loop),
+        plain_loop_s=whole(plain_loop),
+        generate_s=called(drafted),
+        plain_generate_s=called(plain),
+        rounds=np.array([len(each.drafted) for each in loop[0]]),
+        tokens=np.array([len(each.ids) for each in plain_loop[0]]),
+        same_text=np.array([np.array_equal(ours.ids, call.ids) for ours, call in zip(loop[0], drafted[0], strict=True)]),
+    )
+
+
+def _texts(plan: Plan) -> tuple[list[Text], int, int]:
+    """What is decoded; how many documents are too short, and how many have text that the target did not write here."""
+    stored: dict[int, Ids] = {}
+    for shard in plan.run.shards:
+        table = plan.run.continuations(shard.index, ["document", "continuation_ids"])
+        stored |= zip(table["document"].to_pylist(), map(np.array, table["continuation_ids"].to_pylist()), strict=True)
+    decision = plan.options.decision.rule
+    own, foreign = own_documents(plan)
+    texts = [
+        Text(document, stored[document.document], decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
+        for document in own
+        if len(stored[document.document]) >= 2
+    ]
+    if not texts:
+        raise DataEmpty("no text has a second token, so there is nothing to time", "raise max_new_tokens, or --documents")
+    return texts, len(own) - len(texts), foreign
+
+
+def _decode(plan: Plan, way: Way, text: Text) -> Decoded | Called:
+    if way.generate:
+        return _call(plan, way, text.document)
+    drafting = None if way.draft is None else Drafting(way.draft, parse_rule(text.rule), way.gamma)
+    return decode(plan, text.document, drafting)
+
+
+def _call(plan: Plan, way: Way, document: Document) -> Called:
+    """Greedy text by `generate`, with as many drafted tokens a round as our loop drafts."""
+    network, draft, how = plan.target.network, way.draft, {}
+    if isinstance(draft, PromptLookup):
+        how = {"prompt_lookup_num_tokens": way.gamma, "max_matching_ngram_size": draft.max_ngram}
+    elif draft is not None:
+        config = draft.network.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = way.gamma, "constant"
+        config.assistant_confidence_threshold = 0.0
+        how = {"assistant_model": draft.network}
+    prompt = torch.from_numpy(document.prompt.astype(np.int64))[None].to(plan.target.device)
+    written = []
+
+    def write() -> None:
+        mask, most = torch.ones_like(prompt), document.max_new_tokens
+        written.append(network.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=most, **how))
+
+    with without_advice():
+        taken = seconds(plan.target.device, write)
+    return Called(written[0][0, prompt.shape[1] :].cpu().numpy(), taken)
+
+
+def _collected(way: Way, table: list[list[Decoded]], texts: Sequence[Text]) -> Decodings:
+    """The decodings [repeats][documents] of one way."""
+
+    def taken(name: str) -> np.ndarray[Any, Any]:
+        return np.array([[getattr(found, name) for found in row] for row in table])
+
+    first = table[0]
+    return Decodings(
+        draft=way.draft.name if way.draft is not None else None,
+        gamma=way.gamma,
+        wall_s=taken("decode_s"),
+        cpu_s=taken("decode_cpu_s"),
+        prefill_s=taken("prefill_s"),
+        draft_s=taken("draft_s"),
+        verify_s=taken("verify_s"),
+        tokens=np.array([len(found.ids) - 1 for found in first]),
+        rounds=np.array([len(found.drafted) for found in first]),
+        drafted=np.array([by_depth(found.drafted, way.gamma) for found in first]),
+        accepted=np.array([by_depth(found.accepted, way.gamma) for found in first]),
+        same_text=np.array([np.array_equal(found.ids, text.ids) for found, text in zip(first, texts, strict=True)]),
+    )

@@ -1,0 +1,335 @@
+"""Read a profile file and its overrides into `ProfileOptions`, with errors that name the key and suggest the next step."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from alphaprof.config.options import MeasuredCosts
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
+from alphaprof.rules import parse_rule
+
+WHOLE = "profile"  # where a problem lies that concerns several options
+UNKNOWN_KEY = "extra_forbidden"
+# What PyYAML raises; beyond its own errors for values that are not what they look like (2024-99-99) or are tagged as, and
+# for text that is nested deeper than Python calls.
+BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
+MERGE = "tag:yaml.org,2002:merge"
+DEEPEST = 50  # groups and lists inside each other
+LARGEST = 1_000_000  # values and characters of a profile whose aliases are written out
+WIDEST = 2**64  # whole numbers below it fit what reads manifests
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first, and merge keys without end."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Like the base class, with a check for duplicates, before merge keys (`<<`) add theirs."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"the key {shown(key.value)} occurs twice", key.start_mark)
+            seen.add(key.value)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Like the base class, but for merge keys that would multiply (`<<: [*a, *a]` of `<<: [*b, *b]` ...)."""
+        pairs = 0
+        for value in (value for key, value in node.value if key.tag == MERGE):
+            for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if isinstance(merged, yaml.MappingNode):
+                    self.flatten_mapping(merged)
+                    pairs += len(merged.value)
+        if pairs > LARGEST:
+            raise yaml.composer.ComposerError(None, None, "merge keys that multiply without end", node.start_mark)
+        super().flatten_mapping(node)
+
+
+def read_plainly(text: str) -> Any:
+    """The value of a YAML text as `yaml.safe_load` reads it: the last of equal keys. Raises one of `BAD_YAML`."""
+    return yaml.safe_load(text)
+
+
+def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
+    """The validated profile in `path`, with `KEY=VALUE` overrides applied, a limit put on every source and paths resolved.
+
+    Raises `ProfileInvalid` for a file that is missing or malformed, and for keys or values that do not exist.
+    """
+    tree = read_tree(path)
+    for override in _source_first(overrides or []):
+        apply_override(tree, override)
+    options = validate(tree, cut(str(path))).resolved(path.parent)
+    if limit is not None:
+        data = [source.model_copy(update={"limit": min(limit, source.limit or limit)}) for source in options.data]
+        options = options.model_copy(update={"data": data})
+    return options
+
+
+def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """A run's profile, as its manifest holds it, with what a report may still change: `decision.KEY=VALUE`, and another
+    source of step times, `costs.source=roofline` first. Relative paths start where the command runs.
+    """
+    tree = copy.deepcopy(config)
+    for override in _source_first(overrides):
+        if not override.startswith(("decision.", "costs.")):
+            raise ProfileInvalid(
+                f"--set {cut(override, VALUE)}: a report can change decision.* and costs.* only",
+                "the rest was measured; profile again to change it",
+            )
+        apply_override(tree, override)
+    options = validate(tree, "--set")
+    if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
+        raise ProfileInvalid(
+            "--set costs: step times are measured with a run, and cannot be changed afterwards",
+            "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline",
+        )
+    return options.resolved(Path()).model_dump(mode="json")
+
+
+def known_rules(specifications: list[str], option: str = "--rules") -> list[str]:
+    """Ids of rules as an option of a command names them. Raises `ProfileInvalid`."""
+    try:
+        return list(dict.fromkeys(parse_rule(text).id for text in specifications))
+    except ValueError as error:
+        raise ProfileInvalid(f"{option}: {error}", "alphaprof rules lists them; write for example additive:0.2") from None
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The profile file as plain data. Raises `ProfileInvalid`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ProfileInvalid(
+            f"cannot read the profile {cut(str(path))}: {reason}", "give the path of a YAML profile file"
+        ) from None
+    try:
+        tree = UniqueKeyLoader(text).get_single_data()
+    except BAD_YAML as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = cut(getattr(error, "problem", None) or f"not YAML ({_reason(error)})")
+        raise ProfileInvalid(
+            f"{cut(str(path))}{where}: {problem}", "mend the YAML there; quote text that holds ': ' or '{'"
+        ) from None
+    if not isinstance(tree, dict):
+        raise ProfileInvalid(
+            f"{cut(str(path))} holds no profile", "start from a file in profiles/: it needs target, drafts and data"
+        )
+    return tree
+
+
+def _reason(error: Exception) -> str:
+    """Why a text is no YAML, in one line."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply, or an alias inside what it names"
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Set one value in place: `target.dtype=float32`, `data.0.limit=5`, `data.code.limit=5`. Values are YAML."""
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    option = f"--set {cut(path, VALUE)}"
+    if not equals or not all(keys):
+        raise ProfileInvalid(f"--set {shown(override)} is not KEY=VALUE", "write for example --set target.dtype=float32")
+    try:
+        value = UniqueKeyLoader(text).get_single_data()
+    except BAD_YAML:
+        raise ProfileInvalid(f"{option}: {shown(text)} is not a YAML value", "quote it for YAML and for the shell") from None
+    if keys == ["costs", "source"] and _source(tree) != value:
+        tree["costs"] = {}  # options of another source mean nothing to this one
+    node: Any = tree
+    for depth, key in enumerate(keys):
+        place = cut(".".join(keys[: depth + 1]), VALUE)
+        if not isinstance(node, (dict, list)):
+            raise ProfileInvalid(f"{option}: {place} lies below a plain value", "name an option of the profile")
+        index: Any = _element(node, key, place) if isinstance(node, list) else key
+        if depth == len(keys) - 1:
+            node[index] = value
+            return
+        inner = node[index] if isinstance(node, list) else node.get(index)
+        node[index] = {} if inner is None else copy.copy(inner)  # a copy: YAML anchors let two places share a group
+        node = node[index]
+
+
+def _source(tree: dict[str, Any]) -> object:
+    """Where step times come from, in a profile as it was written."""
+    costs = tree.get("costs")
+    return costs.get("source", "measured") if isinstance(costs, dict) else "measured"
+
+
+def _source_first(overrides: list[str]) -> list[str]:
+    """Overrides in the order in which they mean what they say: the source of step times before its options."""
+    return sorted(overrides, key=lambda override: not override.replace(" ", "").startswith("costs.source="))
+
+
+def _element(items: list[Any], key: str, place: str) -> int:
+    """The index of a list element that is named by its index or, for a source, by its domain."""
+    indices = [str(index) for index in range(len(items))]
+    if key in indices:
+        return indices.index(key)
+    domains = [item.get("domain") if isinstance(item, dict) else None for item in items]
+    if domains.count(key) == 1:
+        return domains.index(key)
+    known = cut(", ".join(dict.fromkeys(domain for domain in domains if isinstance(domain, str))))
+    raise ProfileInvalid(
+        f"--set {place}: no single element {shown(key)} in a list of {len(items)}",
+        f"use an index from 0 to {len(items) - 1}" + (f" or a domain that one source has ({known})" if known else "")
+        if items
+        else "the list is empty: set it whole",
+    )
+
+
+def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
+    """`ProfileOptions` from plain data; raises `ProfileInvalid` with the first problem and a suggestion."""
+    _require_plain(tree, origin)
+    try:
+        return ProfileOptions.model_validate(tree)
+    except ValidationError as error:
+        raise _invalid(error, origin) from None
+
+
+def _require_plain(tree: dict[str, Any], origin: str) -> None:
+    """Raise `ProfileInvalid` for what no manifest could hold: data that contain themselves, that aliases multiply beyond
+    `LARGEST`, or that are neither groups, lists, texts, numbers nor dates.
+    """
+    sizes: dict[int, int] = {}  # by identity, since aliases share what they name; 0: its parts are being looked at
+
+    def size_of(value: object, place: tuple[str, ...]) -> int:
+        """Values and characters of a value with its aliases written out."""
+
+        def refuse(problem: str, hint: str) -> ProfileInvalid:
+            return ProfileInvalid(f"{origin}: {cut('.'.join(place), VALUE) or WHOLE}: {problem}", hint)
+
+        if not isinstance(value, (dict, list)):
+            if problem := _odd(value):
+                raise refuse(*problem)
+            return 1 + (len(value) if isinstance(value, str) else 0)
+        size = sizes.get(id(value))
+        if size == 0:
+            raise refuse("it contains itself, by an alias", "write the value out where the alias stands")
+        if size is None:
+            if len(place) > DEEPEST:
+                raise refuse("nested too deeply", "no option has as many levels: check brackets and indentation")
+            sizes[id(value)] = 0
+            size = 1
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                if isinstance(value, dict) and (not isinstance(key, str) or _odd(key)):
+                    raise refuse(f"the key {shown(key)} is no text", "quote it: YAML reads on, off, yes, no and 1 otherwise")
+                size += (len(key) if isinstance(key, str) else 0) + size_of(part, (*place, str(key)))
+            sizes[id(value)] = size
+        if size > LARGEST:
+            raise refuse(f"aliases or texts make more than {LARGEST} values and characters", "shorten it")
+        return size
+
+    size_of(tree, ())
+
+
+def _odd(value: object) -> tuple[str, str] | None:
+    """Why a value is no text, number or date that every file can hold, and a hint; None: it is one."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"holds half a character ({shown(value)})", "write the whole character, in UTF-8"
+        return None
+    if isinstance(value, int) and abs(value) >= WIDEST:
+        return "a number of more than 64 bits", "write a smaller number, or quote it where it is a text"
+    if value is None or isinstance(value, (int, float, datetime.date)):
+        return None
+    return f"{type(value).__name__} is no text, number, list or group", "write it without a tag (!!binary, !!set)"
+
+
+def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
+    """The failure that names the first problem; an unknown key comes first, since it often explains the others."""
+    problems: dict[str, ErrorDetails] = {}
+    for problem in sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != UNKNOWN_KEY):
+        problems.setdefault(".".join(_keys(problem["loc"])) or WHOLE, problem)
+    # Pydantic reports every branch of a union; a problem deeper inside shows that an outer branch was not meant.
+    places = [place for place in problems if not any(other.startswith(f"{place}.") for other in problems)]
+    place, more = places[0], f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+    first: Any = problems[place]
+    if first["type"] == UNKNOWN_KEY:
+        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", _suggestion(first["loc"]))
+    where = "" if place == WHOLE else f" {cut(place, VALUE)}:"
+    tag = str(first.get("ctx", {}).get("tag", ""))  # of a union: the one value that pydantic repeats
+    problem = first["msg"].removeprefix("Value error, ").replace(tag, cut(tag, VALUE))
+    return ProfileInvalid(f"{origin}:{where} {problem}{more}", _advice(first))
+
+
+def _advice(error: ErrorDetails) -> str:
+    if error["type"] == "missing":
+        return "add this key; the files in profiles/ show a complete profile"
+    if error["type"] == "union_tag_not_found":
+        kinds = [tag for choice in _choices(_annotation(error["loc"])) for tag in _tags(choice)[1:]]
+        return f"add kind: {' or '.join(kinds)}"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "it is a group of options: write {key: value, ...}, or one key: value a line, indented"
+    if error["type"] == "string_type" and isinstance(error["input"], bool):
+        return "YAML reads on, off, yes and no as true and false: quote the word"
+    if error["type"] == "string_type" and isinstance(error["input"], (int, float, datetime.date)):
+        return "YAML reads it as a number or a date: quote it"
+    return "correct the value in the profile, or override it with --set KEY=VALUE"
+
+
+def _suggestion(location: tuple[str | int, ...]) -> str:
+    """A hint for an unknown key: the nearest option of the group that it stands in."""
+    group = _choices(_annotation(location[:-1]))[0]
+    near = difflib.get_close_matches(str(location[-1]), group.model_fields, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(group.model_fields))}"
+
+
+def _keys(location: tuple[str | int, ...]) -> list[str]:
+    """The keys of the file along pydantic's error location, which holds the tags of unions as well."""
+    return [str(part) for part, is_key, _ in _walk(location) if is_key]
+
+
+def _annotation(location: tuple[str | int, ...]) -> Any:
+    """The type that the options declare at pydantic's error location."""
+    steps = list(_walk(location))
+    return steps[-1][2] if steps else ProfileOptions
+
+
+def _walk(location: tuple[str | int, ...]) -> Iterator[tuple[str | int, bool, Any]]:
+    """Each part of an error location, whether it is a key of the file, and the declared type that it leads to."""
+    here: Any = ProfileOptions
+    for part in location:
+        choices = _choices(here)
+        inner = get_args(choices[0])
+        is_key = len(choices) == 1 and (bool(inner) or hasattr(choices[0], "model_fields"))
+        if len(choices) > 1:
+            here = next((choice for choice in choices if part in _tags(choice)), None)
+        elif hasattr(choices[0], "model_fields"):
+            field = choices[0].model_fields.get(part)
+            here = field.annotation if field else None
+        else:
+            here = inner[-1] if inner else None
+        yield part, is_key, here
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """What an annotation allows besides None, without Annotated: more than one type where it is a union."""
+    if get_origin(annotation) is Annotated:
+        return _choices(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [choice for part in get_args(annotation) if part is not NoneType for choice in _choices(part)]
+    return [annotation]
+
+
+def _tags(choice: Any) -> tuple[str, ...]:
+    """How pydantic may name one choice of a union: by its class, or by its kind or source."""
+    fields = getattr(choice, "model_fields", {})
+    kind = fields.get("kind") or fields.get("source")
+    return (getattr(choice, "__name__", ""), *(get_args(kind.annotation) if kind else ()))

@@ -1,0 +1,250 @@
+"""Options of models, drafts, continuations and costs: the parts of a profile file that say what is run, and its times."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from alphaprof.errors import shown
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL character, which no name has")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_without_nul)]  # of a file, a repository or a part of it
+
+
+class Options(BaseModel):
+    """Base of all option groups: unknown keys are errors, numbers are finite, and values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelOptions(Options):
+    """How to load a model: a hub id, a local directory, or a .gguf file."""
+
+    model: Name = Field(
+        min_length=1, description="hub id, local directory or .gguf file; relative paths start at the profile file"
+    )
+    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    device: str = Field("auto", description="auto (CUDA where there is one, else CPU), cpu, cuda, cuda:1")
+    device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
+
+
+class TargetOptions(ModelOptions):
+    """The model that is served; its tokenizer encodes the text for every draft as well."""
+
+    dtype: Dtype = Field("bfloat16", description="profile in the dtype that is served: near-ties depend on it")
+
+
+class ModelDraft(ModelOptions):
+    """An independent draft model."""
+
+    kind: Literal["model"]
+    dtype: Dtype | None = Field(None, description="default: the target's")
+
+
+class LayerSkipDraft(Options):
+    """The target without some of its layers: shared weights, its own KV cache."""
+
+    kind: Literal["layer_skip"]
+    drop_layers: list[Whole] = Field(min_length=1, description="0-based indices of the target's layers that are left out")
+
+    @field_validator("drop_layers")
+    @classmethod
+    def _distinct(cls, layers: list[int]) -> list[int]:
+        if len(set(layers)) != len(layers) or min(layers) < 0:
+            raise ValueError("must be distinct indices, 0 or above")
+        return sorted(layers)
+
+
+class PromptLookupDraft(Options):
+    """No model: what followed the last tokens where they stood before, in the prompt or in the text so far."""
+
+    kind: Literal["prompt_lookup"]
+    max_ngram: Whole = Field(3, ge=1, le=64, description="longest run of last tokens that is looked up, then shorter ones")
+
+
+DraftOptions = Annotated[ModelDraft | LayerSkipDraft | PromptLookupDraft, Field(discriminator="kind")]
+
+
+class GreedyContinuation(Options):
+    """The target's own greedy continuation."""
+
+    kind: Literal["greedy"] = "greedy"
+    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
+
+
+class Sampling(Options):
+    """How a target draws its tokens. Settings apply in the order of transformers: temperature, top_k, top_p, min_p."""
+
+    temperature: float | None = Field(None, le=100, description="logits are divided by it; default: 1")
+    top_k: Whole | None = Field(None, ge=0, description="most probable tokens kept; default: 0, all")
+    top_p: float | None = Field(None, gt=0, le=1, description="probability mass kept; default: 1, all")
+    min_p: float | None = Field(None, ge=0, le=1, description="least share of the top probability; default: 0, any")
+
+    @field_validator("temperature")
+    @classmethod
+    def _positive(cls, temperature: float | None) -> float | None:
+        if temperature is not None and not temperature > 0:
+            raise ValueError("must be above 0; greedy text is kind: greedy")
+        return temperature
+
+
+class SampledContinuation(Sampling):
+    """Sampled by the target. What is drawn depends on the seed and the document, not on the batch that it was in."""
+
+    kind: Literal["sampled"]
+    max_new_tokens: Whole = Field(256, ge=1, le=1_000_000, description="tokens at which a document ends without EOS")
+    seed: Whole = Field(0, ge=0, lt=2**63, description="another seed draws another text")
+    generation_config: bool = Field(
+        False, description="take what is unset here from the model's own generation config, as servers do by default"
+    )
+
+
+class GivenContinuation(Sampling):
+    """Logged responses: text, or token ids that are never re-tokenised."""
+
+    kind: Literal["given"]
+    column: str = Field(description="column with the response, as text or as a list of token ids")
+    on_policy: bool = Field(
+        False, description="states that this target produced the responses: greedily, or sampled with these settings"
+    )
+    max_new_tokens: Whole | None = Field(None, ge=1, description="cut longer responses (counted); default: no limit")
+
+    @model_validator(mode="after")
+    def _sampled_at(self) -> GivenContinuation:
+        if self.temperature is None and (self.top_k or self.top_p or self.min_p):
+            raise ValueError("top_k, top_p and min_p go with temperature (1 changes nothing); without it the text is greedy")
+        return self
+
+
+class TextContinuation(Options):
+    """A plain corpus: the rendered prompt is cut after some tokens, and the rest is measured. Off-policy for every rule."""
+
+    kind: Literal["text"]
+    prompt_tokens: Whole = Field(32, ge=1, description="tokens before the first position; shorter texts are left out")
+    max_new_tokens: Whole | None = Field(256, ge=1, description="cut longer texts (counted); null: no limit")
+
+
+ContinuationOptions = Annotated[
+    GreedyContinuation | SampledContinuation | GivenContinuation | TextContinuation, Field(discriminator="kind")
+]
+
+
+def _several(given: object) -> object:
+    return given if isinstance(given, list) else [given]
+
+
+def _ascending(values: list[int]) -> list[int]:
+    return sorted(set(values))
+
+
+# One whole number or a list of them.
+Wholes = Annotated[list[Whole], BeforeValidator(_several), AfterValidator(_ascending)]
+Milliseconds = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class MeasuredCosts(Options):
+    """Step times measured here: forward passes of transformers, in alphaprof's own loop."""
+
+    source: Literal["measured"] = "measured"
+    concurrency: Annotated[Wholes, Field(min_length=1)] = Field(
+        [1], description="sequences in a batch, one number or several: a report says up to which of them a draft pays"
+    )
+    context: Annotated[Wholes, Field(min_length=1)] = Field(
+        [256], description="tokens in the KV cache while a step is timed, one number or several to interpolate between"
+    )
+    repeats: Whole = Field(
+        100, ge=3, description="the most timed rounds, each of which runs every step once; fewer than 6 give wide intervals"
+    )
+    budget: float = Field(
+        60,
+        ge=0,
+        description="seconds for all step times: less once the cost of a round is known to 2 %, more only for 6 rounds at "
+        "each batch size and context",
+    )
+    mode: Literal["auto", "eager"] = Field(
+        "auto", description="auto: a static cache and CUDA graphs where the device has them; eager: as validate decodes"
+    )
+
+    @field_validator("concurrency", "context")
+    @classmethod
+    def _in_range(cls, values: list[int], info: ValidationInfo) -> list[int]:
+        least = 1 if info.field_name == "concurrency" else 8
+        if min(values) < least:
+            raise ValueError(f"must be {least} or more")
+        return values
+
+
+class TableCosts(Options):
+    """Step times of your own engine."""
+
+    source: Literal["table"]
+    path: Name = Field(min_length=1, description="CSV or JSON with step times (docs/costs.md); relative to the profile")
+    overhead_ms: Milliseconds | None = Field(
+        None, description="added to every target step: sampling, scheduling; needed where a table leaves them out (vLLM)"
+    )
+
+
+class RooflineCosts(Options):
+    """Step times worked out from bytes and FLOPs, for hardware that is not at hand."""
+
+    source: Literal["roofline"]
+    accelerator: str = Field(description="a device, like h100-sxm (docs/costs.md lists them)")
+    tp: Whole = Field(1, ge=1, description="devices that share the target (tensor parallelism)")
+    draft_tp: Whole | None = Field(None, ge=1, description="devices that share a draft model; default: as the target")
+    concurrency: Annotated[Wholes, Field(min_length=1)] = Field(
+        [1, 8, 32, 64, 128, 256], description="sequences in a batch: a report says up to which of them a draft pays"
+    )
+    memory_efficiency: Share = Field(0.8, description="share of the memory bandwidth that kernels reach")
+    compute_efficiency: Share = Field(0.66, description="share of the peak FLOPs that kernels reach")
+    all_reduce_ms: Milliseconds = Field(0.0, description="with tensor parallelism, exchange of one layer")
+    overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
+    draft_overhead_ms: Milliseconds = Field(0.0, description="added to every draft step: launches")
+    weight_bytes: float | None = Field(None, gt=0, description="of the target, a parameter; default: those of its dtype")
+    draft_weight_bytes: float | None = Field(None, gt=0, description="of draft models likewise")
+    kv_bytes: float | None = Field(None, gt=0, description="of an element of the KV cache; default: those of the dtype")
+
+    @field_validator("accelerator")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        from alphaprof.costs.roofline import ACCELERATORS
+
+        if name not in ACCELERATORS:
+            raise ValueError(f"{shown(name)} is none of the known accelerators: {', '.join(sorted(ACCELERATORS))}")
+        return name
+
+    @field_validator("concurrency")
+    @classmethod
+    def _positive(cls, values: list[int]) -> list[int]:
+        if min(values) < 1:
+            raise ValueError("must be 1 or more")
+        return values
+
+
+class NoCosts(Options):
+    """No step times: a run of acceptance alone. Reports may name a source later: `report --set costs.source=table`."""
+
+    source: Literal["none"]
+
+
+CostOptions = Annotated[MeasuredCosts | TableCosts | RooflineCosts | NoCosts, Field(discriminator="source")]

@@ -1,0 +1,287 @@
+"""The profile file: every option declared once, with its type, default, limits and meaning.
+
+The command line, the manifest and the reference derive from these classes. Precedence: default < file < `--set`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import string
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from alphaprof.config.options import (
+    ContinuationOptions,
+    CostOptions,
+    DraftOptions,
+    GreedyContinuation,
+    MeasuredCosts,
+    ModelDraft,
+    Name,
+    Options,
+    RooflineCosts,
+    Sampling,
+    TableCosts,
+    TargetOptions,
+    TextContinuation,
+    Whole,
+)
+from alphaprof.errors import cut, shown
+from alphaprof.log.files import DRAFT_NAME
+from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
+
+AUTO = "auto"
+
+
+def _rule(given: object) -> object:
+    return given if given == AUTO else parse_rule(given).id
+
+
+RuleId = Annotated[str, BeforeValidator(_rule)]
+
+
+class Markers(Options):
+    """What encloses the part of a text in which the model thinks, as it stands in the text."""
+
+    begin: str = Field("<think>", min_length=1, description="where thinking begins; it may stand in the prompt already")
+    end: str = Field("</think>", min_length=1, description="where it ends")
+
+
+class DomainColumn(Options):
+    """The domain of a document stands in a column of its row."""
+
+    column: str
+
+
+class SourceOptions(Options):
+    """One dataset: where it lies, how a row becomes a prompt, and which domain it belongs to."""
+
+    domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
+    path: Name = Field(
+        min_length=1, description="hub id, or local .jsonl, .json, .csv, .parquet or .txt; relative to the profile"
+    )
+    name: Name | None = Field(None, description="configuration of a hub dataset")
+    split: Name = Field("train", description="split of a hub dataset")
+    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
+    prompt: str | None = Field(None, description='template over the columns, e.g. "{prompt}"')
+    messages: str | None = Field(None, description="column with chat messages (role, content)")
+    prompt_ids: str | None = Field(None, description="column with the prompt's token ids")
+    chat: bool = Field(False, description="wrap the rendered prompt as one user turn of the chat template")
+    system: str | None = Field(None, description="system message, with chat: true")
+    chat_options: dict[str, Any] = Field({}, description="variables of the chat template, e.g. {enable_thinking: false}")
+    continuation: ContinuationOptions | None = Field(None, description="default: the profile's continuation")
+    cluster: str | None = Field(
+        None, description="column that groups dependent documents of this source, e.g. a conversation id"
+    )
+    limit: Whole | None = Field(None, ge=1, description="most documents taken from this source")
+    shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
+    shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
+    min_prompt_tokens: Whole = Field(1, ge=1, description="documents with a shorter prompt (template included) are left out")
+    too_long: Literal["skip", "truncate"] = Field(
+        "skip", description="documents beyond the target's context: leave out, or drop the beginning of the prompt"
+    )
+
+    @field_validator("prompt")
+    @classmethod
+    def _template(cls, prompt: str | None) -> str | None:
+        if prompt is not None:
+            template_parts(prompt)
+        return prompt
+
+    @field_validator("chat_options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{error}: quote dates, and write finite numbers") from None
+        return options
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> SourceOptions:
+        given = [name for name in ("prompt", "messages", "prompt_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of prompt, messages, prompt_ids (has {', '.join(given) or 'none'})")
+        if self.chat and self.prompt is None:
+            raise ValueError("chat: true goes with prompt; messages always pass through the chat template")
+        if self.system is not None and not self.chat:
+            raise ValueError("system goes with chat: true; put it into messages otherwise")
+        return self
+
+
+class DecisionOptions(Options):
+    """What the verdict is about."""
+
+    rule: RuleId = Field(
+        AUTO,
+        description="the one acceptance rule that the verdict concerns; auto: strict on greedy text, one_hot on sampled",
+    )
+    draft: str = Field("auto", description="name of a draft; auto chooses on half of the documents")
+    gamma: Whole | Literal["auto"] = Field("auto", description="drafted tokens per round; auto chooses likewise")
+    min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="of intervals (two-sided) and verdicts (one-sided)")
+    concurrency: Whole = Field(1, ge=1, description="sequences that are decoded at a time where the verdict shall hold")
+    weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: observed")
+
+    @field_validator("weights")
+    @classmethod
+    def _shares(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
+        if weights is not None and not (min(weights.values(), default=0) >= 0 and abs(sum(weights.values()) - 1) <= 1e-6):
+            raise ValueError(f"must be shares that add up to 1 (they add up to {sum(weights.values()):g})")
+        return weights
+
+
+class ProfileOptions(Options):
+    """One profile file."""
+
+    target: TargetOptions
+    drafts: dict[str, DraftOptions] = Field(
+        description="the drafts by name; {}: the target alone, with certificates, and the draft that is free "
+        "(prompt lookup, as ngram)"
+    )
+    data: list[SourceOptions] = Field(min_length=1)
+    continuation: ContinuationOptions = GreedyContinuation()
+    draft_processing: Literal["same", "temperature"] = Field(
+        "same",
+        description="how q is processed on sampled text: like p, or temperature alone (drafters that do not truncate)",
+    )
+    rules: list[RuleId] = Field(
+        list(DEFAULT_RULES), min_length=1, description="acceptance rules, like strict, {additive: 0.1}, or additive:0.1"
+    )
+    certificates: bool = Field(
+        False, description="log threshold_<rule>: how far a draft must be from the target before the rule can reject it"
+    )
+    gammas: list[Whole] = Field(
+        [1, 2, 3, 4, 5, 6, 7, 8], min_length=1, description="drafted tokens per round that are replayed"
+    )
+    costs: CostOptions = MeasuredCosts()
+    decision: DecisionOptions = DecisionOptions()
+    thinking: Markers | None = Field(None, description="tell thinking from answer; default: no phases")
+    batch_tokens: Whole = Field(8192, ge=1, description="padded tokens in one batch, at most (a document alone may exceed)")
+    shard_documents: Whole = Field(64, ge=1, description="documents a shard: what an interruption can cost")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _target_alone(cls, given: Any) -> Any:
+        """Without drafts there is still the one that costs nothing, and what thresholds say about any."""
+        if isinstance(given, dict) and given.get("drafts") == {}:
+            return {"certificates": True} | given | {"drafts": {"ngram": {"kind": "prompt_lookup"}}}
+        return given
+
+    @field_validator("drafts")
+    @classmethod
+    def _draft_names(cls, drafts: dict[str, Any]) -> dict[str, Any]:
+        for name in drafts:
+            if not DRAFT_NAME.fullmatch(name) or name in ("auto", "target"):
+                raise ValueError(
+                    f"draft name {shown(name)} must be lower case, start with a letter, have at most 200 characters, and "
+                    "not be auto or target"
+                )
+        return drafts
+
+    @field_validator("continuation", mode="before")
+    @classmethod
+    def _greedy_by_default(cls, continuation: Any) -> Any:
+        if (
+            isinstance(continuation, dict)
+            and "kind" not in continuation
+            and (odd := set(continuation) & set(Sampling.model_fields))
+        ):
+            raise ValueError(f"{', '.join(sorted(odd))} go with kind: sampled")
+        return {"kind": "greedy"} | continuation if isinstance(continuation, dict) else continuation
+
+    @field_validator("costs", mode="before")
+    @classmethod
+    def _measured_by_default(cls, costs: Any) -> Any:
+        return {"source": "measured"} | costs if isinstance(costs, dict) else costs
+
+    @field_validator("rules")
+    @classmethod
+    def _distinct_rules(cls, rules: list[str]) -> list[str]:
+        if AUTO in rules:
+            raise ValueError("auto is no rule; it goes into decision.rule")
+        return list(dict.fromkeys(rules))
+
+    @field_validator("gammas")
+    @classmethod
+    def _gammas(cls, gammas: list[int]) -> list[int]:
+        if min(gammas) < 1 or max(gammas) > GAMMA_LIMIT:
+            raise ValueError(f"must lie between 1 and {GAMMA_LIMIT}")
+        return sorted(set(gammas))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ProfileOptions:
+        decision = self.decision
+        if decision.draft != "auto" and decision.draft not in self.drafts:
+            raise ValueError(
+                f"decision.draft {shown(decision.draft)} is none of the drafts ({cut(', '.join(self.drafts), 100)})"
+            )
+        if decision.gamma != "auto" and decision.gamma not in self.gammas:
+            raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}")
+        if isinstance(self.costs, MeasuredCosts | RooflineCosts):
+            known = self.costs.concurrency
+            if not known[0] <= decision.concurrency <= known[-1]:
+                raise ValueError(
+                    f"decision.concurrency {decision.concurrency} lies outside costs.concurrency {cut(str(known), 100)}: "
+                    "nothing would say what steps take there"
+                )
+        for index, source in enumerate(self.data):
+            if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
+                raise ValueError(f"data.{index}: continuation kind text measures a plain corpus: use prompt without chat")
+        fixed = [source.domain for source in self.data if isinstance(source.domain, str)]
+        if decision.weights is not None and len(fixed) == len(self.data) and set(fixed) != set(decision.weights):
+            odd = sorted(set(fixed) ^ set(decision.weights))
+            raise ValueError(f"decision.weights must name every domain and no other (check {cut(', '.join(odd), 100)})")
+        return self
+
+    def continuation_of(self, source: int) -> ContinuationOptions:
+        """The continuation that holds for one source: its own, or the profile's."""
+        return self.data[source].continuation or self.continuation
+
+    def resolved(self, folder: Path) -> ProfileOptions:
+        """The same options with local paths made absolute; relative ones start at `folder`, that of the profile file."""
+        drafts = {
+            name: draft.model_copy(update={"model": resolve(draft.model, folder)})
+            if isinstance(draft, ModelDraft)
+            else draft
+            for name, draft in self.drafts.items()
+        }
+        data = [source.model_copy(update={"path": resolve(source.path, folder)}) for source in self.data]
+        target = self.target.model_copy(update={"model": resolve(self.target.model, folder)})
+        costs = self.costs
+        if isinstance(costs, TableCosts):
+            costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})
+        return self.model_copy(update={"target": target, "drafts": drafts, "data": data, "costs": costs})
+
+
+LOCAL_SUFFIXES = {".gguf", ".jsonl", ".json", ".csv", ".parquet", ".txt"}
+
+
+def resolve(reference: str, folder: Path) -> str:
+    """A model or dataset reference, with a local path made absolute (from `folder`) and a hub id left as it is."""
+    path = Path(os.path.expanduser(reference))
+    local = folder / path
+    explicit = reference.startswith((".", "/", "~")) or path.suffix in LOCAL_SUFFIXES
+    if not explicit and not os.path.exists(local):
+        return reference
+    # The last name stays as it is: the hub's cache links model.gguf to a file whose name is a hash, without a suffix.
+    return str(local.parent.resolve() / local.name)
+
+
+def template_parts(template: str) -> list[tuple[str, str | None]]:
+    """A prompt template as pairs of literal text and the column that follows it (None at the end).
+
+    Raises `ValueError` for a template that is malformed or asks for more than a column.
+    """
+    advice = "write {column} for a column and {{ or }} for a brace"
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{shown(template)}: {error}; {advice}") from None
+    for _, name, specification, conversion in parsed:
+        if name is not None and (not name or specification or conversion):
+            raise ValueError(f"{shown(template)} has a field that is more or less than a column's name; {advice}")
+    return [(literal, name) for literal, name, _, _ in parsed]

@@ -1,0 +1,236 @@
+"""Step times for a report: measured with the run, from a table of the user's engine, or worked out by a roofline."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alphaprof.costs.engine_table import read_engine_table
+from alphaprof.costs.roofline import ACCELERATORS, Accelerator, draft_memory
+from alphaprof.costs.roofline_costs import RooflineSetting, roofline_rows, shape_of
+from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.speedup import StepTimes, Timing
+from alphaprof.costs.steps import TARGET, StepRow, StepTable
+from alphaprof.errors import CostsUnreadable
+from alphaprof.log.manifest import CHAIN, LOOKUP, Manifest, ModelFacts
+from alphaprof.log.store import Run
+
+Array = np.ndarray[Any, Any]
+MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
+MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
+PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a draft takes of the memory that the target leaves for its KV cache."""
+
+    draft: str
+    weight_bytes: float  # 0 for layers of the target
+    kv_bytes_per_token: float  # of its cache
+    kv_share: float  # of the bytes that a token of context takes in both caches
+    pool_share: float | None  # of the target's pool that the draft's weights take; None: the memory is not known
+    lost_share: float | None  # of the tokens of context that the pool holds, with the draft's weights and cache beside
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Where step times come from, and what they are at `concurrency` and `context`; `concurrencies`: all that there are."""
+
+    source: str  # measured, table or roofline
+    engine: str
+    device: str
+    dtype: str
+    concurrency: int  # sequences decoded at a time
+    concurrencies: tuple[int, ...]
+    context: float  # the documents' mean, or the nearest that there is a time for
+    contexts: tuple[int, ...]  # those that times were taken at
+    mode: str | None  # eager, cuda_graph; None: not known
+    threads: int | None  # of torch, where the device is a CPU
+    overhead_ms: float | None  # added to every target step of a table or roofline
+    target_ms: dict[int, float]  # by number of tokens
+    draft_ms: dict[str, float]  # by draft with a model
+    draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full
+    lookup_ms: dict[str, float]  # by prompt lookup draft, once a round
+    bookkeeping_ms: dict[str, float]  # once a round that drafts
+    memory: tuple[Memory, ...]  # one a draft
+    beyond_prefill: float | None  # share of prompts longer than any whose prefill was timed; None: no prefill was
+
+
+@dataclass(frozen=True)
+class CostBook:
+    """All step times that a report may use, for rounds of up to `gamma` drafts at the documents' mean `context`."""
+
+    table: StepTable
+    options: Mapping[str, Any]
+    manifest: Manifest
+    mode: str | None
+    gamma: int
+    context: float
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """Batch sizes that there are times for."""
+        return self.table.batches
+
+    def times(self, concurrency: int) -> dict[str, StepTimes]:
+        """Step times by draft, of drafts that have any at a concurrency."""
+        found = {draft: self.table.times(draft, self.gamma, concurrency, self.context) for draft in self.manifest.drafts}
+        return {draft: times for draft, times in found.items() if times is not None}
+
+    def timing(self, concurrency: int) -> Timing:
+        """The same for a verdict, with the reasons of drafts that have none."""
+        place = (self.gamma, concurrency, self.context)
+        reasons = {draft: self.table.why_not(draft, *place) for draft in self.manifest.drafts}
+        return Timing(self.times(concurrency), self.basis, {name: reason for name, reason in reasons.items() if reason})
+
+    @property
+    def basis(self) -> str:
+        """How a verdict that rests on these times begins."""
+        options = self.options
+        if options["source"] == MEASURED:
+            return MEASURED_HERE
+        if options["source"] == TABLE:
+            return f"by the step times in {Path(options['path']).name}"
+        return f"by step times worked out for {_devices(options)}, not measured"
+
+
+def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostBook | None:
+    """The step times that `costs` options name; None where they ask for none, or were to be measured and were not.
+
+    `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`, also for rounds of which it
+    is not known what they drafted.
+    """
+    manifest = run.manifest
+    gamma, mode = max(run.gammas), None
+    if options["source"] == NONE:
+        return None
+    if manifest.drafting != CHAIN and options["source"] != MEASURED:
+        raise CostsUnreadable(
+            f"step times say nothing about {run.path}: it was served with drafting {manifest.drafting}, and what its rounds "
+            "drafted is not known",
+            "leave costs out: tokens per round need none",
+        )
+    if options["source"] == MEASURED:
+        latency = run.latency()
+        measured = latency.to_pylist() if latency is not None else []
+        if not any(row["step"] == "decode" for row in measured):
+            return None
+        rows: Sequence[StepRow] = measured_rows(measured)
+        mode = measured[0].get("mode") or "eager"
+    elif options["source"] == TABLE:
+        lookups = [name for name, facts in manifest.drafts.items() if facts.kind == LOOKUP]
+        models = [name for name in manifest.drafts if name not in lookups]
+        rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"])
+    else:
+        rows = _roofline(manifest, options, gamma, context)
+    return CostBook(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
+
+
+def beyond_prefill(book: CostBook, prompt_tokens: Array) -> float | None:
+    """The share of prompts that are longer than any whose prefill was timed; None where none was, or a formula gives all."""
+    found = book.table.prefill_ms(TARGET, prompt_tokens) if book.options["source"] != ROOFLINE else None
+    return found[1] if found is not None else None
+
+
+def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
+    """Rows of the latency table as step times."""
+    names = ("model", "step", "tokens", "batch", "context", "relative_error")
+    return [
+        StepRow(**{name: row[name] for name in names}, ms=row["median_ms"], rounds=tuple(row.get("rounds_ms") or ()))
+        for row in latency
+    ]
+
+
+def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, context: float | None) -> tuple[StepRow, ...]:
+    keys = ("accelerator", "tp", "draft_tp", "memory_efficiency", "compute_efficiency", "all_reduce_ms")
+    setting = RooflineSetting(**{key: options[key] for key in (*keys, "overhead_ms", "draft_overhead_ms")})
+    target, drafts = _shapes(manifest, options)
+    # Times are linear in the context: two places give all between.
+    contexts = sorted({0, round(2 * (context or 0)) + 1})
+    return roofline_rows(target, drafts, setting, gamma, options["concurrency"], contexts, PROMPTS)
+
+
+def _shapes(manifest: Manifest, options: Mapping[str, Any]) -> tuple[ModelShape, dict[str, ModelShape | None]]:
+    drafts = {
+        name: None if facts.kind == LOOKUP else _shape(name, facts, options, options["draft_weight_bytes"])
+        for name, facts in manifest.drafts.items()
+    }
+    return _shape(TARGET, manifest.target, options, options["weight_bytes"]), drafts
+
+
+def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
+    # Layers of the target have the target's weights, quantised or not.
+    given = options.get("weight_bytes") if facts.kind == "layer_skip" else weight_bytes
+    shape = shape_of(name, facts)
+    kv_bytes = options.get("kv_bytes") or shape.kv_bytes
+    return dataclasses.replace(shape, weight_bytes=given or shape.weight_bytes, kv_bytes=kv_bytes)
+
+
+def _device(manifest: Manifest, options: Mapping[str, Any]) -> tuple[Accelerator | None, int]:
+    """What holds the target, and how many of it: a roofline's accelerators, or the GPU of a measurement; else not known."""
+    if options["source"] == ROOFLINE:
+        return ACCELERATORS[options["accelerator"]], options["tp"]
+    memory = manifest.environment.get("device_memory") if options["source"] == MEASURED else None
+    return (Accelerator(manifest.target.device, math.nan, math.nan, memory) if memory else None), 1
+
+
+def _devices(options: Mapping[str, Any]) -> str:
+    return f"{options['tp']} x {options['accelerator']}" if options["tp"] > 1 else str(options["accelerator"])
+
+
+def cost_of(book: CostBook, concurrency: int, beyond_prefill: float | None) -> Cost:
+    """What a report says of its step times."""
+    manifest, options, times = book.manifest, book.options, book.times(concurrency)
+    measured = options["source"] == MEASURED
+    environment, target = manifest.environment, manifest.target
+    contexts = book.table.contexts(concurrency) or book.table.contexts(book.concurrencies[0])
+    version = environment.get("packages", {}).get("transformers", "unknown")  # of an imported run there is none
+    engine = {MEASURED: f"transformers {version}", ROOFLINE: "roofline"}
+    device = {MEASURED: target.device, TABLE: Path(str(options.get("path"))).name}
+    first = next(iter(times.values()), None)
+    return Cost(
+        source=options["source"],
+        engine=engine.get(options["source"], "yours"),
+        device=device.get(options["source"]) or _devices(options),
+        dtype=target.dtype,
+        concurrency=concurrency,
+        concurrencies=book.concurrencies,
+        context=min(max(book.context, contexts[0]), contexts[-1]),
+        contexts=contexts if options["source"] != ROOFLINE else (),
+        mode=book.mode,
+        threads=environment["torch_threads"] if measured and target.device == "cpu" else None,
+        overhead_ms=None if measured else options["overhead_ms"],
+        target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
+        draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
+        draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},
+        lookup_ms={draft: time.lookup.ms for draft, time in times.items() if manifest.drafts[draft].kind == LOOKUP},
+        bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
+        memory=tuple(memory(manifest, options)),
+        beyond_prefill=beyond_prefill,
+    )
+
+
+def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[Memory]:
+    """What each draft model takes, where its shape and the target's are known."""
+    found = []
+    for name, facts in manifest.drafts.items():
+        if facts.shape is None or manifest.target.shape is None:
+            continue
+        target = _shape(TARGET, manifest.target, options, options.get("weight_bytes"))
+        draft = _shape(name, facts, options, options.get("draft_weight_bytes"))
+        shared = facts.kind == "layer_skip"
+        pool = lost = None
+        device, tp = _device(manifest, options)
+        if device is not None and target.total_weight_bytes < tp * device.memory:
+            held = draft_memory(target, draft, device, tp, shared)
+            pool, lost = held.weight_share, held.lost_share
+        each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token
+        found.append(Memory(name, 0.0 if shared else draft.total_weight_bytes, own, own / (each + own), pool, lost))
+    return found

@@ -1,0 +1,190 @@
+"""Step times wherever they come from (this machine, an engine's own, a roofline) as rows of one kind, and what lies between.
+
+Between measured batches, contexts and numbers of tokens, times are interpolated linearly. They are never extrapolated: what
+lies outside has no time, and a reason. Only a context outside the measured ones takes the time of the nearest, and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alphaprof.costs.speedup import NOTHING, StepTime, StepTimes
+
+Array = np.ndarray[Any, Any]
+TARGET = "target"
+STEPS = ("prefill", "decode", "verify", "draft", "lookup", "bookkeeping")
+FREE_STEPS = ("lookup", "bookkeeping")  # may take no time at all
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One kind of step: time in ms with the relative standard error of its median (0: not known).
+
+    `model`: target, or the draft's name; `step`: one of `STEPS`; `tokens`: new tokens per sequence (prefill: the prompt's,
+    lookup and bookkeeping, which happen once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: the
+    times in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known).
+    """
+
+    model: str
+    step: str
+    tokens: int
+    batch: int
+    context: int
+    ms: float
+    relative_error: float = 0.0
+    rounds: tuple[float, ...] = ()
+
+
+class _Unmeasured(Exception):
+    """There is no time for this: the reason, in words."""
+
+
+_Weights = dict[StepRow, float]  # a time as a weighted sum of measured ones; the weights add up to 1
+_Cells = Mapping[int, Mapping[int, Sequence[StepRow]]]  # batch -> tokens -> rows by ascending context
+
+
+class StepTable:
+    """Rows of step times, and the times between them. Raises `ValueError` where two rows disagree about the same step."""
+
+    def __init__(self, rows: Iterable[StepRow]) -> None:
+        self.rows = tuple(dict.fromkeys(rows))
+        self._cells: dict[tuple[str, str], dict[int, dict[int, list[StepRow]]]] = {}
+        seen = set()
+        for row in sorted(self.rows, key=lambda row: (row.batch, row.tokens, row.context)):
+            place = (row.model, row.step, row.tokens, row.batch, row.context)
+            if place in seen:
+                raise ValueError(f"two times for {row.step} of {row.model}: {row}")
+            seen.add(place)
+            step = "decode" if row.step == "verify" else row.step  # one kind of step over 1 and over several tokens
+            cells = self._cells.setdefault((row.model, step), {})
+            cells.setdefault(row.batch, {}).setdefault(row.tokens, []).append(row)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes for which the target has a decode step, ascending."""
+        return tuple(batch for batch, cell in self._of(TARGET, "decode").items() if 1 in cell)
+
+    def contexts(self, batch: int) -> tuple[int, ...]:
+        """Contexts at which the target's decode step was measured with this batch size, ascending."""
+        return tuple(row.context for row in self._of(TARGET, "decode").get(batch, {}).get(1, ()))
+
+    def times(self, draft: str, gammas_max: int, batch: int, context: float) -> StepTimes | None:
+        """Times of rounds with up to `gammas_max` drafts; None where there are none, for which `why_not` has the reason."""
+        try:
+            return self._times(draft, gammas_max, batch, context)
+        except _Unmeasured:
+            return None
+
+    def why_not(self, draft: str, gammas_max: int, batch: int, context: float) -> str | None:
+        """Why `times` has nothing to say; None where it has."""
+        try:
+            self._times(draft, gammas_max, batch, context)
+        except _Unmeasured as reason:
+            return str(reason)
+        return None
+
+    def prefill_ms(self, model: str, prompt_tokens: Array) -> tuple[Array, float] | None:
+        """Prefill time of prompts at batch 1, in ms, and the share of them beyond the longest that was measured.
+
+        Linear between measured lengths; the shortest one's time below; along the last segment beyond, which never falls
+        (with one length only, the time grows with the length). None where no prefill into an empty cache was measured.
+        """
+        cell = self._of(model, "prefill").get(1, {})
+        rows = [row for each in cell.values() for row in each if row.context == 0]
+        if not rows:
+            return None
+        tokens, times = np.array([row.tokens for row in rows]), np.array([row.ms for row in rows])
+        rise = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]) if len(rows) > 1 else times[-1] / tokens[-1]
+        beyond = np.maximum(np.asarray(prompt_tokens) - tokens[-1], 0)
+        found = np.interp(prompt_tokens, tokens, times) + max(rise, 0.0) * beyond
+        return found, float((beyond > 0).mean()) if beyond.size else 0.0
+
+    def _of(self, model: str, step: str) -> Mapping[int, Mapping[int, list[StepRow]]]:
+        return self._cells.get((model, step), {})
+
+    def _times(self, draft: str, gammas_max: int, batch: int, context: float) -> StepTimes:
+        steps, searches = self._of(draft, "draft"), self._of(draft, "lookup")
+        if not steps and not searches:
+            raise _Unmeasured(f"no step time for draft {draft}")
+        target, name = self._of(TARGET, "decode"), f"draft {draft}"
+        after_full = any(2 in cell for cell in steps.values())
+        kept, own = self._of(TARGET, "bookkeeping"), self._of(draft, "bookkeeping")
+        return StepTimes(
+            target={n: _time(target, TARGET, n, batch, context) for n in range(1, gammas_max + 2)},
+            draft=_if_any(steps, name, 1, batch, context),
+            lookup=_if_any(searches, f"lookup of {name}", 1, batch, context),
+            draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
+            bookkeeping=_added(
+                [
+                    (1.0, _time(cells, f"bookkeeping of {what}", 1, batch, context))
+                    for cells, what in ((kept, f"the {TARGET}"), (own, name))
+                    if cells
+                ]
+            ),
+        )
+
+
+def _between(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:
+    """The known numbers around the wanted one with their weights: one that is equal, or two; none outside of them."""
+    if not known or not known[0] <= wanted <= known[-1]:
+        return []
+    place = bisect_left(known, wanted)
+    if known[place] == wanted:
+        return [(known[place], 1.0)]
+    low, high = known[place - 1], known[place]
+    share = (wanted - low) / (high - low)
+    return [(low, 1 - share), (high, share)]
+
+
+def _at_context(rows: Sequence[StepRow], context: float) -> _Weights:
+    """A time at a context, the nearest end outside."""
+    by_context = {row.context: row for row in rows}
+    inside = min(max(context, rows[0].context), rows[-1].context)
+    return {by_context[near]: weight for near, weight in _between(list(by_context), inside)}
+
+
+def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
+    """A time between the nearest batch sizes at which so many tokens lie between measured ones. Raises `_Unmeasured`."""
+    usable = [near for near, cell in cells.items() if _between(sorted(cell), tokens)]
+    found: _Weights = {}
+    for near, weight in _between(usable, batch):
+        for count, share in _between(sorted(cells[near]), tokens):
+            for row, part in _at_context(cells[near][count], context).items():
+                found[row] = weight * share * part
+    if not found:
+        raise _Unmeasured(_reason(cells, usable, what, tokens, batch))
+    if len(found) == 1:
+        return next(StepTime(row.ms, row.relative_error, row.rounds) for row in found)
+    return _added([(weight, StepTime(row.ms, row.relative_error, row.rounds)) for row, weight in found.items()])
+
+
+def _if_any(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
+    """Nothing where a kind of step was not measured at all: this draft has none."""
+    return _time(cells, what, tokens, batch, context) if cells else NOTHING
+
+
+def _reason(cells: _Cells, usable: Sequence[int], what: str, tokens: int, batch: int) -> str:
+    if usable:
+        known = ", ".join(map(str, usable))
+        return f"batch {batch} lies outside those at which {what} over {_count(tokens)} was measured ({known})"
+    counts = sorted({count for cell in cells.values() for count in cell})
+    known = f"{what} was measured over {_count(counts[0])} to {_count(counts[-1])}" if counts else "none was measured"
+    return f"no step time for {what} over {_count(tokens)}: {known}"
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens} token" if tokens == 1 else f"{tokens} tokens"
+
+
+def _added(parts: Sequence[tuple[float, StepTime]]) -> StepTime:
+    """The weighted sum of times: round by round, as far as all of them go; errors of their own are independent."""
+    ms = sum(weight * time.ms for weight, time in parts)
+    error = math.sqrt(sum((weight * time.ms * time.relative_error) ** 2 for weight, time in parts))
+    rounds = zip(*([weight * each for each in time.rounds] for weight, time in parts), strict=False)
+    return StepTime(ms, error / ms if ms > 0 else 0.0, tuple(map(sum, rounds)))

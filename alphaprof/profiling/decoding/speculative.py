@@ -1,0 +1,273 @@
+"""Real speculative decoding with KV caches at batch 1, for validation and for lossy rules.
+
+Rounds are those of `replay` in its flavour `engine`: the prefill emits the first token; a round drafts as many tokens as the
+draft proposes, up to gamma; the target verifies them in one forward pass; the accepted ones and one token of the target's
+own are emitted. Nothing is capped at the end: the last round drafts as many tokens as any other, and what lies behind an EOS
+or `max_new_tokens` is dropped and counts as not accepted.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphaprof.errors import RuleNotDecodable
+from alphaprof.profiling.decoding.caches import Cached
+from alphaprof.profiling.decoding.choices import GREEDILY, Choice, Chooser
+from alphaprof.profiling.decoding.drafters import Drafter, LookupDrafter, ModelDrafter, Proposal
+from alphaprof.profiling.decoding.verification import Verify, agreement, verifier
+from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.texts.corpus import Ids
+from alphaprof.rules import GAMMA_LIMIT, BoundRule
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A continuation and what it took.
+
+    `ids` [tokens], EOS included; `drafted`, `accepted` [rounds], as `replay.walk` counts them (plain decoding: rounds that
+    draft nothing). Wall and CPU seconds: of the prefill, up to the first token and with the draft's share of it, and of
+    everything after it; `draft_s` and `verify_s` are parts of `decode_s`, and what is left of it is bookkeeping. `regret`
+    [tokens] where asked for: log p_(1) - log p(y) of each token y under the target's plain softmax, in nats.
+    """
+
+    ids: Ids
+    drafted: Ints
+    accepted: Ints
+    prefill_s: float
+    decode_s: float
+    prefill_cpu_s: float
+    decode_cpu_s: float
+    draft_s: float
+    verify_s: float
+    regret: Floats | None
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Token by token, without a draft: the baseline of a speedup, through the same code."""
+
+    target: Model
+    choice: Choice = GREEDILY
+
+    def decode(self, prompt: Ids, max_new_tokens: int, source_row: int = 0, regret: bool = False) -> Decoded:
+        """The text that `continuations.generate` writes for a prompt. Arguments as of `Speculation.decode`."""
+        text = _Text(self.target, prompt, max_new_tokens)
+        chooser = Chooser(self.choice, prompt, source_row, max_new_tokens, self.target.device)
+        cached = Cached(self.target, self.choice.width or self.target.vocabulary)
+        return _decode(_Engine(cached, None, chooser, partial(agreement, chooser), 0), text, regret)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding of one target with one draft, by one rule, with at most `gamma` drafted tokens a round.
+
+    Raises `RuleNotDecodable` for rules of trees, and where the rule does not belong to text that is chosen as `choice` says.
+    """
+
+    target: Model
+    draft: Draft
+    rule: BoundRule
+    gamma: int
+    choice: Choice = GREEDILY
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.gamma <= GAMMA_LIMIT:
+            raise ValueError(f"gamma must be from 1 to {GAMMA_LIMIT}, not {self.gamma}")
+        require_decodable(self.rule, self.choice.policy)
+
+    def decode(self, prompt: Ids, max_new_tokens: int, source_row: int = 0, regret: bool = False) -> Decoded:
+        """Continue one prompt [tokens] up to EOS or `max_new_tokens`.
+
+        What is drawn depends on the seed, the prompt and `source_row`. `regret` takes time and belongs in no timed run.
+        Raises `ModelUnloadable` for a model whose cache cannot be cut back, and `ValueError` for what is no prompt of token
+        ids that fits the target's context together with its continuation.
+        """
+        text = _Text(self.target, prompt, max_new_tokens)
+        chooser = Chooser(self.choice, prompt, source_row, max_new_tokens + self.gamma, self.target.device)
+        cached = Cached(self.target, self.choice.width or self.target.vocabulary)
+        drafter = self._drafter(chooser, cached.width)
+        return _decode(_Engine(cached, drafter, chooser, verifier(self.rule, chooser), self.gamma), text, regret)
+
+    def _drafter(self, chooser: Chooser, width: int) -> Drafter:
+        device = self.target.device
+        if isinstance(self.draft, PromptLookup):
+            return LookupDrafter(self.draft, device)
+        return ModelDrafter(self.draft, chooser, width, device, drawn=self.rule.name == "lossless")
+
+
+def require_decodable(rule: BoundRule, policy: str) -> None:
+    """Raise `RuleNotDecodable` for rules of trees, and where the rule does not belong to text of this policy."""
+    if not rule.rule.timed:
+        raise RuleNotDecodable(
+            f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here",
+            "choose a rule of chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
+        )
+    if policy not in rule.rule.policies:
+        raise RuleNotDecodable(
+            f"the rule {rule.id} belongs to {' or '.join(rule.rule.policies)} text, and this is {policy}",
+            "strict goes with greedy text, lossless and one_hot with sampled text, lossy rules with both",
+        )
+
+
+class _Text:
+    """A text that is being written: `ids` are prompt and continuation."""
+
+    def __init__(self, target: Model, prompt: Ids, limit: int) -> None:
+        if prompt.ndim != 1 or len(prompt) == 0 or limit < 1:
+            raise ValueError(f"needs one prompt [tokens] and a token to write, not {prompt.shape} and {limit}")
+        if target.context is not None and len(prompt) + limit > target.context:
+            raise ValueError(f"{len(prompt)} + {limit} tokens do not fit the target's context of {target.context}")
+        self.ids: list[int] = prompt.tolist()
+        self.prompt = len(prompt)
+        self.stop = len(prompt) + limit
+        self.eos = frozenset(target.eos)
+        self.ended = False
+
+    def add(self, tokens: list[int]) -> list[int]:
+        """Add tokens up to the end of the text; those that were added."""
+        tokens = tokens[: self.stop - len(self.ids)]
+        end = next((place for place, token in enumerate(tokens) if token in self.eos), None)
+        tokens = tokens if end is None else tokens[: end + 1]
+        self.ids += tokens
+        self.ended = end is not None or len(self.ids) == self.stop
+        return tokens
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """Everything that decodes one text; without a drafter token by token."""
+
+    target: Cached
+    drafter: Drafter | None
+    chooser: Chooser
+    verify: Verify
+    gamma: int
+
+
+@torch.inference_mode()
+def _decode(engine: _Engine, text: _Text, regret: bool) -> Decoded:
+    """The prefill, and rounds until the text ends."""
+    clock = _Clock(engine.target.device)
+    start = clock.read()
+    if engine.drafter is not None:
+        engine.drafter.start(text.ids)
+    rows = engine.target.prefill(text.ids, rewinds=engine.drafter is not None)
+    first = agreement(engine.chooser, rows, _nothing(rows.device), 0).emitted
+    text.add(first)
+    ready = clock.read()
+    lost = [_regret(rows, first)] if regret else []
+    rounds = []
+    while not text.ended:
+        found = _round(engine, text, clock)
+        rounds.append((found.drafted, found.accepted))
+        if regret:
+            lost.append(_regret(found.rows, found.tokens))
+    end = clock.read()
+    draft_s, verify_s = clock.phases()
+    counts = np.array(rounds, dtype=np.int64).reshape(-1, 2)
+    return Decoded(
+        ids=np.array(text.ids[text.prompt :], dtype=np.int32),
+        drafted=counts[:, 0],
+        accepted=counts[:, 1],
+        prefill_s=ready.wall - start.wall,
+        decode_s=end.wall - ready.wall,
+        prefill_cpu_s=ready.cpu - start.cpu,
+        decode_cpu_s=end.cpu - ready.cpu,
+        draft_s=draft_s,
+        verify_s=verify_s,
+        regret=np.concatenate(lost) if regret else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What a round did: tokens drafted, accepted and emitted up to the end of the text, and the target's logits [n, V]."""
+
+    drafted: int
+    accepted: int
+    tokens: list[int]
+    rows: torch.Tensor
+
+
+def _round(engine: _Engine, text: _Text, clock: _Clock) -> _Round:
+    """Draft, verify, and put caches and text in order again."""
+    target, drafter = engine.target, engine.drafter
+    last = target.tensor(text.ids[-1:])  # while a GPU has nothing to do: the copy waits for it
+    clock.mark()
+    # The target's context holds what is verified; drafts beyond it would lie behind the end of the text.
+    most = min(engine.gamma, target.context - len(text.ids))
+    proposal = _nothing(target.device) if drafter is None else drafter.propose(text.ids, most)
+    clock.mark()
+    count = len(proposal.ids)
+    rows = target.each(torch.cat([last, proposal.ids]) if count else last)
+    verdict = engine.verify(rows, proposal, len(text.ids) - text.prompt)
+    clock.mark()
+    target.rewind(count - verdict.accepted)
+    if drafter is not None:
+        drafter.settle(verdict.accepted)
+    tokens = text.add(verdict.emitted)
+    return _Round(count, min(verdict.accepted, len(tokens)), tokens, rows)
+
+
+def _nothing(device: torch.device) -> Proposal:
+    return Proposal(torch.empty(0, dtype=torch.long, device=device))
+
+
+def _regret(rows: torch.Tensor, tokens: list[int]) -> Floats:
+    """Top logit minus that of the token [tokens], from logits [n, V] of which the first rows are theirs."""
+    logits = rows[: len(tokens)].double()
+    chosen = logits.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0]
+    return np.asarray((logits.amax(1) - chosen).cpu().numpy())
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Seconds by the wall clock and of this process's CPU time."""
+
+    wall: float
+    cpu: float
+
+
+class _Clock:
+    """Times a decoding. A GPU is waited for at its ends alone: marks in between are events on its own time line."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[Any] = []
+
+    def read(self) -> _Reading:
+        """The time when the device has done all that it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return _Reading(time.perf_counter(), time.process_time())
+
+    def mark(self) -> None:
+        """One of three marks a round: before drafting, before verification and behind it."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def phases(self) -> tuple[float, float]:
+        """Seconds in all rounds of drafting and of verification."""
+        before, between, behind = (self._marks[start::3] for start in range(3))
+        return self._sum(before, between), self._sum(between, behind)
+
+    def _sum(self, starts: list[Any], stops: list[Any]) -> float:
+        pairs = zip(starts, stops, strict=True)
+        if self._device.type == "cuda":
+            return float(sum(start.elapsed_time(stop) for start, stop in pairs)) / 1e3
+        return float(sum(stop - start for start, stop in pairs))

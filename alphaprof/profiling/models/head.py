@@ -1,0 +1,155 @@
+"""From hidden states to logits, a few rows at a time, so that vocabulary-sized tensors stay small.
+
+`lm_head(hidden)` would be wrong for models that cap or scale their logits. So rows go through the model's own forward,
+with the decoder replaced by a stand-in that returns what it is given. Where that does not reproduce the model (checked at
+start-up), the full forward runs one document at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from alphaprof.profiling.models.load import Model, is_out_of_memory
+from alphaprof.profiling.models.shared_layers import Rest, recorded, shared_layers
+
+
+class _States:
+    """What a decoder returns, with a last hidden state and nothing else: no attentions, router logits or cache."""
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+
+class _PassThrough(nn.Module):
+    """A decoder that returns its input embeddings as its last hidden state."""
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _States:
+        """`inputs_embeds` [1, rows, hidden] unchanged."""
+        return _States(inputs_embeds)
+
+
+class Head:
+    """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time.
+
+    `target`: the head of a model whose first layers this one may have too; they are then run once for both.
+    """
+
+    def __init__(self, model: Model, target: Head | None = None) -> None:
+        self.model = model
+        self._clone = _with_decoder(model.network, _PassThrough())
+        self.chunked = _reproduces(model, self._hidden, self._from_hidden)
+        self.rest: Rest | None = None
+        if target is not None and target.chunked and self.chunked:
+            self.rest = _rest(target.model, model)
+
+    @torch.inference_mode()
+    def rows(
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """What `logits` needs for chosen tokens (`row`, ascending, and `column` [n]) of right-padded ids [batch, length].
+
+        No mask is needed: attention is causal, so real tokens never see the padding behind them. Ids beyond the model's
+        context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
+        fed as its last id; what follows them means nothing. `known`: hidden states of the target from where `rest` goes on.
+        """
+        device = self.model.device
+        fed = ids[:, : self.model.context].clamp(max=self.model.vocabulary - 1).to(device)
+        row, column = row.to(device), column.clamp(max=fed.shape[1] - 1).to(device)  # see `Scorer.score`
+        if self.chunked:
+            states = self._hidden(fed) if known is None or self.rest is None else self.rest(fed, known)
+            return states[row.to(states.device), column.to(states.device)]
+        chosen = []
+        for index, places in enumerate(torch.split(column, torch.bincount(row, minlength=len(fed)).tolist())):
+            logits = self._full(fed[index : index + 1])[0]  # one document at a time, of which only the chosen rows are kept
+            chosen.append(logits[places.to(logits.device)])
+        return torch.cat(chosen)
+
+    @torch.inference_mode()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocabulary] of n rows, in the model's dtype."""
+        return self._from_hidden(rows) if self.chunked else rows
+
+    def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.model.network.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return states
+
+    def _from_hidden(self, rows: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self._clone(inputs_embeds=rows[None], use_cache=False).logits
+        return output[0]
+
+    def _full(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [batch, length, vocabulary] of the model's own forward: right for every architecture, but large."""
+        output: torch.Tensor = self.model.network(input_ids=ids, use_cache=False).logits
+        return output
+
+
+def _with_decoder(network: Any, decoder: nn.Module) -> Any:
+    """A shallow copy of the network with another decoder; the network itself is untouched.
+
+    Where accelerate spreads a network over devices, it has given it a `forward` of its own, which would run the network and
+    not the copy; parts have others, which bring what they are given to their device.
+    """
+    clone = copy.copy(network)
+    clone.__dict__ = {name: value for name, value in vars(network).items() if name not in ("forward", "_hf_hook")}
+    clone._modules = dict(network._modules)
+    clone._modules[network.base_model_prefix] = decoder
+    return clone
+
+
+def _rest(target: Model, draft: Model) -> Rest | None:
+    """What is left of a draft behind the layers that it shares with its target; None where there are none, or where going on
+    from them does not give what the whole draft gives, to the last bit.
+    """
+    bases = [model.network.base_model for model in (target, draft)]
+    if (target.context, target.vocabulary) != (draft.context, draft.vocabulary) or not (count := shared_layers(*bases)):
+        return None
+    ids = _short_texts(draft)
+    rest = Rest(bases[1], count)
+    with torch.inference_mode():
+        expected = bases[1](input_ids=ids, use_cache=False).last_hidden_state
+        try:
+            with recorded(bases[0], [count]) as states:
+                bases[0](input_ids=ids, use_cache=False)
+            found = rest(ids, states[count])
+        except (TypeError, AttributeError, RuntimeError, ValueError, KeyError) as error:
+            if is_out_of_memory(error):
+                raise
+            return None
+    return rest if torch.equal(found, expected) else None
+
+
+def _short_texts(model: Model) -> torch.Tensor:
+    """Two texts of ordinary ids, to check on how a model behaves; [2, 6]."""
+    steps = torch.arange(2 * 6, device=model.device).reshape(2, 6)
+    return (steps * 7919 + 13) % model.vocabulary
+
+
+@torch.inference_mode()
+def _reproduces(
+    model: Model, hidden: Callable[[torch.Tensor], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor]
+) -> bool:
+    """Whether hidden states and stand-in give the logits of the full forward, on two short texts of ordinary ids."""
+    if model.network.base_model_prefix not in model.network._modules:
+        return False
+    ids = _short_texts(model)
+    expected: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits
+    try:
+        found = logits(hidden(ids).flatten(0, 1))
+    except (TypeError, AttributeError, RuntimeError, ValueError):
+        return False
+    if found.shape != expected.flatten(0, 1).shape:
+        return False
+    scale = expected.float().abs().max().clamp(min=1.0)
+    error = (found.float() - expected.flatten(0, 1).float()).abs().max()
+    return bool(error <= 4 * torch.finfo(model.dtype).eps * scale)

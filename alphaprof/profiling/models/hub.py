@@ -1,0 +1,293 @@
+"""Local paths and hub ids: find out within seconds that something is missing or empty, before heavy work starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, cut, shown
+from alphaprof.profiling.models.checkpoint import CONFIG, DESCRIPTIONS, require_sound, require_sound_gguf
+
+if TYPE_CHECKING:
+    from alphaprof.config.options import ModelOptions
+    from alphaprof.config.profile import ProfileOptions, SourceOptions
+
+TIMEOUT_S = 3.0
+# Local data files and the builders of `datasets` that read them.
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+CHAIN = "::"  # in a name: what `datasets` takes for a file inside another file system
+# Where the card of a dataset directory stands, and the YAML in these files, which ends where it does for `huggingface_hub`.
+CARDS = {"README.md": r"(?s)\s*---(?:\r\n|\r|\n)(.*?)[\r\n]+---[ \t]*(?:\r\n|\r|\n|$)", ".huggingface.yaml": "(?s)(.*)"}
+
+
+def require(
+    reference: str, error: type[AlphaprofError], what: str, cached_file: str | None = None, revision: str | None = None
+) -> None:
+    """Raise `error` unless `reference` exists locally, lies in the hub's cache, or the hub answers.
+
+    `cached_file` is a file that a complete cache of a hub repository holds (config.json for a model); None when a
+    cache does not help.
+    """
+    if is_local(reference):
+        if not os.path.exists(reference):
+            raise error(
+                f"{what} {cut(reference)} does not exist", "correct the path; relative ones start at the profile file"
+            )
+        if not os.path.isfile(reference) and not os.path.isdir(reference):
+            raise error(f"{what} {cut(reference)} is a pipe, a socket or a device", "give a regular file or a directory")
+        return
+    if cached_file is not None and _cached(reference, cached_file, revision):
+        return
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
+        raise error(
+            f"{what} {cut(reference)} is no local path, and the model hub cannot be reached",
+            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
+        )
+
+
+def check_references(options: ProfileOptions) -> None:
+    """Raise the error of the first model or dataset of a profile that cannot be had. Imports nothing heavy."""
+    require_model(options.target, "target")
+    for name, draft in options.drafts.items():
+        if draft.kind == "model":
+            require_model(draft, f"draft {name}")
+    for source in options.data:
+        require_data(source.path)
+
+
+def require_data(reference: str) -> None:
+    """Raise `DataUnreadable` unless a dataset can be had in a known format and is what it is called, and `DataEmpty` for a
+    file without rows.
+    """
+    if not is_local(reference):
+        _require_hub_id(reference)
+    require(reference, DataUnreadable, "dataset")
+    path = Path(reference)
+    if not is_local(reference):
+        return
+    if not path.is_dir() and path.suffix not in FORMATS:
+        raise DataUnreadable(
+            f"{path} has no known format", f"give a file that ends with {', '.join(FORMATS)}, or a dataset directory"
+        )
+    try:
+        if path.is_dir():
+            _require_own_files(path)
+        empty = path.is_file() and _is_empty(path)
+    except OSError as error:
+        raise DataUnreadable(f"cannot read {path}: {error.strerror}", "check that it is a file that you may read") from None
+    if empty:
+        raise DataEmpty(f"{path} is empty", "put documents into it, or remove this source")
+
+
+@cache
+def builders() -> frozenset[str]:
+    """Names of the builders that come with `datasets`: folders of the installed package, which is not imported."""
+    package = find_spec("datasets")
+    folders = [Path(place) / "packaged_modules" for place in (package.submodule_search_locations or [] if package else [])]
+    return frozenset(path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir())
+
+
+def _require_hub_id(reference: str) -> None:
+    """Raise `DataUnreadable` for what `datasets` would not look up on the hub: it reads the working directory instead."""
+    if reference.removeprefix("hf://datasets/") in builders():
+        raise DataUnreadable(
+            f"dataset {reference} is a format of datasets, which would read every file below the working directory",
+            "give a file with its suffix, a directory (./NAME), or a dataset on the hub (OWNER/NAME)",
+        )
+    if os.path.exists(reference):
+        raise DataUnreadable(
+            f"dataset {cut(reference)} is on the hub for this profile, and datasets would read the folder of that name here",
+            "start elsewhere; or give the path of the folder, which starts at the profile file or is absolute",
+        )
+
+
+def _require_own_files(folder: Path) -> None:
+    """Raise `DataUnreadable` for a directory with files that `datasets` would wait for or take for others, and for one whose
+    card names files outside of it. Raises `OSError`.
+    """
+    patterns = list(_card_patterns(folder))
+    for pattern in patterns:
+        path = Path(pattern)
+        outside = ".." in path.parts or (path.is_absolute() and not is_below(path, folder))
+        if outside or "://" in pattern or CHAIN in pattern:
+            raise DataUnreadable(
+                f"the card of {folder} names files outside of it: {shown(pattern)}",
+                "correct configs in its README.md; data from elsewhere are a source of their own",
+            )
+    home = folder.resolve()
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("datasets--"):
+        home = home.parent.parent  # the hub's cache: a snapshot links to blobs beside it
+    for path in _visible(folder):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DataUnreadable(f"{path} is a pipe, a socket or a device", "a dataset directory holds regular files only")
+        if CHAIN in str(path):
+            raise DataUnreadable(
+                f"{path}: datasets takes {CHAIN} in a name for a file inside another", "rename it, or give the file alone"
+            )
+        if patterns and path.is_symlink() and not path.resolve().is_relative_to(home):
+            raise DataUnreadable(
+                f"{path} leads outside of {folder}, whose card names its files or cannot be read",
+                "put the file itself there, or give it alone",
+            )
+
+
+def is_below(path: str | Path, folder: str | Path) -> bool:
+    """Whether a path lies in a directory by its name, of which the directory's links may be followed or not."""
+    return any(
+        Path(os.path.abspath(path)).is_relative_to(home) for home in (os.path.abspath(folder), Path(folder).resolve())
+    )
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """Everything below a directory that `datasets` looks at. Raises `OSError`."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name) for name in (*folders, *files) if not name.startswith("."))
+
+
+def _card_patterns(folder: Path) -> Iterator[str]:
+    """What the cards of a dataset directory name under `data_files` and `data_dir`; `.`, the directory, for a card that
+    cannot be read as a group of values: it may name anything where `datasets` can read it. Raises `OSError`.
+    """
+    from alphaprof.config.load import BAD_YAML, read_plainly
+
+    for name, block in CARDS.items():
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            text = re.match(block, path.read_bytes().decode("utf-8-sig"))  # its line ends as they stand
+            card = read_plainly(text[1]) if text else {}
+        except BAD_YAML:
+            card = None
+        if not isinstance(card, dict):
+            yield "."
+            continue
+        configs = card.get("configs")
+        for config in configs if isinstance(configs, list) else ():
+            if isinstance(config, dict):
+                yield from _texts([config.get("data_files"), config.get("data_dir")])
+
+
+def _texts(value: Any, depth: int = 5) -> Iterator[str]:
+    """All texts in a value that lists and groups hold: a card has three levels of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)) and depth:
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part, depth - 1)
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a data file holds no rows or nothing but white space; reads little of any other file."""
+    if path.suffix == ".parquet":
+        return row_count(path) == 0
+    with path.open("rb") as file:
+        return not any(block.strip() for block in iter(lambda: file.read(1 << 16), b""))
+
+
+def row_count(path: Path) -> int | None:
+    """About how many rows a data file holds; None where only reading it would tell."""
+    if path.suffix == ".parquet" and path.is_file():
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return int(pq.read_metadata(path).num_rows)
+        except pa.ArrowInvalid:
+            return None  # damaged: reading it will say so
+    if path.suffix in (".jsonl", ".csv", ".txt") and path.is_file():
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip()) - (path.suffix == ".csv")
+    return None
+
+
+def expected_documents(options: ProfileOptions) -> int | None:
+    """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
+    total = 0
+    for source in options.data:
+        count = row_count(Path(source.path))
+        if count is None and source.limit is None:
+            return None
+        total += min(known for known in (count, source.limit) if known is not None)
+    return total
+
+
+def read_whole(source: SourceOptions) -> bool:
+    """Whether a source has to be read whole before its first row: a .json file that holds one array."""
+    path = Path(source.path)
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return file.read(1024).lstrip().startswith("[")
+
+
+def require_model(options: ModelOptions, name: str) -> None:
+    """Raise `ModelUnloadable` unless a model can be had, and for files that show already that it cannot be loaded."""
+    require(options.model, ModelUnloadable, f"model of {name}:", CONFIG, options.revision)
+    if is_local(options.model) and options.model.endswith(".gguf"):
+        require_sound_gguf(Path(options.model))
+    elif (folder := folder_of(options)) is not None:
+        require_sound(folder, cache=not is_local(options.model))
+
+
+def folder_of(options: ModelOptions) -> Path | None:
+    """Where the files of a model lie: its directory, or the hub's cache of it; None where there is neither."""
+    if is_local(options.model):
+        return None if options.model.endswith(".gguf") else Path(options.model)
+    described = _cached(options.model, CONFIG, options.revision)
+    return None if described is None else Path(described).parent
+
+
+def fetch_descriptions(options: ModelOptions) -> None:
+    """Bring what describes a model from the hub into its cache, where `require_model` finds it before weights come."""
+    from huggingface_hub import hf_hub_download
+
+    for file in DESCRIPTIONS:
+        with contextlib.suppress(Exception):  # it has no such file, or loading the model will say what is wrong
+            hf_hub_download(options.model, file, revision=options.revision)
+
+
+def is_local(reference: str) -> bool:
+    """Whether a resolved reference is a path (`config.resolve` makes existing and explicit paths absolute)."""
+    return os.path.isabs(reference)
+
+
+def _cached(reference: str, name: str, revision: str | None) -> str | None:
+    """Where the cache of the hub holds a file."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(reference, name, revision=revision)
+    except HFValidationError:
+        return None  # not a possible repository name: loading it will say so
+    return path if isinstance(path, str) else None
+
+
+def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
+    """Whether the hub answers at all within the time, name resolution included (which a client's timeout is not)."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        from huggingface_hub import constants, get_session
+
+        try:
+            get_session().head(constants.ENDPOINT, timeout=timeout_s)
+            answered.set()
+        except Exception:  # any failure of any HTTP library means the same here: no answer
+            return
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answered.wait(timeout_s)

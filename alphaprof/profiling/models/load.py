@@ -1,0 +1,410 @@
+"""Load target and draft models and their tokenizer (transformers), and say what identifies them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from alphaprof.costs.shapes import ModelShape
+from alphaprof.errors import ModelUnloadable
+from alphaprof.log.manifest import PARTIAL, ModelFacts
+from alphaprof.profiling.models.checkpoint import require_context
+from alphaprof.profiling.models.hub import fetch_descriptions, folder_of, is_local, require_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from alphaprof.config.options import ModelOptions
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Logit differences that batching alone was seen to make: 9e-5 in float32 and 0.125 in bfloat16 (two logits each);
+# float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
+NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
+GGUF_TRANSFORMERS = (5, 23)
+# Weights that take no part in a model's text: of parts for images and sound, for predicting several tokens, for training
+# and for decoding; and masks and frequencies that older versions saved and newer ones compute.
+NOT_THE_TEXT = re.compile(
+    r"^([^.]+\.)?[^.]*(mtp|vision|visual|image|audio|speech|talker|projector|v_head|medusa)"
+    r"|(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$|\.masked_bias$|inv_freq$|(^|\.)position_ids$"
+)
+# Quantisers write biases of zeros for layers that have none (GPTQ), and scales for a KV cache of 8 bits.
+OF_QUANTISERS = re.compile(r"\.bias$|\.[qkv]_scale$|\.[qkv]_proj\.output_scale$")
+BEFORE_LAYERS = re.compile(r"^.*?(?=[a-z]+\.\d+\.)")  # what transformers may rename: model.language_model. and the like
+CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded causal language model with the name that it has in the run (target, or a draft's name).
+
+    `served`: what its own generation config sets; generation and scoring here do not follow it unless a profile asks.
+    """
+
+    name: str
+    network: PreTrainedModel
+    kind: str
+    reference: str
+    served: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where input ids go."""
+        device: torch.device = self.network.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        dtype: torch.dtype = self.network.dtype
+        return dtype
+
+    @property
+    def context(self) -> int | None:
+        """The longest text in tokens; None where the architecture has no limit."""
+        limit = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of logits, padding included."""
+        head = self.network.get_output_embeddings()
+        weight = getattr(head, "weight", None)
+        return int(self.network.config.get_text_config().vocab_size if weight is None else weight.shape[0])
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a text."""
+        return _ids(self.network.generation_config.eos_token_id)
+
+    @property
+    def parameters(self) -> int:
+        """How many there are."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    @cached_property
+    def digest(self) -> str:
+        """The fingerprint, computed once: every weight is read."""
+        return fingerprint(self.network)
+
+    def facts(self) -> ModelFacts:
+        """What the manifest keeps of this model."""
+        return ModelFacts(
+            reference=self.reference,
+            kind=self.kind,
+            architecture=type(self.network).__name__,
+            fingerprint=self.digest,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=device_name(self.device),
+            parameters=self.parameters,
+            context=self.context,
+            vocabulary=self.vocabulary,
+            eos=self.eos,
+            noise=NOISE[self.dtype],
+            shape=shape_of(self.network),
+        )
+
+
+def load_model(
+    name: str, options: ModelOptions, dtype: str, device: str | None = None, extra_eos: tuple[int, ...] = ()
+) -> Model:
+    """Load one model for inference. Raises `ModelUnloadable`.
+
+    `options.model` is a resolved reference; `device` (default: what the options say) is where it goes; `extra_eos` are ids
+    that end a text beside those of the model's generation config.
+    """
+    require_model(options, name)
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    where, arguments = _location(options)
+    if where != options.model:
+        from transformers import GgufConfig
+
+        arguments["quantization_config"] = GgufConfig(dequantize=True)
+    else:
+        arguments["use_safetensors"] = True
+    if options.device_map is not None:
+        arguments["device_map"] = options.device_map
+    if not is_local(options.model):
+        with _quiet():
+            fetch_descriptions(options)
+        require_model(options, name)
+    with _quiet(), _explained(options.model):
+        network, loaded = AutoModelForCausalLM.from_pretrained(
+            where, dtype=DTYPES[dtype], output_loading_info=True, **arguments
+        )
+    _require_all_weights(loaded, options.model)
+    _require_used_weights(network, loaded, options)
+    limit = getattr(network.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None:
+        require_context(limit, f"{options.model}: max_position_embeddings")
+    if options.device_map is None:
+        network = network.to(choose_device(device or options.device))
+    # A server stops at the tokenizer's EOS as well as at those of the generation config.
+    eos = tuple(dict.fromkeys((*_ids(network.generation_config.eos_token_id), *extra_eos)))
+    served = network.generation_config.to_diff_dict()
+    # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
+    # settings would slip into greedy text.
+    network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
+    _keep_head_fast(network)
+    return Model(name, network.eval().requires_grad_(False), "model", options.model, served)
+
+
+def _keep_head_fast(network: PreTrainedModel) -> None:
+    """Feed the head contiguous rows. `logits_to_keep` takes the last row of each prompt out of all rows of a batch, and on a
+    CPU torch multiplies such rows by the weight one prompt at a time.
+    """
+    head = network.get_output_embeddings()
+    if head is not None:
+        head.register_forward_pre_hook(lambda _, rows: tuple(row.contiguous() for row in rows))
+
+
+def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:
+    """Weights that a checkpoint lacks are filled in at random, which would make every number noise."""
+    for what in ("missing_keys", "mismatched_keys"):
+        if names := sorted(str(key) for key in loaded.get(what) or ()):
+            raise ModelUnloadable(
+                f"{reference} lacks weights of its architecture: {what.replace('_', ' ')} {', '.join(names[:3])}"
+                + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+                "give a checkpoint of a causal language model with its head, for the architecture in its config.json",
+            )
+
+
+def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions) -> None:
+    """Raise `ModelUnloadable` for weights without a place in the network: they belong to another config.
+
+    transformers has taken out what an architecture declares as ignorable, like the layers of DeepSeek-V3 that predict
+    several tokens. Published checkpoints carry more: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for
+    several tokens that only the config declares.
+    """
+    settings = network.config.get_text_config()
+    last = getattr(settings, "num_hidden_layers", None) or 0
+    ahead = range(last, last + (getattr(settings, "num_nextn_predict_layers", None) or 0))
+    quantised = getattr(network.config, "quantization_config", None) is not None
+    unused, biases = [], []
+    for key in map(str, loaded.get("unexpected_keys") or ()):
+        layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
+        if NOT_THE_TEXT.search(key) or (layer is not None and int(layer[1]) in ahead):
+            continue
+        if not (quantised and OF_QUANTISERS.search(key)):
+            unused.append(key)
+        elif key.endswith(".bias"):
+            biases.append(key)
+    if biases:
+        zeros = _biases_of_zeros(folder_of(options))
+        unused += [key for key in biases if BEFORE_LAYERS.sub("", key) not in zeros]
+    if unused:
+        unused.sort()
+        raise ModelUnloadable(
+            f"{options.model} holds weights that its config does not use: {', '.join(unused[:3])[:200]}"
+            + (f" and {len(unused) - 3} more" if len(unused) > 3 else ""),
+            "give the config.json that belongs to these weights (architecture, num_hidden_layers); to leave them out on "
+            "purpose, load the model with transformers and save it again",
+        )
+
+
+def _biases_of_zeros(folder: Path | None) -> set[str]:
+    """Names of the biases that hold nothing but zeros in a model's safetensors, without what `BEFORE_LAYERS` matches."""
+    from safetensors import safe_open
+
+    is_zero: dict[str, bool] = {}
+    for path in sorted(folder.glob("*.safetensors")) if folder else ():
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it cannot be iterated)
+                if name.endswith(".bias") and not NOT_THE_TEXT.search(name):
+                    place = BEFORE_LAYERS.sub("", name)
+                    is_zero[place] = is_zero.get(place, True) and not file.get_tensor(name).any()
+    return {name for name, zero in is_zero.items() if zero}
+
+
+def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to a model. Raises `ModelUnloadable`."""
+    require_model(options, "the tokenizer")
+    from transformers import AutoTokenizer
+
+    where, arguments = _location(options)
+    with _quiet(), _explained(options.model):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **arguments)
+        tokenizer("a")  # settings that are not what they should be are met at the first text only
+        if None in tokenizer.all_special_ids:
+            raise ValueError(f"a special token has no id: {tokenizer.all_special_tokens}")
+    return tokenizer
+
+
+def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds a model, and the arguments that say so; a .gguf file is found through its folder."""
+    arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    if not options.model.endswith(".gguf"):
+        return options.model, arguments | {"revision": options.revision or "main"}
+    _require_gguf_support()
+    path = Path(options.model)
+    return str(path.parent), arguments | {"gguf_file": path.name}
+
+
+def _require_gguf_support() -> None:
+    installed = tuple(int(part) for part in version("transformers").split(".")[:2] if part.isdigit())
+    if installed < GGUF_TRANSFORMERS:
+        needed = ".".join(map(str, GGUF_TRANSFORMERS))
+        raise ModelUnloadable(
+            f"transformers {version('transformers')} reads the tokenizers of GGUF files wrongly (BOS and EOS)",
+            f"install transformers {needed} or later, or give the model as safetensors",
+        )
+    for package in ("gguf", "accelerate"):
+        try:
+            version(package)
+        except ImportError:
+            raise ModelUnloadable(f"a GGUF file needs the package {package}", "pip install 'alphaprof[gguf]'") from None
+
+
+@contextlib.contextmanager
+def _explained(reference: str) -> Iterator[None]:
+    """Turns the many exceptions with which transformers refuses a model into `ModelUnloadable`."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
+        if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
+            reason = "its weights have other shapes than its config.json says"
+            hint = "give the config.json that belongs to these weights"
+        if "trust_remote_code" in str(error):
+            hint = "if you trust its code, set trust_remote_code: true for this model"
+        elif not is_local(reference):
+            hint = "check the id and your access rights (gated models need a token), or give a local path"
+        raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers' progress bars and advice off the terminal while it loads; what goes wrong is raised anyway."""
+    # The bar of the GGUF reader has no switch of its own.
+    with without_advice(), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def without_advice() -> Iterator[None]:
+    """Keeps what transformers advises its callers off the terminal."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def choose_device(device: str) -> torch.device:
+    """The device that an option means. Raises `ModelUnloadable` where it does not exist, or is of a kind on which times and
+    statistics would be wrong: nothing here waits for it before it reads the clock, and not all have float64.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+        reason = "" if chosen.type in ("cpu", "cuda") else "models run on CPUs and on GPUs with CUDA or ROCm"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+    if reason:
+        raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N")
+    return chosen
+
+
+def device_name(device: torch.device) -> str:
+    """A device in words: the GPU's name, or cpu."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def shape_of(network: PreTrainedModel) -> dict[str, float | bool] | None:
+    """What decides the bytes and FLOPs of a model's steps; None where that is not known of its architecture."""
+    try:
+        size = float(network.dtype.itemsize)
+        found = ModelShape.from_config(network.config.to_dict(), weight_bytes=size, kv_bytes=size)
+    except (ModelUnloadable, ValueError):
+        return None
+    return dataclasses.asdict(found)
+
+
+def fingerprint(network: PreTrainedModel) -> str:
+    """SHA-256 over the configuration and over the name, shape, dtype and bytes of every weight: parameters, and buffers that
+    are saved with them, which hold the weights of quantised layers.
+
+    It does not depend on where the model lies, and changes with any bit. Weights with several names (tied heads) are read
+    once and count under each. Those on the meta device have no bytes (a model that is offloaded, or only described): the
+    fingerprint then begins with `PARTIAL`.
+    """
+    volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
+    settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    read: dict[tuple[Any, ...], bytes] = {}
+    prefix = ""
+    for name, weight in sorted(network.state_dict().items()):
+        if not isinstance(weight, torch.Tensor):
+            continue
+        digest.update(json.dumps([name, list(weight.shape), str(weight.dtype)]).encode())
+        if weight.is_meta:
+            prefix = PARTIAL
+        else:
+            place = (weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
+            digest.update(read[place] if place in read else read.setdefault(place, _digest(weight)))
+    return prefix + digest.hexdigest()
+
+
+def _digest(weight: torch.Tensor) -> bytes:
+    """SHA-256 over the bytes of a tensor, a piece at a time: without a copy of all of it."""
+    digest = hashlib.sha256()
+    for piece in torch.split(weight.detach().reshape(-1), CHUNK // weight.element_size()):
+        digest.update(piece.cpu().view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 over the vocabulary and the chat template."""
+    content = [sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]), tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
+
+
+def eos_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The ids with which a tokenizer ends a text."""
+    return _ids(tokenizer.eos_token_id)
+
+
+def _ids(eos: int | list[int] | None) -> tuple[int, ...]:
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, by its type or in one of the many wordings of torch and its backends.
+
+    Or was raised because of one that does: where memory runs out while a CUDA graph is recorded, ending that fails as well.
+    """
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    if known or any(words in str(error) for words in OUT_OF_MEMORY):  # allocators without an error of their own
+        return True
+    return error.__context__ is not None and is_out_of_memory(error.__context__)
+
+
+def kept_logits(model: Model) -> dict[str, Any]:
+    """What to pass to a model for the last token's logits alone, where it can: the head over a whole prompt would cost more
+    memory than the prompt's keys and values.
+    """
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}

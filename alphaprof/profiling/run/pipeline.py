@@ -1,0 +1,356 @@
+"""profile(): the run, top to bottom. Documents in, shards of the position log out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from alphaprof.config.options import MeasuredCosts, NoCosts
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnreadable, StepsNotTimed
+from alphaprof.log.claim import Claim, claimed
+from alphaprof.log.manifest import Environment, Manifest, RandomOrder
+from alphaprof.log.store import Run, begin
+from alphaprof.profiling.models import hub
+from alphaprof.profiling.models.drafts import load_drafts
+from alphaprof.profiling.models.load import (
+    Model,
+    eos_of,
+    is_out_of_memory,
+    load_model,
+    load_tokenizer,
+    tokenizer_fingerprint,
+)
+from alphaprof.profiling.models.vocabulary import special_ids, token_count
+from alphaprof.profiling.run.resume import (
+    early_warnings,
+    require_costs,
+    require_same_data,
+    require_same_models,
+    require_same_profile,
+)
+from alphaprof.profiling.run.reuse import Reused
+from alphaprof.profiling.run.shards import Loaded, Plan, Progress, in_shards, measure_shard, padding_told, write_shard
+from alphaprof.profiling.run.writer import Writer
+from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.extras import Extras
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts.corpus import Corpus
+from alphaprof.profiling.texts.random_order import InRandomOrder
+from alphaprof.profiling.timing import latency
+from alphaprof.profiling.timing.steppers import NotTimed
+from alphaprof.totals.files import write_totals
+from alphaprof.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+# What a run so far says: why no more documents are needed, or None.
+Settled = Callable[[Run], str | None]
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a run goes: `resume` an interrupted one, on the text of which run, and until when (None: its last document)."""
+
+    resume: bool = False
+    reuse: Path | None = None
+    settled: Settled | None = None
+
+
+def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool = False, reuse: Path | None = None) -> Run:
+    """Profile into the directory `out`, or finish the interrupted run there. Raises the errors of `errors.py`.
+
+    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts.
+    """
+    return _profile(options, out, progress, Course(resume, reuse))
+
+
+def profile_until(options: ProfileOptions, out: Path, progress: Progress, settled: Settled, resume: bool = False) -> Run:
+    """Profile documents in random order into `out`, until `settled` says of the run so far that no more are needed.
+
+    Such a run is complete then. Finished with `profile` it goes on to its last document. Raises likewise.
+    """
+    if isinstance(options.costs, NoCosts):
+        raise ProfileInvalid(
+            "--until-decided stops when the verdict is sure, and without step times (costs.source: none) there is none",
+            "profile without --until-decided, or name a source of step times: --set costs.source=measured",
+        )
+    return _profile(options, out, progress, Course(resume, None, settled))
+
+
+def profile_with_models(options: ProfileOptions, claim: Claim, progress: Progress) -> Plan:
+    """Profile into a new directory without timing any step; the complete run with its loaded models.
+
+    Raises the errors of `errors.py`.
+    """
+    with in_memory():
+        plan = _open(options, claim, None, Course(), progress)
+        _fill(plan, progress)
+    return plan
+
+
+def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
+    """Time the steps for a run that has no step times yet, by `costs` instead of those of its profile, and note these in it.
+
+    Raises `OutOfMemory`.
+    """
+    config = plan.run.manifest.config | {"costs": costs.model_dump(mode="json")}
+    with in_memory():
+        plan.run.write_manifest(dataclasses.replace(plan.run.manifest, config=config))
+        _measure_latency(plan, costs, progress)
+
+
+def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
+    """A run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
+    `StepsNotTimed` where a model's steps cannot be timed.
+    """
+    costs = options.costs
+    if not isinstance(costs, MeasuredCosts):
+        raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
+    with in_memory(), claimed(out, options.model_dump(mode="json")) as claim:
+        begin(claim)
+        plan = _open(options, claim, None, Course(), progress)
+        _measure_latency(plan, costs, progress)
+    if plan.run.latency() is None:
+        raise StepsNotTimed(plan.run.manifest.warnings[-1]["message"], "a model with attention layers only can be timed")
+    return plan.run
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[None]:
+    """Raises `OutOfMemory` where what it encloses does not fit into memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            "the models do not fit into memory", "use a smaller dtype, another device, or a device_map"
+        ) from None
+
+
+def _profile(options: ProfileOptions, out: Path, progress: Progress, course: Course) -> Run:
+    """The complete run, with its totals. Raises `RunExists` where another process writes it."""
+    config = options.model_dump(mode="json")
+    with in_memory(), claimed(out, config, course.resume, progress.say) as claim:
+        run = _measured(options, claim, course, progress)
+        progress.say("adding up totals")
+        write_totals(run)
+    return run
+
+
+def _measured(options: ProfileOptions, claim: Claim, course: Course, progress: Progress) -> Run:
+    """The run with everything but its totals: the one that is there already, finished, or a new one."""
+    earlier = _earlier(claim, course.resume)
+    if earlier is not None:
+        require_same_profile(earlier, options)
+        _adopt_decision(earlier, options, progress)
+    times = isinstance(options.costs, MeasuredCosts)
+    if earlier is not None and earlier.manifest.status == "complete" and (not times or _timed(earlier)):
+        progress.say(f"{earlier.path} is complete already")
+        earlier.mend_documents()
+        return earlier
+    if earlier is not None and earlier.manifest.reused is not None:
+        course = dataclasses.replace(course, reuse=Path(earlier.manifest.reused))
+    if earlier is not None and course.settled is not None and earlier.manifest.sequential is None:
+        raise RunMismatch(
+            f"{earlier.path} was begun without --until-decided, in the order of the data",
+            "finish it without, or choose another --out",
+        )
+    plan = _open(options, claim, earlier, course, progress)
+    if isinstance(options.costs, MeasuredCosts) and not _timed(plan.run):
+        _measure_latency(plan, options.costs, progress)
+    if plan.run.manifest.status == "complete":  # its step times alone were lost
+        plan.run.mend_documents()
+    else:
+        _fill(plan, progress, course.settled)
+    return plan.run
+
+
+def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> None:
+    """Write the shards that the run lacks, as long as it is not settled."""
+    options, order = plan.options, plan.run.manifest.sequential
+    progress.start("profiling", order["available"] if order else hub.expected_documents(options), "documents")
+    size = order["shard_documents"] if order else options.shard_documents
+    done = len(plan.run.shards)
+    seen = 0
+    with Writer() as writer:
+
+        def advance(steps: float, positions: int) -> None:
+            writer.check()  # a full disk ends the run at the next batch, and so does the loss of the directory
+            plan.run.require_claim()
+            progress.advance(steps, positions)
+
+        for index, documents in enumerate(in_shards(plan.documents, size)):
+            if index < done:
+                require_same_data(plan.run.shards[index], documents)
+                progress.advance(len(documents))
+            else:
+                writer.put(partial(write_shard, plan.run, measure_shard(plan, index, documents, advance)))
+            seen += 1
+            if settled is not None and seen >= done:
+                writer.wait()  # what is asked next reads every shard so far
+                if reason := settled(plan.run):
+                    progress.say(reason)
+                    break
+    if seen < done:
+        raise RunMismatch(
+            f"the data end before shard {seen}, which {plan.run.path} holds", "put the data back, or profile anew"
+        )
+    _finish(plan, progress)
+
+
+def _earlier(claim: Claim, resume: bool) -> Run | None:
+    """The run to resume in a directory, or None for a new one. Raises `RunExists` rather than overwrite anything."""
+    if resume and (claim.folder / "manifest.json").exists():
+        run = Run.open(claim.folder, claim)
+        run.remove_leftovers()
+        if run.manifest.status == "running":
+            run.require_log()
+        return run
+    begin(claim)
+    return None
+
+
+def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -> None:
+    """A changed decision needs no new measurement: the run takes it over, and reports ask it from then on."""
+    config = options.model_dump(mode="json")
+    if earlier.manifest.config["decision"] != config["decision"]:
+        earlier.write_manifest(dataclasses.replace(earlier.manifest, config=config))
+        progress.say(f"the decision has changed: reports of {earlier.path} follow the profile as it is now")
+
+
+def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None) -> Loaded:
+    """Load models and find the data; no run is made of them. Raises the errors of `errors.py`."""
+    progress.say(f"loading {options.target.model}")
+    tokenizer = load_tokenizer(options.target)
+    target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
+    drafts = load_drafts(options, target, tokenizer)
+    dispatch.prepare(target.device, progress.say)
+    documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
+    for _ in itertools.islice(documents, len(options.data)):  # one of every source
+        pass  # a missing file or column is found before any work
+    extras = Extras.of(options.rules, options.certificates)
+    scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
+    return Loaded(options, tokenizer, target, drafts, documents, scorer)
+
+
+def _open(options: ProfileOptions, claim: Claim, earlier: Run | None, course: Course, progress: Progress) -> Plan:
+    """Load everything and open the run directory; what can fail early fails here."""
+    reuse = course.reuse
+    loaded = load(options, progress, reuse)
+    in_random_order = earlier.manifest.sequential is not None if earlier else course.settled is not None
+    order: RandomOrder | None = None
+    if in_random_order and isinstance(loaded.documents, Corpus):
+        drawn = InRandomOrder.of(loaded.documents, options)
+        loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
+    held = loaded.scorer.extras.log_rules(options.rules)
+    manifest = Manifest(
+        status="running",
+        alphaprof=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        config=options.model_dump(mode="json"),
+        target=dataclasses.replace(loaded.target.facts(), special=special_ids(loaded.tokenizer)),
+        drafts={draft.name: draft.facts() for draft in loaded.drafts},
+        tokenizer=tokenizer_fingerprint(loaded.tokenizer),
+        environment=_environment(loaded.target.device),
+        reused=str(reuse.resolve()) if reuse else None,
+        emitted=held.emitted,
+        certified=held.certified,
+        sequential=order,
+    )
+    require_costs(options, manifest.target, manifest.drafts)
+    if isinstance(loaded.documents, Reused):
+        loaded.documents.require_same_target(manifest)
+    run = Run(claim.folder, manifest, claim)
+    if earlier is not None:
+        require_same_models(earlier.manifest, manifest)
+        run = earlier
+        progress.say(f"resuming after {len(run.shards)} complete shards")
+    else:
+        warnings = tuple(early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None))
+        for warning in warnings:
+            progress.warn(**warning)
+        run.write_manifest(dataclasses.replace(manifest, warnings=warnings))
+    return Plan(**vars(loaded), run=run)
+
+
+def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model) -> Corpus:
+    return Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+
+
+def _environment(device: torch.device) -> Environment:
+    packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
+    with contextlib.suppress(PackageNotFoundError):  # not there on every system
+        packages["triton"] = version("triton")
+    on_gpu = device.type == "cuda"
+    return {
+        "device_memory": torch.cuda.get_device_properties(device).total_memory if on_gpu else None,  # bytes, of one device
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "packages": packages,
+    }
+
+
+def _timed(run: Run) -> bool:
+    """Whether steps were timed, or cannot be. Step times that are damaged are lost."""
+    if any(warning["code"] == "not_timed" for warning in run.manifest.warnings):
+        return True
+    try:
+        return run.latency() is not None
+    except RunUnreadable:
+        return False
+
+
+def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
+    """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
+    progress.start("timing steps", 100, "parts")
+    prompts = [document.prompt for document in itertools.islice(plan.documents, 8)]
+    text = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).numpy()
+    try:
+        subjects = latency.Subjects(plan.target, plan.drafts, text, max(plan.options.gammas))
+        timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say)
+    except NotTimed as error:
+        _note(plan, progress, "not_timed", f"no step times: {error}", "the report has no speedup then")
+        return
+    plan.run.write_latency(timed.table)
+    # Of earlier times, that were damaged, nothing is true any more.
+    kept = tuple(warning for warning in plan.run.manifest.warnings if warning["code"] != "not_timed_there")
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=kept))
+    for reason in timed.left_out:
+        _note(
+            plan, progress, "not_timed_there", f"no step times there: {reason}", "lower costs.concurrency or costs.context"
+        )
+
+
+def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) -> None:
+    """Tell whoever watches, and every report of the run."""
+    warning = {"code": code, "message": message, "remedy": remedy}
+    progress.warn(**warning)
+    warnings = (*plan.run.manifest.warnings, warning)
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=warnings))
+
+
+def _finish(plan: Plan, progress: Progress) -> None:
+    """Collect documents.parquet and mark the run complete."""
+    plan.run.write_documents()
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, status="complete", skipped=skipped, truncated=truncated))
+    if told := padding_told(plan.run.shards):
+        progress.say(told)

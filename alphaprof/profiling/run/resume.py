@@ -1,0 +1,163 @@
+"""What is held against each other before work begins or goes on: profile, models, versions and data of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from alphaprof.config.options import PromptLookupDraft, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.costs.engine_table import read_engine_table
+from alphaprof.costs.roofline_costs import shape_of
+from alphaprof.costs.steps import TARGET
+from alphaprof.errors import RunMismatch
+from alphaprof.log.manifest import LOOKUP, Manifest, ModelFacts, Shard
+from alphaprof.log.store import Run
+from alphaprof.profiling.models import hub
+from alphaprof.profiling.models.processing import not_modelled
+from alphaprof.profiling.scoring.dispatch import hindrance
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts.continuations import digest
+from alphaprof.profiling.texts.corpus import Document, policy
+from alphaprof.rules import parse_rule
+
+
+def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
+    """What is known to be odd before any work, as code, message and remedy."""
+    kinds = [options.continuation_of(index) for index in range(len(options.data))]
+    raw = [
+        Path(source.path).name
+        for source, kind in zip(options.data, kinds, strict=True)
+        if source.prompt is not None and not source.chat and not isinstance(kind, TextContinuation)
+    ]
+    if raw and has_template:
+        yield {
+            "code": "raw_prompts",
+            "message": f"the target has a chat template, and prompts are profiled without it ({', '.join(raw)})",
+            "remedy": "set chat: true or use messages if the traffic goes through the template",
+        }
+    for source in options.data:
+        if hub.read_whole(source):
+            yield {
+                "code": "json_array",
+                "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
+                "remedy": "store large data as .jsonl, one object a line",
+            }
+    yield from _without_verdict(options)
+    if reason := hindrance(scorer.target.model.device):
+        yield {
+            "code": "slow_statistics",
+            "message": f"statistics run in torch, since Triton's kernels cannot run here: {reason}",
+            "remedy": "install triton and a C compiler; the numbers are the same",
+        }
+    if options.certificates and not scorer.extras.certified:
+        yield {
+            "code": "no_thresholds",
+            "message": f"certificates: true, and no rule has thresholds ({', '.join(options.rules)})",
+            "remedy": "add a rule that compares with the target, like strict; the others keep drafts by chance",
+        }
+    if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
+        for setting in not_modelled(scorer.target.model.served):
+            yield {
+                "code": "not_modelled",
+                "message": f"the target's generation config sets {setting}, which is not modelled: texts are drawn without",
+                "remedy": "a server that applies it will see another acceptance",
+            }
+    for head in (scorer.target, *scorer.drafts):
+        if not head.chunked:
+            yield {
+                "code": "full_logits",
+                "message": f"{head.model.name}: logits need the full forward of a whole document at once",
+                "remedy": "expect more memory per document; lower max_new_tokens if it runs out",
+            }
+
+
+def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
+    """A verdict on a rule that has no rounds on any of the text cannot come out of the run."""
+    if options.decision.rule == "auto":
+        return
+    rule = parse_rule(options.decision.rule).rule
+    found = [policy(options.continuation_of(index), {}) for index in range(len(options.data))]
+    texts = {"sampled" if item["processing"] else "greedy" for item in found if item["on_policy"]}
+    if rule.lossy or not rule.timed or not texts & set(rule.policies):
+        yield {
+            "code": "no_verdict",
+            "message": f"decision.rule {options.decision.rule} has no timed rounds on this text: no verdict will come",
+            "remedy": "leave decision.rule out, or measure text of its kind (alphaprof rules)",
+        }
+
+
+def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, ModelFacts]) -> None:
+    """Raise `CostsUnreadable` where step times from elsewhere cannot be had: known before any work."""
+    costs = options.costs
+    if isinstance(costs, TableCosts):
+        lookups = [name for name, draft in options.drafts.items() if isinstance(draft, PromptLookupDraft)]
+        read_engine_table(
+            Path(costs.path), [name for name in options.drafts if name not in lookups], lookups, costs.overhead_ms
+        )
+    elif isinstance(costs, RooflineCosts):
+        for name, facts in {TARGET: target, **drafts}.items():
+            if facts.kind != LOOKUP:
+                shape_of(name, facts)
+
+
+def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
+    """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
+    before, now = profile_of(earlier), options.model_dump(mode="json")
+    changed = [key for key in now if key != "decision" and before.get(key) != now[key]]
+    if changed:
+        raise RunMismatch(
+            f"{earlier.path} was made with another profile ({', '.join(changed)} changed)",
+            "resume with the profile and options of the first call, or choose another --out",
+        )
+
+
+def profile_of(run: Run) -> dict[str, Any]:
+    """The profile of an earlier run; options that its version did not have yet have their defaults: what it did."""
+    try:
+        return ProfileOptions.model_validate(run.manifest.config).model_dump(mode="json")
+    except ValueError:  # options that are no more
+        return run.manifest.config
+
+
+def require_same_models(before: Manifest, now: Manifest) -> None:
+    """Raise `RunMismatch` unless models, tokenizer and the packages that run them are those of the interrupted run."""
+    pairs = {"target": (before.target, now.target)}
+    pairs |= {name: (before.drafts[name], facts) for name, facts in now.drafts.items()}
+    for name, (old, new) in pairs.items():
+        if odd := differing(old, new):
+            raise RunMismatch(
+                f"{name} is not the model that the interrupted run used ({', '.join(odd)} differ)",
+                "put the same model back, or profile into a new directory",
+            )
+    if before.tokenizer != now.tokenizer:
+        raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
+    old_versions, new_versions = (manifest.environment["packages"] for manifest in (before, now))
+    if "numba" not in old_versions:  # recorded since compiled loops measure and little of a batch is padding
+        raise RunMismatch(
+            "the run began with an older alphaprof, which batched and measured otherwise: its rows could differ",
+            "finish it with that version, or profile into a new directory",
+        )
+    for package in ("torch", "transformers", "numba"):
+        if old_versions[package] != new_versions[package]:
+            raise RunMismatch(
+                f"the run began with {package} {old_versions[package]}, and this is {new_versions[package]}: "
+                "its rows could differ",
+                "install the version of the first call, or profile into a new directory",
+            )
+
+
+def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
+    """In which facts two models differ; where they lie does not matter, nor what other facts say already."""
+    said = ("reference", "shape", "special")  # tokenizers are compared by themselves
+    return [name for name in vars(old) if name not in said and getattr(old, name) != getattr(new, name)]
+
+
+def require_same_data(shard: Shard, documents: Sequence[Document]) -> None:
+    """Raise `RunMismatch` unless a shard was made from these documents."""
+    if digest(documents) != shard.digest:
+        raise RunMismatch(
+            f"the data have changed since shard {shard.index} was written",
+            "put them back, or profile into a new directory",
+        )

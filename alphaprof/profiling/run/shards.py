@@ -1,0 +1,180 @@
+"""One shard of a run: generate and score it, then write it: its files, and last the manifest that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from alphaprof.log.manifest import Shard
+from alphaprof.log.store import Run
+from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.scoring.rows import by_document, position_table
+from alphaprof.profiling.scoring.scorer import Arrays, Scorer
+from alphaprof.profiling.texts.batching import Fed, halving
+from alphaprof.profiling.texts.continuations import (
+    Continuation,
+    continuation_table,
+    digest,
+    generate,
+    generation_batches,
+    given,
+    scoring_batches,
+)
+from alphaprof.profiling.texts.corpus import Corpus, Document
+from alphaprof.profiling.texts.phases import Flags, thinking
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config.profile import ProfileOptions
+    from alphaprof.profiling.run.reuse import Reused
+    from alphaprof.profiling.texts.random_order import InRandomOrder
+
+
+# Called with steps and positions that are done (see `Progress.advance`).
+Advance = Callable[[float, int], None]
+
+
+class Progress(Protocol):
+    """What the run tells whoever watches; the command line draws it on stderr."""
+
+    def say(self, message: str) -> None:
+        """A line about what happens now."""
+
+    def warn(self, code: str, message: str, remedy: str) -> None:
+        """Something that the user should know and can change."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """A new stage begins; `total` in `unit`, None where it is unknown."""
+
+    def advance(self, steps: float, positions: int = 0) -> None:
+        """Part of the stage is done; generating and scoring a document are half a step each."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A profile with its models and its corpus."""
+
+    options: ProfileOptions
+    tokenizer: PreTrainedTokenizerBase
+    target: Model
+    drafts: Sequence[Draft]
+    documents: Corpus | InRandomOrder | Reused
+    scorer: Scorer
+
+
+@dataclass(frozen=True)
+class Plan(Loaded):
+    """A loaded profile with the run that is made of it."""
+
+    run: Run
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that one shard's files hold: its documents with their continuations, and arrays by draft and document number.
+
+    `skipped`, `truncated`: what the corpus had left out when the last document of the shard was read. It may be read on
+    before the shard is written.
+    """
+
+    facts: Shard
+    continuations: Sequence[Continuation]
+    scored: dict[str, dict[int, Arrays]]
+    phases: list[Flags] | None
+    skipped: dict[str, int]
+    truncated: dict[str, int]
+
+
+def in_shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
+    """The documents, so many at a time."""
+    stream = iter(documents)
+    while shard := list(itertools.islice(stream, size)):
+        yield shard
+
+
+def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> Measured:
+    """Generate and score one shard. `advance` is called after every batch (see `Progress.advance`)."""
+    continuations, read, halved = _continuations(plan, documents, advance)
+    scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
+    fed = Fed()
+    for batch in scoring_batches(continuations, plan.options.batch_tokens):
+        results, times = halving(lambda items: [_scored(plan.scorer, items)], batch, _name)
+        halved += times
+        fed += Fed.of([item.tokens - 1 for item in batch])
+        for result in results:
+            for draft, found in result.items():
+                scored[draft].update(found)
+        advance(0.5 * len(batch), sum(len(item.ids) for item in batch))
+    facts = Shard(
+        index,
+        len(documents),
+        positions=sum(len(item.ids) for item in continuations),
+        digest=digest(documents),
+        halved_batches=halved,
+        scored_tokens=fed.tokens,
+        scored_padding=fed.padding,
+        prompt_tokens=read.tokens,
+        prompt_padding=read.padding,
+    )
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    return Measured(facts, continuations, scored, _phases(plan, continuations), skipped, truncated)
+
+
+def write_shard(run: Run, shard: Measured) -> None:
+    """Write the files of one shard; the manifest names it last, so a shard that it names is whole."""
+    index = shard.facts.index
+    for draft, arrays in shard.scored.items():
+        table = position_table(shard.continuations, arrays, run.log_rules, draft, shard.phases)
+        run.write_positions(table, index, draft)
+    run.write_continuations(continuation_table(shard.continuations), index)
+    shards = (*run.manifest.shards, shard.facts)
+    run.write_manifest(dataclasses.replace(run.manifest, shards=shards, skipped=shard.skipped, truncated=shard.truncated))
+
+
+def _scored(scorer: Scorer, batch: Sequence[Continuation]) -> dict[str, dict[int, Arrays]]:
+    return {draft: by_document(batch, arrays) for draft, arrays in scorer.score(batch).items()}
+
+
+def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) -> tuple[list[Continuation], Fed, int]:
+    """The continuations of a shard in document order, which prompts were read for them, and how many generation batches were
+    halved.
+    """
+    found = [given(document, plan.target.eos) for document in documents if document.given is not None]
+    advance(0.5 * len(found), 0)
+    read = Fed()
+    halved = 0
+    for batch in generation_batches(documents, plan.options.batch_tokens):
+        generated, times = halving(lambda items: generate(plan.target, items, plan.scorer.width), batch, _name)
+        found += generated
+        halved += times
+        read += Fed.of([len(document.prompt) for document in batch])
+        advance(0.5 * len(batch), 0)
+    return sorted(found, key=lambda item: item.document.document), read, halved
+
+
+def _phases(plan: Plan, continuations: Sequence[Continuation]) -> list[Flags] | None:
+    """For each document which positions are thinking; None where the profile configures no markers."""
+    markers = plan.options.thinking
+    if markers is None:
+        return None
+    return [thinking(markers, plan.tokenizer, item.document.prompt, item.ids) for item in continuations]
+
+
+def _name(item: Document | Continuation) -> str:
+    document = item.document if isinstance(item, Continuation) else item
+    return f"document {document.document} ({document.domain}, {len(document.prompt)} prompt tokens)"
+
+
+def padding_told(shards: Sequence[Shard]) -> str:
+    """What share of the batches as planned was padding, in words; empty where an older version left some uncounted."""
+    if any(shard.positions and not shard.scored_tokens for shard in shards):
+        return ""
+    scored = Fed(sum(shard.scored_tokens for shard in shards), sum(shard.scored_padding for shard in shards))
+    read = Fed(sum(shard.prompt_tokens for shard in shards), sum(shard.prompt_padding for shard in shards))
+    counted = [(words, fed) for words, fed in (("scored", scored), ("generated from", read)) if fed.size]
+    return "; ".join(f"{words} {fed.size:,} tokens, {100 * fed.share:.1f} % of them padding" for words, fed in counted)

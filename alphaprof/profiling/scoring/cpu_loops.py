@@ -1,0 +1,300 @@
+"""Compiled loops over rows of logits on a CPU: statistics of a target's softmax, and of a draft's beside it.
+
+A row is read several times while it lies in the cache. Terms are float32; their sums are float32 within a block and float64
+over blocks, so that they are as good as their terms at any vocabulary. All of it stands in one file: what numba keeps on
+disk is made anew when this file changes, and not when another one does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.polynomial import Chebyshev, Polynomial
+
+from alphaprof.stats.compiled import bits_of, float_of, inlined, matrix_row, value_of, vectorised
+
+Array = np.ndarray[Any, Any]
+BLOCK = 2048
+F = np.float32
+LOWEST = F(-87)  # exp of it is the last before subnormal numbers, which would be slow
+VANISHED = F(-150 * math.log(2))  # exp of it rounds to 0
+LN_2, LOG2_E = F(math.log(2)), F(1 / math.log(2))
+ZERO, HALF, ONE, NOTHING = F(0), F(0.5), F(1), F(-np.inf)  # a float64 anywhere would make loops half as fast
+ALONE, TOGETHER = 6, 12  # statistics of a target, and of a draft beside it
+OF_ONE = 7  # first index of the maximum, its probability, the second one, margin, entropy, sum of weights, maximum
+SQRT_HALF_BITS = 0x3F3504F3
+
+
+def _polynomial(function: Any, low: float, high: float, degree: int) -> tuple[np.float32, ...]:
+    """Coefficients, highest power first, of the polynomial that equals `function` at the Chebyshev points of an interval:
+    about as good as the best one of its degree.
+    """
+    found = Chebyshev.interpolate(function, degree, [low, high]).convert(kind=Polynomial).coef[::-1]
+    return tuple(map(F, found))
+
+
+EXP = _polynomial(np.exp, -math.log(2) / 2, math.log(2) / 2, 5)  # within 1e-7 of itself
+LOG = _polynomial(np.log1p, math.sqrt(0.5) - 1, math.sqrt(2) - 1, 6)  # within 1e-7
+
+
+@inlined
+def exp32(x: Any) -> Any:
+    """exp(x) for x <= 0 within 3e-7 of itself: 2^n times a polynomial. For anything below -87 exp(-87), 1e-38."""
+    x = x if x > LOWEST else LOWEST
+    n = np.int32(x * LOG2_E - HALF)  # to the nearest, as x is no larger than 0
+    r = x - F(n) * LN_2
+    y = EXP[0]
+    for coefficient in EXP[1:]:
+        y = y * r + coefficient
+    return y * float_of(np.int32((n + 127) << 23))
+
+
+@inlined
+def log32(x: Any) -> Any:
+    """log(x) of a normal x > 0 within 2e-7 or 1e-7 of itself; of 0 some finite number."""
+    bits = bits_of(x)
+    n = np.int32(bits - SQRT_HALF_BITS) >> 23
+    r = float_of(np.int32(bits - (n << 23))) - ONE
+    y = LOG[0]
+    for coefficient in LOG[1:]:
+        y = y * r + coefficient
+    return F(n) * LN_2 + y
+
+
+@vectorised
+def _scaled(row: Array, temperature: Any, out: Array) -> Any:
+    """Logits of a row divided by the temperature, and a sum that is NaN exactly where one of these is not finite.
+
+    bfloat16 comes as its bits (uint16).
+    """
+    bad = ZERO
+    if temperature == ONE:
+        for i in range(len(row)):
+            value = value_of(row[i])
+            out[i] = value
+            bad += value * ZERO
+    else:
+        for i in range(len(row)):
+            value = value_of(row[i]) / temperature
+            out[i] = value
+            bad += value * ZERO
+    return bad
+
+
+@vectorised
+def _largest(values: Array) -> Any:
+    """The maximum of finite values: the order of floats is that of their bits as integers, those of negative ones inverted.
+
+    A maximum of integers needs no care for NaN, which vector instructions do not take.
+    """
+    found = np.int32(-(2**31))
+    for i in range(len(values)):
+        bits = bits_of(values[i])
+        key = np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+        if key > found:
+            found = key
+    return float_of(np.int32(found ^ ((found >> 31) & 0x7FFFFFFF)))
+
+
+@vectorised
+def _top(z: Array) -> tuple[int, Any, Any]:
+    """First index of the maximum, the maximum, and the largest of all other values (minus infinity: there is none)."""
+    blocks = (len(z) + BLOCK - 1) // BLOCK
+    highest, second, home = NOTHING, NOTHING, 0
+    for block in range(blocks):
+        value = _largest(z[block * BLOCK : (block + 1) * BLOCK])
+        if value > highest:
+            highest, second, home = value, highest, block
+        elif value > second:
+            second = value
+    index, end = home * BLOCK, min(len(z), (home + 1) * BLOCK)
+    while index < end - 1 and z[index] != highest:
+        index += 1
+    if index > home * BLOCK:
+        second = max(second, _largest(z[home * BLOCK : index]))
+    if index + 1 < end:
+        second = max(second, _largest(z[index + 1 : end]))
+    return index, highest, second
+
+
+@vectorised
+def _weigh(z: Array, top: Any, least: Any, weights: Array) -> tuple[Any, Any]:
+    """exp(z - top) where z is not below `least`, else 0, into `weights`; their sum, and that of them times z - top."""
+    total, product = ZERO, ZERO
+    for i in range(len(z)):
+        shifted = z[i] - top
+        weight = exp32(shifted)
+        weight = weight if z[i] >= least else ZERO
+        weights[i] = weight
+        total += weight
+        product += weight * shifted
+    return total, product
+
+
+@vectorised
+def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, float]:
+    """`_weigh` over a whole row. What a float32 rounds to 0 is 0."""
+    total, product = 0.0, 0.0
+    least = max(least, top + VANISHED)
+    for start in range(0, len(z), BLOCK):
+        part = slice(start, start + BLOCK)
+        one, other = _weigh(z[part], top, least, weights[part])
+        total += one
+        product += other
+    return total, product
+
+
+@vectorised
+def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, top_q: Any, share_q: Any) -> Any:
+    """Sums over ids that both have: min(p, q), p and q times how far logits are apart, and -m log m, m half of p + q.
+
+    `share_p`: 1 / total of the row; so `share_q`. Of equal rows both divergences are exactly 0: a budget may hang on it.
+    """
+    overlap, p_apart, q_apart, mixed = ZERO, ZERO, ZERO, ZERO
+    for i in range(len(zp)):
+        p, q = wp[i] * share_p, wq[i] * share_q
+        overlap += p if p < q else q
+        apart = (zp[i] - top_p) - (zq[i] - top_q)
+        p_apart += p * apart
+        q_apart += q * apart
+        mixture = HALF * (p + q)
+        mixed -= mixture * log32(mixture)
+    return overlap, p_apart, q_apart, mixed
+
+
+@vectorised
+def _lone(w: Array, inverse: Any) -> tuple[Any, Any]:
+    """Probability of ids that the other side lacks, and their part of -m log m."""
+    outside, mixed = ZERO, ZERO
+    for i in range(len(w)):
+        probability = w[i] * inverse
+        outside += probability
+        mixed -= HALF * probability * log32(HALF * probability)
+    return outside, mixed
+
+
+@vectorised
+def _cut_off(w: Array, z: Array, least: Any) -> Any:
+    """Weight of ids whose logit on the other side is below `least`."""
+    outside = ZERO
+    for i in range(len(w)):
+        outside += w[i] if z[i] < least else ZERO
+    return outside
+
+
+@vectorised
+def _count_above(values: Array, bound: Any) -> Any:
+    """How many values are larger; float32 counts exactly up to 2^24."""
+    count = ZERO
+    for i in range(len(values)):
+        count += ONE if values[i] > bound else ZERO
+    return count
+
+
+@vectorised
+def _count_from(values: Array, bound: Any) -> Any:
+    """How many values are not smaller."""
+    count = ZERO
+    for i in range(len(values)):
+        count += ONE if values[i] >= bound else ZERO
+    return count
+
+
+@vectorised
+def _rank(z: Array, index: int) -> int:
+    """1 + values that are larger + equal ones with a lower index; index + 1 beyond the row."""
+    if index >= len(z):
+        return index + 1
+    return 1 + int(_count_from(z[:index], z[index])) + int(_count_above(z[index:], z[index]))
+
+
+@vectorised
+def _weight_of(z: Array, index: int, top: Any, least: Any) -> float:
+    """The weight of one id, however small; 0 beyond the row."""
+    return math.exp(z[index] - top) if index < len(z) and z[index] >= least else 0.0
+
+
+@vectorised
+def _side(row: Array, temperature: Any, least: Any, z: Array, w: Array, out: Array) -> None:
+    """What is known of one distribution: OF_ONE into `out`, scaled logits and weights into `z` and `w`."""
+    bad = _scaled(row, temperature, z)
+    index, top, second = _top(z)
+    total, product = _softmax(z, top, least, w)
+    runner_up = math.exp(second - top) if second >= least else 0.0
+    out[0], out[1], out[2], out[3] = index, 1 / total, runner_up / total, (1 - runner_up) / total
+    out[4], out[5], out[6] = max(0.0, math.log(total) - product / total) + bad, total, top
+
+
+@vectorised
+def _pair(p: Any, q: Any, out: Array) -> None:
+    """OF_TWO of a target and a draft into `out`; each is (scaled logits, weights, least kept logit, OF_ONE)."""
+    zp, wp, least_p, of_p = p
+    zq, wq, least_q, of_q = q
+    shared = min(len(zp), len(zq))
+    top_p, top_q, share_p, share_q = F(of_p[6]), F(of_q[6]), F(1 / of_p[5]), F(1 / of_q[5])
+    overlap, p_apart, q_apart, mixed = 0.0, 0.0, 0.0, 0.0
+    p_outside, q_outside = 0.0, 0.0
+    for start in range(0, shared, BLOCK):
+        part = slice(start, min(shared, start + BLOCK))
+        sums = _meet(zp[part], wp[part], top_p, share_p, zq[part], wq[part], top_q, share_q)
+        overlap, p_apart, q_apart, mixed = overlap + sums[0], p_apart + sums[1], q_apart + sums[2], mixed + sums[3]
+        if least_q > -np.inf:
+            p_outside += _cut_off(wp[part], zq[part], least_q)
+        if least_p > -np.inf:
+            q_outside += _cut_off(wq[part], zp[part], least_p)
+    for start in range(shared, len(zp), BLOCK):
+        outside, own = _lone(wp[start : start + BLOCK], share_p)
+        p_outside, mixed = p_outside + outside, mixed + own
+    for start in range(shared, len(zq), BLOCK):
+        outside, own = _lone(wq[start : start + BLOCK], share_q)
+        q_outside, mixed = q_outside + outside, mixed + own
+    out[0] = min(1.0, overlap)
+    out[1] = np.inf if p_outside > 0 else max(0.0, p_apart + math.log(of_q[5] / of_p[5]))
+    out[2] = np.inf if q_outside > 0 else max(0.0, math.log(of_p[5] / of_q[5]) - q_apart)
+    out[3] = min(max(0.0, mixed - (of_p[4] + of_q[4]) / 2), LN_2)
+
+
+@vectorised
+def measure(
+    places: Array, like: Array, temperatures: Array, least: Array, token: Array, proposals: Array, out: Array
+) -> None:
+    """Statistics of n rows: the target's and those of each draft beside it, then those of `proposals` [k, n].
+
+    `places` [models, 3]: where the logits of the target and of drafts lie (see `matrix_row`), all of the dtype of `like`:
+    float32, or bfloat16 as uint16; `least` [models, n]; `token` [n]; `out` [n, ALONE + TOGETHER x drafts + 2 k]. Places
+    rather than arrays, so that one loop serves any number of drafts.
+    """
+    # Slices of flat arrays are known to be without gaps, which vector instructions need.
+    zp, wp, of_p = np.empty(places[0, 2], F), np.empty(places[0, 2], F), np.empty(OF_ONE)
+    z, w, of_q = np.empty(places[:, 2].max(), F), np.empty(places[:, 2].max(), F), np.empty(OF_ONE)
+    for i in range(len(token)):
+        _side(matrix_row(places[0], i, like), temperatures[0], least[0, i], zp, wp, of_p)
+        out[i, : ALONE - 1] = of_p[: ALONE - 1]
+        out[i, ALONE - 1] = _weight_of(zp, token[i], of_p[6], least[0, i]) / of_p[5]
+        at = ALONE
+        for model in range(1, len(places)):
+            found, zq, wq, cut = out[i, at : at + TOGETHER], z[: places[model, 2]], w[: places[model, 2]], least[model, i]
+            _side(matrix_row(places[model], i, like), temperatures[model], cut, zq, wq, of_q)
+            index = int(of_q[0])
+            found[0], found[1], found[2], found[3] = index, of_q[1], of_q[3], of_q[4]
+            found[4] = _weight_of(zq, token[i], of_q[6], cut) / of_q[5]
+            found[5] = _weight_of(zp, index, of_p[6], least[0, i]) / of_p[5]
+            found[6], found[7] = _rank(zp, index), _rank(zq, token[i])
+            _pair((zp, wp, least[0, i], of_p), (zq, wq, cut, of_q), found[8:])
+            at += TOGETHER
+        for proposal in proposals[:, i]:
+            out[i, at] = _weight_of(zp, proposal, of_p[6], least[0, i]) / of_p[5]
+            out[i, at + 1] = _rank(zp, proposal)
+            at += 2
+
+
+def compile_all() -> None:
+    """Compile `measure` for both dtypes, or load it."""
+    for dtype in (np.uint16, np.float32):
+        row = np.zeros(1, dtype)
+        places = np.array([[row.ctypes.data, 0, 1]] * 2)
+        ids = np.zeros((1, 1), np.int64)
+        least, out = np.zeros((2, 1), F), np.empty((1, ALONE + TOGETHER + 2))
+        measure(places, row[:0], np.ones(2, F), least, ids[0], ids, out)

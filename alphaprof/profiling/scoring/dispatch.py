@@ -1,0 +1,164 @@
+"""Statistics of a chunk of logits by the loops that are made for its device; the columns are those of `statistics.columns`.
+
+On a CPU, compiled loops over single rows (`row_loops`), one thread a core; on a GPU, a kernel (`triton_statistics`) where
+Triton is installed; else torch, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphaprof.profiling.models.load import is_out_of_memory
+from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.scoring import statistics
+from alphaprof.profiling.scoring.statistics import Columns, Side, side
+
+ALONE = ("target_top", "target_top_prob", "target_second_prob", "target_margin", "target_entropy", "target_token_prob")
+TOGETHER = (
+    *("draft_top", "draft_top_prob", "draft_margin", "draft_entropy", "draft_token_prob"),
+    *("target_prob_of_draft_top", "target_rank_of_draft_top", "draft_rank_of_token"),
+    *("overlap", "kl_target_draft", "kl_draft_target", "js"),
+)
+PROPOSED = ("target_prob_of_draft_top", "target_rank_of_draft_top")
+IDS = {"target_top", "draft_top", "target_rank_of_draft_top", "draft_rank_of_token"}
+RAW_TARGET = {"raw_target_margin": "target_margin", "raw_target_entropy": "target_entropy"}
+RAW_DRAFT = {"raw_kl_target_draft": "kl_target_draft"}
+
+
+def measured(
+    logits: Sequence[torch.Tensor], settings: Sequence[Processing], token: torch.Tensor, proposals: Sequence[torch.Tensor]
+) -> list[Columns]:
+    """`statistics.columns` of the logits [n, V] of a target and its drafts, processed with `settings` each, and those of
+    their plain softmaxes: truncation makes margins and KL degenerate.
+    """
+    target, *drafts = (side(*pair) for pair in zip(logits, settings, strict=True))
+    found = columns(target, drafts, token, proposals)
+    plain = found
+    if any(chosen != PLAIN for chosen in settings):
+        target, *drafts = map(Side, logits)
+        plain = columns(target, drafts, token, ())
+    for place, raw in enumerate(plain[: len(logits)]):
+        found[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
+    return found
+
+
+def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
+    """`statistics.columns`, fast."""
+    kind = target.logits.device.type
+    if kind == "cpu":
+        return _by_rows(target, drafts, token, proposals)
+    if kind == "cuda" and hindrance(target.logits.device) is None:
+        from alphaprof.profiling.scoring.gpu_statistics import measured as by_kernels
+
+        return by_kernels(target, drafts, token, proposals)
+    parts = []
+    size = statistics.rows_at_once(target.logits.device)
+    for start in range(0, len(token), size):
+        rows = slice(start, start + size)
+        some = [_some(item, rows) for item in (target, *drafts)]
+        parts.append(statistics.columns(some[0], some[1:], token[rows], [item[rows] for item in proposals]))
+    return [joined(pieces) for pieces in zip(*parts, strict=True)]
+
+
+def prepare(device: torch.device, say: Callable[[str], None] = lambda _: None) -> None:
+    """Have loops for a device compiled before they are needed, and `say` so where they are not kept yet."""
+    if device.type == "cpu":
+        from alphaprof.profiling.scoring import cpu_loops
+        from alphaprof.stats.compiled import compile_elsewhere
+
+        compile_elsewhere(cpu_loops.__name__, cpu_loops.__file__, say)
+
+
+@functools.cache
+def _loops() -> Any:
+    """`row_loops.measure`; a machine compiles it once, which takes some ten seconds."""
+    from alphaprof.profiling.scoring import cpu_loops
+
+    prepare(torch.device("cpu"))
+    return cpu_loops.measure
+
+
+@functools.cache
+def hindrance(device: torch.device) -> str | None:
+    """Why kernels cannot run on a GPU, whose statistics are then those of torch: slower, and no others. None: they can, or
+    the device is no GPU. Triton needs a C compiler where it runs, which wheels do not bring.
+
+    Raises the error where memory ran out, which says nothing about kernels.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        from alphaprof.profiling.scoring.gpu_statistics import measured as by_kernels
+
+        logits = torch.zeros((1, 8), device=device)
+        by_kernels(Side(logits), [Side(logits)], torch.zeros(1, dtype=torch.long, device=device), [])
+    except Exception as error:  # of Triton, of its compilers, of the driver
+        if is_out_of_memory(error):
+            raise
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
+
+
+def joined(pieces: Sequence[Columns]) -> Columns:
+    """Columns of chunks that follow each other as one."""
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _some(given: Side, rows: slice) -> Side:
+    return Side(given.logits[rows], given.temperature, None if given.least is None else given.least[rows])
+
+
+def _by_rows(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
+    """By compiled loops, on as many threads as torch has."""
+    measure = _loops()
+    sides = [target, *drafts]
+    logits = [_readable(item.logits) for item in sides]
+    if len({item.dtype for item in logits}) > 1:
+        logits = [item.float() for item in logits]
+    like = np.empty(0, np.uint16 if logits[0].dtype == torch.bfloat16 else np.float32)
+    whole = np.array([[item.data_ptr(), item.stride(0) * item.itemsize, item.shape[1]] for item in logits])
+    temperatures = np.array([item.temperature for item in sides], dtype=np.float32)
+    nothing_cut = np.full(len(token), -np.inf, dtype=np.float32)
+    least = np.stack([nothing_cut if item.least is None else item.least.numpy() for item in sides])
+    guesses = np.array([item.clamp(min=0).numpy() for item in proposals], np.int64).reshape(len(proposals), len(token))
+    out = np.empty((len(token), len(ALONE) + len(drafts) * len(TOGETHER) + len(proposals) * len(PROPOSED)))
+
+    def part(rows: slice) -> None:
+        places = whole + [rows.start, 0, 0] * whole[:, 1:2]
+        some = (np.ascontiguousarray(least[:, rows]), token.numpy()[rows], np.ascontiguousarray(guesses[:, rows]))
+        measure(places, like, temperatures, *some, out[rows])
+
+    size = max(1, -(-len(token) // torch.get_num_threads()))
+    first, *others = [slice(start, start + size) for start in range(0, max(1, len(token)), size)]
+    waiting = [_pool(len(others)).submit(part, rows) for rows in others]
+    try:
+        part(first)
+    finally:
+        wait(waiting)  # loops read logits by their address: whatever happens, nobody may free them before
+    for item in waiting:
+        item.result()
+    names = [ALONE, *(TOGETHER for _ in drafts), *(PROPOSED for _ in proposals)]
+    stops = np.cumsum([len(some) for some in names])[:-1]
+    return [_columns(values, some) for values, some in zip(np.split(out, stops, axis=1), names, strict=True)]
+
+
+def _readable(logits: torch.Tensor) -> torch.Tensor:
+    """Logits as loops read them: bfloat16 or float32, each row without gaps."""
+    known = logits if logits.dtype in (torch.bfloat16, torch.float32) else logits.float()
+    return known if known.stride(1) == 1 else known.contiguous()
+
+
+def _columns(values: np.ndarray[Any, Any], names: Sequence[str]) -> Columns:
+    found = zip(names, torch.from_numpy(values).unbind(1), strict=True)
+    return {name: value.long() if name in IDS else value.float() for name, value in found}
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="statistics")

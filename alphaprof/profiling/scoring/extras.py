@@ -1,0 +1,58 @@
+"""What a scoring pass measures on request: thresholds of acceptance, and rules that need whole distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from alphaprof.log.schema import LogRules
+from alphaprof.rules import BoundRule, rules_of
+from alphaprof.theory.certificates import ACCEPTED, Divergence, Target, certify
+
+TOP = 64  # target probabilities that thresholds look at: enough for every rule but where the target has hardly an opinion
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """`certified`: rules whose thresholds are wanted, by the divergences that they are wanted for; `logged`: rules that need
+    whole distributions.
+    """
+
+    certified: tuple[BoundRule, ...] = ()
+    logged: tuple[BoundRule, ...] = ()
+    divergences: tuple[Divergence, ...] = ("kl",)
+
+    @classmethod
+    def of(cls, rules: Iterable[str], certificates: bool) -> Extras:
+        """What a profile with these ids of rules asks for."""
+        bound = rules_of(list(rules))
+        certified = tuple(rule for rule in bound if certificates and rule.name in ACCEPTED)
+        return cls(certified, tuple(rule for rule in bound if rule.rule.logged))
+
+    def log_rules(self, rules: Iterable[str]) -> LogRules:
+        """What a log with these extras holds of which rules."""
+        return LogRules(tuple(rules), tuple(rule.id for rule in self.logged), tuple(rule.id for rule in self.certified))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of tokens drawn under the logged rules."""
+        return tuple(int(rule.arguments["width"]) for rule in self.logged)
+
+    def thresholds(self, top: Array, entropy: Array, vocabulary: int) -> dict[str, Array]:
+        """Columns [positions] from the target's TOP probabilities [positions, TOP], largest first, and its entropy.
+        Thresholds of another divergence than kl have its name at the end.
+        """
+        target = Target(top, vocabulary, entropy)
+        columns = {"target_top_10_prob": np.minimum(1.0, target.top[:, :10].sum(1)).astype(np.float32)}
+        exact = np.ones(len(top), dtype=bool)
+        for divergence in self.divergences:
+            suffix = "" if divergence == "kl" else f"_{divergence}"
+            for rule in self.certified:
+                found = certify(rule, target, divergence)
+                columns[f"threshold_{rule.id}{suffix}"] = found.value.astype(np.float32)
+                exact &= found.exact
+        return columns | {"thresholds_exact": exact}

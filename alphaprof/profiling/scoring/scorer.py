@@ -1,0 +1,224 @@
+"""One teacher-forced pass per model and batch: hidden states, then logits and statistics a chunk of rows at a time.
+
+Memory for vocabulary-sized tensors is bounded by HEAD_ROWS x V logits a model and a few float32 rows (see `fused`), whatever
+the batch. Truncated distributions, and rules that need whole ones, take some float32 tensors of `rows_at_once` x V more:
+`memory.scoring` adds up all that is alive at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphaprof.errors import LogitsNotFinite
+from alphaprof.log.schema import PROPOSED_LIMIT
+from alphaprof.profiling.models.head import Head
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.models.shared_layers import recorded
+from alphaprof.profiling.models.vocabulary import scored_width
+from alphaprof.profiling.scoring.dispatch import joined, measured
+from alphaprof.profiling.scoring.extras import TOP, Extras
+from alphaprof.profiling.scoring.statistics import Columns, distribution, multi_draft_columns, rows_at_once, side, top_probs
+from alphaprof.profiling.texts.continuations import Continuation
+
+HEAD_ROWS = {"cpu": 128, "cuda": 1024}
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the positions of a batch lie in the models' padded input.
+
+    `ids` [batch, length]: prompt and continuation without the last token, right-padded; `row`, `column` [positions]:
+    the input token whose hidden state predicts the position; `token` [positions]: what came next. Positions are ordered
+    by document, then place.
+    """
+
+    ids: torch.Tensor
+    row: torch.Tensor
+    column: torch.Tensor
+    token: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: Sequence[Continuation]) -> Layout:
+        """The layout of a batch of continuations."""
+        ids = torch.zeros((len(batch), max(item.tokens for item in batch) - 1), dtype=torch.long)
+        rows, columns, tokens = [], [], []
+        for index, item in enumerate(batch):
+            text = torch.from_numpy(np.concatenate([item.document.prompt, item.ids]).astype(np.int64))
+            first = len(item.document.prompt) - 1
+            ids[index, : len(text) - 1] = text[:-1]
+            rows.append(torch.full((len(item.ids),), index))
+            columns.append(torch.arange(first, first + len(item.ids)))
+            tokens.append(text[first + 1 :])
+        return cls(ids, torch.cat(rows), torch.cat(columns), torch.cat(tokens))
+
+
+class Scorer:
+    """Scores batches of continuations with a target and its drafts; `tokens` is the tokenizer's number of ids.
+
+    `draft_processing`: what the logits of drafts go through on sampled text (see `Processing.for_draft`); `extras`: what is
+    measured beyond the columns of every log.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafts: Sequence[Model | PromptLookup],
+        tokens: int,
+        draft_processing: str = "same",
+        extras: Extras | None = None,
+    ) -> None:
+        self.extras = extras or Extras()
+        self.target = Head(target)
+        self.drafts = [Head(draft, self.target) for draft in drafts if isinstance(draft, Model)]
+        self.lookups = [draft for draft in drafts if isinstance(draft, PromptLookup)]
+        self.draft_processing = draft_processing
+        models = [head.model for head in (self.target, *self.drafts)]
+        self.width = scored_width([model.vocabulary for model in models], tokens)
+        kind = target.device.type
+        self.head_rows = HEAD_ROWS.get(kind, HEAD_ROWS["cuda"])
+        self.statistics_rows = rows_at_once(target.device)
+
+    @torch.inference_mode()
+    def score(self, batch: Sequence[Continuation]) -> dict[str, Arrays]:
+        """Columns [positions] by draft name: the target's, the draft's, `token` and `proposed`.
+
+        All texts of the batch have the same processing. Where `proposed` is 0 the draft proposes nothing, and its columns
+        mean nothing. Raises `LogitsNotFinite`.
+        """
+        layout = Layout.of(batch)
+        device = self.target.model.device
+        # Before any model runs: such a copy to a GPU waits for all that it was given.
+        ids, row, column, token = (part.to(device) for part in (layout.ids, layout.row, layout.column, layout.token))
+        depths = {draft.model.name: draft.rest.count for draft in self.drafts if draft.rest is not None}
+        with recorded(self.target.model.network.base_model, list(depths.values())) as known:
+            rows = [self.target.rows(ids, row, column)]
+        rows += [draft.rows(ids, row, column, known.get(depths.get(draft.model.name, 0))) for draft in self.drafts]
+        known.clear()
+        # Looked up while a GPU is still busy with the forward passes.
+        proposals = {draft.name: _joined_proposals(draft, batch) for draft in self.lookups}
+        chosen = [token, *(_sent(found["draft_top"], device) for found in proposals.values())]
+        settings = batch[0].document.processing or PLAIN
+        parts: list[list[Columns]] = []
+        for start in range(0, len(token), self.head_rows):
+            chunk = slice(start, start + self.head_rows)
+            parts.append(self._chunk([states[chunk] for states in rows], [some[chunk] for some in chosen], settings))
+        columns = _to_host([joined(pieces) for pieces in zip(*parts, strict=True)])
+        return self._by_draft(columns, proposals, batch, layout)
+
+    def _chunk(self, rows: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing) -> list[Columns]:
+        """Columns of some rows of each model, the target's first. Their logits are freed before the next ones are made."""
+        logits = self.target.logits(rows[0])
+        draft_logits = [draft.logits(some).to(logits.device) for draft, some in zip(self.drafts, rows[1:], strict=True)]
+        return self._statistics(logits, draft_logits, [some.to(logits.device) for some in ids], settings)
+
+    def _statistics(
+        self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
+    ) -> list[Columns]:
+        """Columns of a chunk: the target's, each model's, each lookup's.
+
+        `ids`: the tokens of the text, then the proposals of each lookup.
+        """
+        token, *proposals = ids
+        shared = [found[:, : self.width] for found in (logits, *draft_logits)]
+        chosen = [settings, *[settings.for_draft(self.draft_processing)] * len(draft_logits)]
+        columns = measured(shared, chosen, token, proposals)
+        if self.extras.certified:
+            columns[0]["top_probs"] = top_probs(side(shared[0], settings), columns[0], TOP)
+        if self.extras.logged:
+            for place in range(1, len(shared)):
+                columns[place] |= self._drawn(shared[0], shared[place], token, settings)
+        return columns
+
+    def _drawn(self, target: torch.Tensor, draft: torch.Tensor, token: torch.Tensor, settings: Processing) -> Columns:
+        """Columns of the rules that need whole distributions, a few rows at a time."""
+        pieces = []
+        for start in range(0, len(token), self.statistics_rows):
+            rows = slice(start, start + self.statistics_rows)
+            columns = multi_draft_columns(  # no name for the distributions, which would outlive their rows
+                distribution(target[rows], settings),
+                distribution(draft[rows], settings.for_draft(self.draft_processing)),
+                token[rows],
+                self.extras.widths,
+            )
+            pieces.append(columns)
+        return joined(pieces)
+
+    def _by_draft(
+        self, columns: Sequence[Arrays], proposals: dict[str, Arrays], batch: Sequence[Continuation], layout: Layout
+    ) -> dict[str, Arrays]:
+        """All columns of each draft; those of the target are the same for all. Raises `LogitsNotFinite`."""
+        ours = columns[0] | {"token": layout.token.numpy()}
+        _require_finite(ours["target_entropy"], "target", batch, layout)
+        if self.extras.certified:
+            ours |= self.extras.thresholds(ours.pop("top_probs"), ours["target_entropy"], self.width)
+        found: dict[str, Arrays] = {}
+        models, lookups = columns[1 : 1 + len(self.drafts)], columns[1 + len(self.drafts) :]
+        for head, theirs in zip(self.drafts, models, strict=True):
+            _require_finite(theirs["draft_entropy"], head.model.name, batch, layout)
+            found[head.model.name] = ours | theirs | {"proposed": _proposed(head.model, layout)}
+        for (name, proposal), theirs in zip(proposals.items(), lookups, strict=True):
+            found[name] = ours | theirs | proposal
+        return found
+
+
+def _joined_proposals(draft: PromptLookup, batch: Sequence[Continuation]) -> Arrays:
+    """Columns [positions] of what lookup proposes in the texts of a batch."""
+    found = [draft.proposals(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt)) for item in batch]
+    return {
+        "draft_top": np.concatenate([item.first for item in found]),
+        "proposed": np.concatenate([item.proposed for item in found]),
+        "accepted_run": np.concatenate([item.accepted for item in found]),
+        "proposed_before_eos": np.concatenate([item.before_eos for item in found]),
+    }
+
+
+def _sent(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """Values on a device. On their way to a GPU from pinned memory, whose copies the host need not wait for."""
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _to_host(groups: Sequence[Columns]) -> list[Arrays]:
+    """Groups of columns [positions] or [positions, some] as arrays. They cross from the device in one piece: every copy
+    would wait for it. As float64, which holds token ids, ranks and float32 exactly.
+    """
+    columns = [(number, name, column) for number, group in enumerate(groups) for name, column in group.items()]
+    together = torch.cat([column.double().reshape(len(column), -1) for _, _, column in columns], dim=1).cpu().numpy()
+    stops = np.cumsum([column[:1].numel() for _, _, column in columns])
+    arrays: list[Arrays] = [{} for _ in groups]
+    for values, (number, name, column) in zip(np.split(together, stops[:-1], axis=1), columns, strict=True):
+        kind = np.float32 if column.is_floating_point() else np.int64
+        arrays[number][name] = values.reshape(column.shape).astype(kind)
+    return arrays
+
+
+def _proposed(draft: Model, layout: Layout) -> np.ndarray[Any, Any]:
+    """Tokens that a round starting at each position may propose: until the draft's context is full, and none behind a
+    token that the draft does not have.
+    """
+    unknown = layout.ids >= draft.vocabulary
+    length = layout.ids.shape[1] + PROPOSED_LIMIT
+    known = torch.where(unknown.any(1), unknown.int().argmax(1), length if draft.context is None else draft.context)
+    limit = known if draft.context is None else known.clamp(max=draft.context)
+    return np.asarray((limit[layout.row] - layout.column).clamp(0, PROPOSED_LIMIT).numpy(), dtype=np.int16)
+
+
+def _require_finite(entropy: np.ndarray[Any, Any], name: str, batch: Sequence[Continuation], layout: Layout) -> None:
+    """Raise `LogitsNotFinite` for the first position whose entropy is NaN (see `statistics.distribution`)."""
+    bad = np.flatnonzero(~np.isfinite(entropy))
+    if len(bad) == 0:
+        return
+    item = batch[int(layout.row[bad[0]])]
+    position = int(layout.column[bad[0]]) - len(item.document.prompt) + 1
+    raise LogitsNotFinite(
+        f"the logits of {name} hold NaN or infinity at document {item.document.document}, position {position}",
+        "check the weights, or use another dtype (float16 overflows in models made for bfloat16)",
+    )

@@ -1,0 +1,245 @@
+"""Per-position statistics of next-token distributions, in torch: on any device, and to be read as what they mean.
+
+All arithmetic is float32 with our own exponentials and sums: the CPU's fast float32 softmax is off by up to 1.5e-5.
+For a chunk of n rows over V ids, at most seven float32 tensors [n, V] are alive for the target and each draft. `fused` has
+the same statistics from loops that are made for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from alphaprof.profiling.models.processing import PLAIN, Processing, divided, processed
+
+Columns = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Softmax of a chunk of processed logits, kept as its parts: probabilities are `weights / total`.
+
+    `scaled` [n, V]: logits divided by the temperature; `shifted` [n, V]: those minus their row's maximum; `kept` [n, V]:
+    what truncation leaves (None: everything); `weights` = exp(shifted) where kept, else 0; `total` [n]: row sums of
+    `weights`; `top` [n]: first index of the maximum; `second` [n]: the second largest weight; `entropy` [n] in nats.
+    """
+
+    scaled: torch.Tensor
+    shifted: torch.Tensor
+    kept: torch.Tensor | None
+    weights: torch.Tensor
+    total: torch.Tensor
+    top: torch.Tensor
+    second: torch.Tensor
+    entropy: torch.Tensor
+
+    @property
+    def top_prob(self) -> torch.Tensor:
+        """The largest probability: the top weight is exactly 1."""
+        return 1.0 / self.total
+
+    @property
+    def second_prob(self) -> torch.Tensor:
+        """The second largest probability."""
+        return self.second / self.total
+
+    @property
+    def margin(self) -> torch.Tensor:
+        """Largest minus second largest probability."""
+        return (1.0 - self.second) / self.total
+
+    def prob_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """Probabilities [n] of one id a row; 0 for ids beyond the vocabulary."""
+        width = self.weights.shape[1]
+        chosen = self.weights.gather(1, ids.clamp(max=width - 1)[:, None])[:, 0] / self.total
+        return torch.where(ids < width, chosen, 0.0)
+
+    def rank_of(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ranks [n] of one id a row before truncation: 1 + number of larger + number of equal with a lower id."""
+        width = self.scaled.shape[1]
+        value = self.scaled.gather(1, ids.clamp(max=width - 1)[:, None])
+        index = torch.arange(width, device=ids.device)
+        before = (self.scaled == value) & (index < ids[:, None])
+        rank = 1 + ((self.scaled > value) | before).sum(1)
+        return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: behind everything with a lower id
+
+
+@dataclass(frozen=True)
+class Side:
+    """Logits of one model at the positions of a chunk, and how they become a distribution.
+
+    `logits` [n, V] of any float dtype, rows without gaps; `temperature`: they are divided by it, in float32; `least` [n]
+    float32: truncation keeps the scaled logits that are not below it. None: it keeps all.
+    """
+
+    logits: torch.Tensor
+    temperature: float = 1.0
+    least: torch.Tensor | None = None
+
+
+def side(logits: torch.Tensor, settings: Processing = PLAIN) -> Side:
+    """Logits [n, V] with the settings that they are processed with. Every truncation keeps the largest logits, and all that
+    equal the smallest of them.
+    """
+    size = rows_at_once(logits.device)
+    parts = [_least(logits[start : start + size], settings) for start in range(0, len(logits), size)]
+    kept = [part for part in parts if part is not None]
+    return Side(logits, settings.temperature, torch.cat(kept) if kept else None)
+
+
+def rows_at_once(device: torch.device) -> int:
+    """Rows of logits that float32 copies are made of at a time: on a CPU as many as its cache holds."""
+    return 16 if device.type == "cpu" else 256
+
+
+def _least(logits: torch.Tensor, settings: Processing) -> torch.Tensor | None:
+    """The smallest scaled logit [n] that truncation keeps; None: it keeps all."""
+    if settings in (PLAIN, Processing(settings.temperature)):
+        return None
+    scaled, kept = processed(logits, settings)
+    return None if kept is None else torch.where(kept, scaled, torch.inf).amin(1)
+
+
+def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribution:
+    """The softmax of processed logits [n, V]. See `softmax`."""
+    return softmax(side(logits, settings))
+
+
+def softmax(given: Side) -> Distribution:
+    """The softmax of a side, in float32. H = log(total) - <weights, shifted>/total.
+
+    The entropy is NaN exactly where a logit of the row is NaN or infinite: callers test that instead of every logit.
+    """
+    scaled = divided(given.logits, given.temperature)
+    kept = None if given.least is None else scaled >= given.least[:, None]
+    shifted = scaled - scaled.amax(1, keepdim=True)
+    weights = shifted.exp() if kept is None else shifted.exp() * kept
+    total = weights.sum(1)
+    top = shifted.argmax(1)
+    without_top = weights.scatter(1, top[:, None], -1.0)
+    second = without_top.amax(1) if weights.shape[1] > 1 else torch.zeros_like(total)
+    entropy = total.log() - torch.linalg.vecdot(weights, shifted) / total
+    return Distribution(scaled, shifted, kept, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
+
+
+def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
+    """Columns of a target at n positions, of each draft beside it, and of proposals [n] of drafts that have no distribution.
+
+    `token` [n]: the tokens of the text.
+    """
+    p = softmax(target)
+    theirs = [draft_columns(p, softmax(draft), token) for draft in drafts]
+    return [target_columns(p, token), *theirs, *(proposal_columns(p, proposal) for proposal in proposals)]
+
+
+def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
+    """Columns that depend on the target alone, each [n]."""
+    return {
+        "target_top": target.top,
+        "target_top_prob": target.top_prob,
+        "target_second_prob": target.second_prob,
+        "target_margin": target.margin,
+        "target_entropy": target.entropy,
+        "target_token_prob": target.prob_of(token),
+    }
+
+
+def top_probs(given: Side, known: Columns, most: int) -> torch.Tensor:
+    """The `most` largest probabilities of a target [n, most], largest first; fewer where there are no more.
+
+    `known`: its columns, so that a threshold and an acceptance that look at the same probability never disagree.
+    """
+    largest = divided(given.logits.topk(min(most, given.logits.shape[1])).values, given.temperature)
+    found = (largest - largest[:, :1]).exp() * known["target_top_prob"][:, None]
+    if given.least is not None:
+        found *= largest >= given.least[:, None]
+    found[:, 0] = known["target_top_prob"]
+    found[:, 1:2] = second = known["target_second_prob"][:, None]
+    found[:, 2:].clamp_(max=second)  # its equals may have been rounded otherwise
+    return found
+
+
+def proposal_columns(target: Distribution, proposal: torch.Tensor) -> Columns:
+    """Columns of a draft that has no distribution, each [n]; what stands where it proposes nothing (-1) means nothing."""
+    known = proposal.clamp(min=0)
+    return {"target_prob_of_draft_top": target.prob_of(known), "target_rank_of_draft_top": target.rank_of(known)}
+
+
+def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor) -> Columns:
+    """Columns of a draft beside the target, each [n]. The distributions may differ in width (see `_aligned`)."""
+    return {
+        "draft_top": draft.top,
+        "draft_top_prob": draft.top_prob,
+        "draft_margin": draft.margin,
+        "draft_entropy": draft.entropy,
+        "draft_token_prob": draft.prob_of(token),
+        "target_prob_of_draft_top": target.prob_of(draft.top),
+        "target_rank_of_draft_top": target.rank_of(draft.top),
+        "draft_rank_of_token": draft.rank_of(token),
+        **divergences(target, draft),
+    }
+
+
+def multi_draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor, widths: Sequence[int]) -> Columns:
+    """Acceptance of several tokens drawn from q and tried in turn, before (`accept_`) and after (`emitted_`) the emitted
+    token is known, each [n]: `trees.MultiDraft` in float32.
+    """
+    p, q = _aligned(target.weights / target.total[:, None], draft.weights / draft.total[:, None])
+    chosen = token.clamp(max=p.shape[1] - 1)[:, None]
+    law = p.gather(1, chosen)[:, 0]
+    known = (token < p.shape[1]) & (law > 0)
+    divisor = torch.where(law > 0, law, 1.0)
+    q_token = q.gather(1, chosen)[:, 0]
+    reached, emitted = torch.ones_like(law), torch.zeros_like(law)
+    columns: Columns = {}
+    for width in range(1, max(widths) + 1):
+        kept = torch.minimum(p.gather(1, chosen)[:, 0], q_token)
+        emitted = emitted + reached * kept / divisor
+        p = (p - q).clamp_(min=0.0)
+        rejected = p.sum(1)
+        p = p / rejected.clamp(min=torch.finfo(rejected.dtype).tiny)[:, None]
+        reached = reached * rejected.clamp(max=1.0)
+        if width in widths:
+            columns[f"accept_multi_draft_{width}"] = 1.0 - reached
+            columns[f"emitted_multi_draft_{width}"] = torch.where(known, emitted.clamp(max=1.0), 0.0)
+    return columns
+
+
+def divergences(target: Distribution, draft: Distribution) -> Columns:
+    """Overlap, KL in both directions and Jensen-Shannon of p (target) and q (draft), each [n].
+
+    KL(p || q) = log(total_q) - <w_p, z_q> / total_p - H(p); ids that only one side has count as probability 0 on the
+    other, which makes that KL infinite if they carry weight. Rounding below 0 is cut off.
+    """
+    p, q = _aligned(target.weights, draft.weights)
+    shared = min(target.weights.shape[1], draft.weights.shape[1])
+    p = p / target.total[:, None]
+    q = q / draft.total[:, None]
+    kl_pq = _kl(target, draft, shared)
+    kl_qp = _kl(draft, target, shared)
+    mixture = (p + q) / 2
+    js = torch.special.entr(mixture).sum(1) - (target.entropy + draft.entropy) / 2
+    return {
+        "overlap": torch.minimum(p, q).sum(1).clamp_(max=1.0),
+        "kl_target_draft": kl_pq.clamp_(min=0.0),
+        "kl_draft_target": kl_qp.clamp_(min=0.0),
+        "js": js.clamp_(min=0.0, max=0.6931472),
+    }
+
+
+def _kl(first: Distribution, second: Distribution, shared: int) -> torch.Tensor:
+    cross = torch.linalg.vecdot(first.weights[:, :shared], second.shifted[:, :shared]) / first.total
+    kl = second.total.log() - cross - first.entropy
+    outside = first.weights[:, shared:].sum(1)
+    if second.kept is not None:
+        outside = outside + (first.weights[:, :shared] * ~second.kept[:, :shared]).sum(1)
+    return torch.where(outside > 0, torch.inf, kl)
+
+
+def _aligned(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two matrices padded with zero columns to the same width."""
+    width = max(first.shape[1], second.shape[1])
+    padded = [torch.nn.functional.pad(matrix, (0, width - matrix.shape[1])) for matrix in (first, second)]
+    return padded[0], padded[1]

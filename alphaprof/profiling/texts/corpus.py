@@ -1,0 +1,262 @@
+"""Rows of datasets to documents: renders prompts and responses and encodes them with the target's tokenizer."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, ProfileInvalid, cut, shown
+from alphaprof.profiling.models.processing import Processing, resolved
+from alphaprof.profiling.texts.reading import Row, rows
+from alphaprof.profiling.texts.templates import render_chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config.options import ContinuationOptions, GivenContinuation
+    from alphaprof.config.profile import ProfileOptions, SourceOptions
+
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+LOST_BOS = "cut prompts lost the BOS that they began with"
+INT32_MAX = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class Document:
+    """A prompt with what is known about its continuation, as token ids of the target.
+
+    `processing`: what turns logits into the distributions that tokens are drawn from; None: the plain softmax, greedily.
+    """
+
+    document: int
+    domain: str
+    cluster: str | None
+    source: int
+    source_row: int
+    prompt: Ids
+    given: Ids | None  # the logged response, cut to max_new_tokens; None: the target will generate
+    cut: bool  # whether the logged response was cut
+    max_new_tokens: int | None
+    kind: str
+    on_policy: bool
+    processing: Processing | None = None
+    seed: int | None = None  # of the sampling, where this run samples
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the tokens are the target's own greedy choices: under `strict` they are what is verified."""
+        return self.on_policy and self.processing is None
+
+
+class _EmptyCell(Exception):
+    """A row lacks a value that its document needs: it is left out and counted."""
+
+
+@dataclass
+class Corpus:
+    """The documents of a profile, round robin over its sources; counts what it leaves out or truncates, and why.
+
+    A pure function of data and profile: iterating again yields the same documents with the same numbers.
+    """
+
+    options: ProfileOptions
+    tokenizer: PreTrainedTokenizerBase
+    context: int | None
+    vocabulary: int
+    served: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the target's own generation config
+    skipped: Counter[str] = field(default_factory=Counter)
+    truncated: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Document]:
+        """Documents with consecutive numbers. Raises the errors of `rows`, `render` and `encode`."""
+        self.skipped.clear()
+        self.truncated.clear()
+        streams = {index: self._source(index) for index in range(len(self.options.data))}
+        number = 0
+        while streams:
+            for index in list(streams):
+                found = next(streams[index], None)
+                if found is None:
+                    del streams[index]
+                    continue
+                yield Document(document=number, **found)
+                number += 1
+
+    def _source(self, index: int) -> Iterator[dict[str, Any]]:
+        """The documents of one source, all of their fields but the number."""
+        source = self.options.data[index]
+        taken = read = 0
+        left_out: Counter[str] = Counter()
+        for row_number, row in rows(source):
+            read += 1
+            found = self._document(source, index, row_number, row)
+            if isinstance(found, str):
+                self.skipped[found] += 1
+                left_out[found] += 1
+                continue
+            taken += 1
+            yield found
+            if taken == source.limit:
+                return
+        if taken == 0:
+            reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.items())
+            raise DataEmpty(
+                f"{source.path} yields no document from {read} rows" + (f" (left out: {reasons})" if reasons else ""),
+                "check rows, split and prompt_tokens, and too_long and max_new_tokens against the target's context",
+            )
+
+    def _document(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | str:
+        """All fields of a row's document but its number, or the reason why it is left out."""
+        try:
+            return self._fields(source, index, row_number, row)
+        except _EmptyCell as error:
+            return f"with nothing in the column {error}"
+
+    def _fields(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | str:
+        continuation = self.options.continuation_of(index)
+        where = f"{source.path} row {row_number}"
+        prompt = encode_prompt(source, row, self.tokenizer, where)
+        given = None
+        if continuation.kind == "given":
+            given = encode_given(continuation, row, self.tokenizer, where)
+        elif continuation.kind == "text":
+            if len(prompt) <= continuation.prompt_tokens:
+                return f"with no text beyond prompt_tokens ({continuation.prompt_tokens})"
+            prompt, given = prompt[: continuation.prompt_tokens], prompt[continuation.prompt_tokens :]
+        self._require_known(where, prompt, given)
+        if len(prompt) == 0 or (given is not None and len(given) == 0):
+            return "with an empty prompt or response"
+        if len(prompt) < source.min_prompt_tokens:
+            return f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})"
+        limit = continuation.max_new_tokens
+        cut = given is not None and limit is not None and len(given) > limit
+        if given is not None and cut:
+            given = given[:limit]
+        fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
+        if fitted is None:
+            return f"longer than the target's context of {self.context} tokens"
+        self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
+        self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
+        begin = self.tokenizer.bos_token_id
+        self.truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
+        cluster = _value(row, source.cluster, where, optional=True) if source.cluster else None
+        domain = source.domain
+        return {
+            "domain": domain if isinstance(domain, str) else _text(_value(row, domain.column, where)),
+            "cluster": None if cluster is None else f"{index}:{_text(cluster)}",
+            "source": index,
+            "source_row": row_number,
+            "prompt": fitted,
+            "given": given,
+            "cut": cut,
+            "max_new_tokens": limit,
+            **policy(continuation, self.served),
+        }
+
+    def _require_known(self, where: str, *texts: Ids | None) -> None:
+        """Raise `ColumnMissing` for token ids that the target does not have."""
+        for ids in texts:
+            if ids is not None and len(ids) and ids.max() >= self.vocabulary:
+                raise ColumnMissing(
+                    f"{where} holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}",
+                    "give token ids of the target's own tokenizer, or give text",
+                )
+
+    def _fit(self, prompt: Ids, new_tokens: int, source: SourceOptions) -> Ids | None:
+        """The prompt, if need be without its beginning, so that the document fits the target's context; None: it cannot."""
+        room = None if self.context is None else self.context - new_tokens
+        if room is None or len(prompt) <= room:
+            return prompt
+        return None if source.too_long == "skip" or room < 1 else prompt[-room:]
+
+
+def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `Document` that say how its tokens come about."""
+    on_policy = continuation.kind != "text"
+    processing, seed = None, None
+    if continuation.kind == "given":
+        on_policy = continuation.on_policy
+        processing = resolved(continuation, {}) if continuation.temperature is not None else None
+    elif continuation.kind == "sampled":
+        processing = resolved(continuation, served if continuation.generation_config else {})
+        seed = continuation.seed
+    return {"kind": continuation.kind, "on_policy": on_policy, "processing": processing, "seed": seed}
+
+
+def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
+    """Token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template."""
+    if source.prompt_ids is not None:
+        return _token_ids(_value(row, source.prompt_ids, where), where, source.prompt_ids)
+    if source.messages is not None:
+        messages = _value(row, source.messages, where)
+        if not isinstance(messages, list) or not all(isinstance(turn, Mapping) and turn.get("role") for turn in messages):
+            raise ColumnMissing(f"{where}: {source.messages} holds no chat messages", "it must be a list of {role, content}")
+        if messages and messages[-1]["role"] == "assistant":
+            raise ColumnMissing(
+                f"{where}: {source.messages} end with an assistant turn: the target would be asked for a second answer",
+                "end them with the user's turn; a logged answer goes into a column for continuation: {kind: given}",
+            )
+        return _chat(messages, source, tokenizer, where)
+    text = render(str(source.prompt), row, where)
+    if source.chat:
+        system = [{"role": "system", "content": source.system}] if source.system is not None else []
+        return _chat([*system, {"role": "user", "content": text}], source, tokenizer, where)
+    return np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
+
+
+def _chat(messages: list[Any], source: SourceOptions, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
+    if not tokenizer.chat_template:
+        raise ProfileInvalid(
+            f"{source.path}: the target's tokenizer has no chat template",
+            "use prompt without chat: true, or an instruct model",
+        )
+    text = render_chat(tokenizer, messages, source.chat_options, where)
+    # The template writes BOS itself where the model wants one.
+    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
+    """Token ids of a logged response: ids as they are, text as the tokenizer encodes it without special tokens."""
+    value = _value(row, continuation.column, where)
+    if isinstance(value, str):
+        return np.asarray(tokenizer(value, add_special_tokens=False)["input_ids"], dtype=np.int32)
+    return _token_ids(value, where, continuation.column)
+
+
+def _token_ids(value: Any, where: str, column: str) -> Ids:
+    if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= INT32_MAX for token in value):
+        raise ColumnMissing(f"{where}: {column} holds no token ids", "it must be a list of integers that the tokenizer gave")
+    return np.asarray(value, dtype=np.int32)
+
+
+def render(template: str, row: Row, where: str) -> str:
+    """The template with {column} replaced by the row's values; a value's own braces and attributes mean nothing."""
+    from alphaprof.config.profile import template_parts
+
+    return "".join(
+        literal + ("" if name is None else _text(_value(row, name, where))) for literal, name in template_parts(template)
+    )
+
+
+def _text(value: Any) -> str:
+    """A cell as text; a date as JSON writes it, since its reader turns a column of dates into timestamps."""
+    if isinstance(value, datetime.datetime):
+        return (value.date() if value.time() == datetime.time() else value).isoformat()
+    return str(value)
+
+
+def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
+    """A cell of a column that must exist; raises `_EmptyCell` where it holds nothing, unless that is allowed."""
+    if column not in row:
+        near = difflib.get_close_matches(column, list(row), n=1)
+        hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(row))}"
+        raise ColumnMissing(f"{where} has no column {shown(column)}", hint)
+    if row[column] is None and not optional:
+        raise _EmptyCell(column)
+    return row[column]

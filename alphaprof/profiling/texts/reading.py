@@ -1,0 +1,161 @@
+"""Rows of datasets (datasets): streamed, shuffled where the profile asks for it, with errors that name the line."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
+from alphaprof.profiling.models.hub import CHAIN, FORMATS, is_below, is_local, require_data
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+    from alphaprof.config.profile import SourceOptions
+
+Row = Mapping[str, Any]
+FILE = 1 << 32  # beyond the rows of any file
+FILES = 10  # files that a shuffle reads at a time
+
+
+def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
+    """The rows of one source with their numbers there, from 0, streamed, shuffled if the profile asks for it.
+
+    A shuffled row keeps its number; where files are shuffled as well, that is its number in its file plus `FILE` times that
+    of the file. Raises `DataUnreadable` and `DataEmpty`.
+    """
+    require_data(source.path)
+    from datasets import load_dataset_builder
+    from datasets.utils.logging import disable_progress_bar, set_verbosity
+
+    disable_progress_bar()
+    set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
+    try:
+        with _plainly_named(source.path) as path:
+            builder = load_dataset_builder(**_loading(source, path))
+            _require_inside(source.path, builder.config.data_files or {})
+            stream = builder.as_streaming_dataset(split=source.split if _has_splits(source.path) else "train")
+            if source.shuffle_seed is None:
+                yield from enumerate(stream)
+            else:
+                yield from _shuffled(stream, np.random.default_rng(source.shuffle_seed), source.shuffle_buffer)
+    except AlphaprofError:
+        raise
+    except StopIteration as error:  # from datasets, for a directory with an empty file
+        raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
+    except Exception as error:  # datasets raises whatever its parsers raise
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = _bad_line(Path(source.path)) or reason
+        hint = "check that every line is valid and that columns keep their type"
+        if not is_local(source.path):
+            hint = "check the dataset's id, name, split and your access rights"
+        elif os.path.isdir(source.path):
+            hint = "check name, split, its README.md and the files in it"
+        raise DataUnreadable(f"cannot read {source.path}: {reason[:200]}", hint) from error
+
+
+def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -> Iterator[tuple[int, Row]]:
+    """Rows in random order: drawn from a buffer that is filled from several files in turn, themselves in random order."""
+    order = random.permutation(stream.num_shards).tolist()
+    waiting = (_numbered(stream.shard(num_shards=stream.num_shards, index=file), file) for file in order)
+    read = list(itertools.islice(waiting, FILES))
+    buffer: list[tuple[int, Row]] = []
+    turn = 0
+    while read:
+        row = next(read[turn % len(read)], None)
+        if row is None:
+            read[turn % len(read) : turn % len(read) + 1] = itertools.islice(waiting, 1)
+            continue
+        turn += 1
+        if len(buffer) < size:
+            buffer.append(row)
+        else:
+            place = int(random.integers(size))
+            yield buffer[place]
+            buffer[place] = row
+    for place in random.permutation(len(buffer)).tolist():
+        yield buffer[place]
+
+
+def _numbered(stream: IterableDataset, file: int) -> Iterator[tuple[int, Row]]:
+    return ((file * FILE + number, row) for number, row in enumerate(stream))
+
+
+@contextlib.contextmanager
+def _plainly_named(path: str) -> Iterator[str]:
+    """A path of a source that `datasets` takes as it stands: a link where it has `::`, which chains file systems."""
+    if CHAIN not in path or not os.path.isfile(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
+        link = Path(folder) / f"data{Path(path).suffix}"
+        link.symlink_to(path)
+        yield str(link)
+
+
+def _has_splits(path: str) -> bool:
+    """Whether a source is a dataset on the hub or a directory; a file is one split."""
+    return not is_local(path) or os.path.isdir(path)
+
+
+def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
+    """Arguments of `load_dataset_builder` for a source at a place. Raises `DataUnreadable`."""
+    if not is_local(place):
+        return {"path": place, "name": source.name, "revision": source.revision}
+    path = Path(place)
+    if path.is_dir():
+        if (path / "state.json").exists():
+            raise DataUnreadable(f"{path} was written by save_to_disk of datasets", "write the dataset with to_parquet")
+        return {"path": place, "name": source.name}
+    arguments = {"path": FORMATS[path.suffix], "data_files": glob.escape(place)}
+    return arguments | _as_text(path) if path.suffix == ".csv" else arguments
+
+
+def _require_inside(path: str, files: Mapping[str, Iterable[str]]) -> None:
+    """Raise `DataUnreadable` where the card of a dataset names files (of any split) outside of it, as `datasets` found them:
+    others of this machine or of another host.
+    """
+    if is_local(path) and not os.path.isdir(path):
+        return
+    for file in (file for split in files.values() for file in split):
+        inside = is_below(file, path) if is_local(path) else file.startswith("hf://")
+        if not inside:
+            raise DataUnreadable(
+                f"the card of {path} names files outside of it: {shown(file)}",
+                "do not use this dataset, or correct configs in its README.md",
+            )
+
+
+def _as_text(path: Path) -> dict[str, Any]:
+    """Arguments that read the cells of a CSV file as they stand: 007 is not 7, and NA is a word; only nothing is empty."""
+    import pandas as pd
+    from datasets import Features, Value
+
+    names = pd.read_csv(path, nrows=0).columns
+    features = Features({str(name): Value("string") for name in names})
+    return {"features": features, "keep_default_na": False, "na_values": [""]}
+
+
+def _bad_line(path: Path) -> str | None:
+    """The first line of a .jsonl file that is no JSON object, and why; parsers count lines from the start of a block."""
+    if path.suffix != ".jsonl" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                if line.strip() and not isinstance(json.loads(line), dict):
+                    return f"line {number} is no JSON object"
+            except (ValueError, RecursionError) as error:
+                reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
+                return f"line {number}: {reason}"
+    return None

@@ -1,0 +1,236 @@
+"""One kind of step of one model, over a filled KV cache, again and again: what `latency.py` times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from alphaprof.profiling.models.load import Model, is_out_of_memory, kept_logits
+from alphaprof.profiling.texts.corpus import Ids
+from alphaprof.rules import GAMMA_LIMIT
+
+LONGEST_STEP = GAMMA_LIMIT + 1
+SHORT = 8  # tokens of context while it is tried how models can be run
+
+
+class NotTimed(Exception):
+    """Steps of a model cannot be timed; the message says why."""
+
+
+def seconds(device: torch.device, work: Callable[[], object]) -> float:
+    """What some work takes: by the wall clock, or on a GPU between two events on its own time line."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    with torch.cuda.device(device):
+        before, behind = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(device)
+        before.record()
+        work()
+        behind.record()
+        torch.cuda.synchronize(device)
+    return float(before.elapsed_time(behind)) / 1e3
+
+
+class Stepper:
+    """A batch of equal texts in a model's KV cache. `step` feeds some tokens to each and takes them out again; `settling_s`:
+    what taking them out took, the last time.
+    """
+
+    mode = "eager"
+
+    def __init__(self, model: Model, text: Ids, batch: int = 1) -> None:
+        ids = np.minimum(text.astype(np.int64), model.vocabulary - 1)
+        self.model = model
+        self.context = len(text)
+        self.batch = batch
+        self.next = torch.from_numpy(np.resize(ids, (batch, LONGEST_STEP))).to(model.device)
+        self.settling_s = 0.0
+        self.cache = self._empty()
+        self._fill(torch.from_numpy(ids)[None].to(model.device))
+
+    def _empty(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.network.config)
+
+    def _fill(self, text: torch.Tensor) -> None:
+        """Read the text [1, context], and copy its keys and values for the other texts of the batch, which are equal.
+
+        Reading all of them at once would take more memory than any step, and most of the time.
+        """
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+        if all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self.cache.layers):
+            self._read(text, self.cache)
+            self.cache.batch_repeat_interleave(self.batch)
+        else:  # what other layers hold is not known to be a copy a text
+            self._read(text.expand(self.batch, -1), self.cache)
+        # Layers with a sliding window forget what falls out of it, unless they are told that it will be needed again.
+        self.cache.activate_past_recording()
+
+    def _read(self, text: torch.Tensor, cache: Any) -> None:
+        # The head over a whole text could take more memory than its keys and values.
+        self.model.network(input_ids=text, past_key_values=cache, use_cache=True, **kept_logits(self.model))
+
+    def step(self, tokens: int) -> float:
+        """Seconds that the model takes for `tokens` new tokens of each text, the choice of the next ones included."""
+        found = seconds(self.model.device, lambda: self._choose(tokens))
+        self.settling_s = seconds(self.model.device, lambda: self._take_back(tokens))
+        return found
+
+    def _choose(self, tokens: int) -> torch.Tensor:
+        """The step itself; the ids that it chooses [batch, tokens]."""
+        ids = self.next[:, :tokens]
+        output = self.model.network(input_ids=ids, past_key_values=self.cache, use_cache=True)
+        chosen: torch.Tensor = output.logits.argmax(-1)
+        if chosen.device.type == "cpu":
+            chosen.tolist()
+        return chosen
+
+    def _take_back(self, tokens: int) -> None:
+        self.cache.crop(-tokens)
+
+    def length(self) -> int:
+        """Tokens of each text that the cache holds."""
+        return int(self.cache.get_seq_length())
+
+
+class GraphStepper(Stepper):
+    """The same as an engine runs it on a GPU: keys and values at fixed addresses, each step recorded once as a CUDA graph
+    and replayed, so that the host's launches cost nothing. Raises `NotTimed` for models whose caches are not of one kind, or
+    that lie on several devices: a graph records the work of one.
+    """
+
+    mode = "cuda_graph"
+
+    def __init__(self, model: Model, text: Ids, batch: int = 1) -> None:
+        if len({weight.device for weight in model.network.parameters()}) > 1:
+            raise NotTimed(f"{model.name} lies on several devices")
+        super().__init__(model, text, batch)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}  # with the ids that each step chooses
+        self._stream: torch.cuda.Stream | None = None
+
+    def _empty(self) -> Any:
+        from transformers.cache_utils import StaticCache, StaticLayer
+
+        cache = StaticCache(config=self.model.network.config, max_cache_len=self.context + LONGEST_STEP)
+        if any(type(layer) is not StaticLayer for layer in cache.layers):
+            raise NotTimed(f"{self.model.name} has layers with a window of their own")
+        return cache
+
+    def _fill(self, text: torch.Tensor) -> None:
+        one = super()._empty()
+        self._read(text, one)
+        for place, layer in enumerate(one.layers):
+            keys, values = (states.expand(self.batch, -1, -1, -1) for states in (layer.keys, layer.values))
+            self.cache.update(keys, values, place)
+
+    def _choose(self, tokens: int) -> torch.Tensor:
+        """As of a `Stepper`; on a GPU the next step over as many tokens overwrites what is returned."""
+        if self.model.device.type != "cuda":
+            return super()._choose(tokens)
+        if tokens not in self._graphs:
+            self._graphs[tokens] = self._recorded(tokens)
+        graph, chosen = self._graphs[tokens]
+        graph.replay()
+        return chosen
+
+    def _recorded(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """A step as a graph, with the ids that it chooses; it is run some times before, as recording asks for, and stands at
+        the end of one step.
+
+        On a stream of the model's own device: the one that torch keeps for recording belongs to that of the first graph.
+        All graphs of a stepper share their memory, which is that of its longest step then: no step reads what another one
+        wrote there.
+        """
+        device = self.model.device
+        self._stream = self._stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):  # puts the stream back also where recording fails, which torch's own does not
+            for _ in range(3):
+                super()._choose(tokens)
+                self._take_back(tokens)
+            graph = torch.cuda.CUDAGraph()
+            pool = next((other.pool() for other, _ in self._graphs.values()), None)
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                chosen = super()._choose(tokens)
+        torch.cuda.current_stream(device).wait_stream(self._stream)
+        return graph, chosen
+
+    def _take_back(self, tokens: int) -> None:
+        torch._foreach_sub_([layer.cumulative_length for layer in self.cache.layers], tokens)  # one launch for all layers
+
+
+def common_mode(models: Sequence[Model], text: Ids, wanted: str, say: Callable[[str], None] = lambda _: None) -> str:
+    """How all of some models can be run: as CUDA graphs where every one of them can, else eager; `say`: why not as graphs.
+
+    Ratios of step times are what counts: a draft without launches over a target with them would look too good.
+    """
+    if wanted != "auto" or any(model.device.type != "cuda" for model in models):
+        return Stepper.mode
+    try:
+        for model in models:
+            _tried(GraphStepper(model, fitted(text, model, SHORT, 2)), 2)
+    except (NotTimed, RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
+        say(f"steps are timed as they are launched, without CUDA graphs: {_reason(error)}")
+        return Stepper.mode
+    return GraphStepper.mode
+
+
+def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Stepper:
+    """A stepper that has shown that it can take its steps back.
+
+    Raises `NotTimed` where the model cannot; running out of memory is left to the caller.
+    """
+    kind = GraphStepper if mode == GraphStepper.mode else Stepper
+    try:
+        return _tried(kind(model, text, batch), longest)
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = _reason(error)
+    raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason}")
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]
+
+
+def _tried(found: Stepper, longest: int) -> Stepper:
+    found.step(1)
+    found.step(longest)
+    if found.length() != found.context:
+        raise ValueError("its cache does not shrink")
+    return found
+
+
+def fitted(text: Ids, model: Model, context: int, longest_step: int) -> Ids:
+    """Some text of `context` tokens, or of as many as the model's own context leaves room for. Raises `NotTimed`."""
+    room = context if model.context is None else min(context, model.context - longest_step)
+    if room < 1:
+        raise NotTimed(f"{model.name} has a context of {model.context} tokens, too short for steps of {longest_step}")
+    return np.resize(text, room)
+
+
+def prefill(model: Model, text: Ids) -> float:
+    """Seconds that a model takes to read a prompt into an empty cache, the choice of the first token included."""
+    from transformers import DynamicCache
+
+    ids = torch.from_numpy(np.minimum(text.astype(np.int64), model.vocabulary - 1))[None].to(model.device)
+
+    def read() -> None:
+        cache: Any = DynamicCache(config=model.network.config)
+        output = model.network(input_ids=ids, past_key_values=cache, use_cache=True, **kept_logits(model))
+        chosen = output.logits[0, -1].argmax()
+        if chosen.device.type == "cpu":
+            chosen.item()
+
+    return seconds(model.device, read)

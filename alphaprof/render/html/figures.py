@@ -1,0 +1,243 @@
+"""The figures of the page, from a `Report`: acceptance, speedup, depth, bursts, step times. They compute nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from alphaprof.render.html.plots import (
+    INK,
+    Figure,
+    Grid,
+    Style,
+    Trace,
+    axis,
+    band,
+    by_text,
+    categories,
+    errors,
+    label,
+    layout,
+    meta,
+    said,
+    who,
+)
+from alphaprof.report import format as fmt
+from alphaprof.report.model import GammaResult, Report, Result
+
+RED = "#b42318"
+FEW = 20  # drafts: a share of fewer says little
+BAR = 38  # pixels that a row of points takes
+
+
+def acceptance(report: Report, style: Style) -> Figure | None:
+    """Alpha by domain, a point a draft and rule; None where none is known."""
+    texts = by_text(report.results)
+    height = BAR * len(texts) + 90
+    traces: list[Trace] = []
+    for place, (name, results) in enumerate(texts.items()):
+        for item in results:
+            if item.alpha is not None:
+                colour, filled = style.colour(item.draft), item.on_policy and not item.lossy
+                mark = {"color": colour, "size": 8, "symbol": style.symbol(item.rule, filled)}
+                point = _point(item.alpha.value, place + style.offset(item.draft, item.rule), _alpha_said(item, name))
+                about = {"meta": meta(item.draft, item.rule), "error_x": errors([item.alpha]) | {"color": colour}}
+                traces.append(point | about | {"marker": mark})
+    if not traces:
+        return None
+    rows = categories(list(texts))
+    axes = {"xaxis": axis("acceptance (α)", range=[0, 1.02]), "yaxis": axis(**rows)}
+    return Figure("acceptance", traces, layout(height, **axes), height)
+
+
+def _point(x: float | None, y: float, text: str) -> Trace:
+    return {"type": "scatter", "mode": "markers", "x": [x], "y": [y], "text": [text], "hoverinfo": "text"}
+
+
+def _alpha_said(item: Result, name: str) -> str:
+    off = "" if item.on_policy else "off-policy: the rule's own decoding would not emit this text"
+    lossy = "lossy: one step at a time along the target's own text" if item.lossy else ""
+    covered = f"coverage {fmt.share(item.coverage)}" if item.coverage is not None and item.coverage < 1 else ""
+    counted = f"{fmt.documents(item.documents, item.clusters)} documents, {fmt.count(item.positions)} positions"
+    return said(who(item, name), f"α {fmt.share_interval(item.alpha)}", covered, counted, off, lossy)
+
+
+def speedups(report: Report, style: Style) -> Figure | None:
+    """Speedup (without step times: tokens per round) against gamma, a panel a domain; None where no rounds are defined."""
+    timed = any(item.speedup is not None for result in report.results for item in result.gammas)
+    shown = by_text([item for item in report.results if item.gammas])
+    if not shown:
+        return None
+    y = {"title": "speedup" if timed else "tokens per round", "rangemode": "tozero" if timed else "normal"}
+    grid = Grid(list(shown), {"title": "γ", "dtick": 1}, y)
+    for panel, (name, results) in enumerate(shown.items()):
+        if timed:
+            grid.line(panel, 1.0, RED, "dash")
+            grid.line(panel, report.traffic.min_speedup, INK, "dot")
+        for result in results:
+            for trace in _against_gamma(result, name, timed, style):
+                grid.add(panel, trace)
+    return grid.figure("speedups")
+
+
+def _against_gamma(result: Result, name: str, timed: bool, style: Style) -> Iterator[Trace]:
+    """A curve with the ground of its intervals. Where some of them have no end it has no ground, and open points."""
+    about = {"meta": meta(result.draft, result.rule)}
+    points = [(item, item.speedup if timed else item.tokens_per_round) for item in result.gammas]
+    known = [(item, value) for item, value in points if value is not None]
+    if not known:
+        return
+    x = [item.gamma for item, _ in known]
+    yield from band(x, [value for _, value in known], style.faint(result.draft), about)
+    bounded = [math.isfinite(value.high) for _, value in known]
+    yield {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": x,
+        "y": [value.value for _, value in known],
+        "line": style.line(result.draft, result.rule),
+        "marker": {
+            "size": [9 if item.gamma == result.best_gamma else 5 for item, _ in known],
+            "symbol": [style.symbol(result.rule, end) for end in bounded],
+            "opacity": 1,
+        },
+        "text": [_speed_said(result, name, item) for item, _ in known],
+        "hoverinfo": "text",
+        **about,
+    }
+
+
+def _speed_said(result: Result, name: str, item: GammaResult) -> str:
+    best = " (best here)" if item.gamma == result.best_gamma else ""
+    breaks = f"pays from {fmt.number(item.break_even_length)} on" if item.break_even_length is not None else ""
+    cost = f"c {fmt.number(item.draft_cost)}, v {fmt.number(item.verify_cost)}" if item.verify_cost is not None else ""
+    return said(
+        f"{who(result, name)}, γ {item.gamma}{best}",
+        f"speedup {fmt.interval(item.speedup, 'x')}" if item.speedup else "",
+        f"whole requests {fmt.interval(item.request_speedup, 'x')}" if item.request_speedup else "",
+        f"tokens per round {fmt.interval(item.tokens_per_round)}",
+        breaks,
+        cost,
+    )
+
+
+def depths(report: Report, style: Style) -> Figure | None:
+    """Acceptance by depth at the largest gamma, conditional and marginal, a panel a domain."""
+    shown = by_text([item for item in report.results if item.gammas and None not in item.gammas[-1].reached])
+    if not shown:
+        return None
+    grid = Grid(list(shown), {"title": "depth in the round", "dtick": 1}, {"title": "accepted", "range": [0, 1.02]})
+    for panel, (name, results) in enumerate(shown.items()):
+        for result in results:
+            last = max(result.gammas, key=lambda item: item.gamma)
+            grid.add(panel, _by_depth(result, name, "conditional", last, style))
+            grid.add(panel, _by_depth(result, name, "marginal", last, style))
+    return grid.figure("depths")
+
+
+def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: Style) -> Trace:
+    """A curve over depths; conditional shares of few drafts are open points."""
+    conditional = kind == "conditional"
+    values = last.conditional if conditional else last.marginal
+    line = {"color": style.colour(result.draft), "width": 2, "dash": "solid" if conditional else "dot"}
+    text = []
+    for depth, (value, drafts) in enumerate(zip(values, last.reached, strict=True), 1):
+        of = f"{fmt.number(drafts, 0)} drafts that were reached" if conditional else "all rounds with a proposal"
+        text.append(said(who(result, name), f"depth {depth}: {kind} {fmt.share(value)}", f"of {of}"))
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": list(range(1, len(values) + 1)),
+        "y": list(values),
+        "line": line,
+        "marker": {
+            "size": 5,
+            "symbol": [style.symbol(result.rule, not conditional or (reached or 0) >= FEW) for reached in last.reached],
+        },
+        "text": text,
+        "hoverinfo": "text",
+        "meta": meta(result.draft, result.rule),
+    }
+
+
+def bursts(report: Report, style: Style) -> Figure | None:
+    """Burstiness, and what the textbook formula gets wrong, by domain."""
+    texts = by_text([item for item in report.results if item.burstiness is not None and item.gammas])
+    height = BAR * len(texts) + 110
+    traces: list[Trace] = []
+    for place, (name, results) in enumerate(texts.items()):
+        for item in results:
+            colour, y = style.colour(item.draft), place + style.offset(item.draft, item.rule)
+            mark = {
+                "marker": {"color": colour, "size": 8, "symbol": style.symbol(item.rule)},
+                "meta": meta(item.draft, item.rule),
+            }
+            found = item.burstiness
+            text = said(who(item, name), f"burstiness {fmt.difference(found, 2)}")
+            spread = errors([found]) | {"color": colour}
+            traces.append(_point(found.value if found else None, y, text) | mark | {"error_x": spread})
+            wrong, told = _textbook(item)
+            if wrong is not None:
+                traces.append(_point(wrong, y, said(who(item, name), told)) | mark | {"xaxis": "x2", "yaxis": "y2"})
+    if not traces:
+        return None
+    rows = categories(list(texts))
+    zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
+    axes = {
+        "xaxis": axis("burstiness (lag-1 autocorrelation)", domain=[0, 0.47], **zero),
+        "yaxis": axis(**rows),
+        "xaxis2": axis("error of the textbook formula (+: too high)", domain=[0.53, 1], tickformat="+.1~%", **zero),
+        "yaxis2": axis(**rows) | {"anchor": "x2", "showticklabels": False, "matches": "y"},
+    }
+    return Figure("bursts", traces, layout(height, **axes), height)
+
+
+def _textbook(item: Result) -> tuple[float | None, str]:
+    """By what share the textbook formula is too high at the best gamma (else at the largest), and that in words."""
+    wanted = item.best_gamma or max(found.gamma for found in item.gammas)
+    found = next(found for found in item.gammas if found.gamma == wanted)
+    if found.iid_error is None:
+        return None, ""
+    side = "high" if found.iid_error >= 0 else "low"
+    promised = f"the textbook formula promises {fmt.number(found.iid_tokens_per_round)} tokens per round at γ {wanted}"
+    return found.iid_error, said(promised, f"that is {fmt.signed_percent(abs(found.iid_error)).lstrip('+')} too {side}")
+
+
+def step_times(report: Report, style: Style) -> Figure | None:
+    """What a target step takes by the tokens that it verifies, and a draft step."""
+    cost = report.cost
+    if cost is None or not cost.target_ms:
+        return None
+    tokens = list(cost.target_ms)
+    text = [f"target over {count} tokens: {fmt.number(ms, 2)} ms" for count, ms in cost.target_ms.items()]
+    traces: list[Trace] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": tokens,
+            "y": list(cost.target_ms.values()),
+            "text": text,
+            "hoverinfo": "text",
+            "line": {"color": INK, "width": 2},
+            "name": "target, one step",
+        }
+    ]
+    steps = {draft: (ms, "one step") for draft, ms in cost.draft_ms.items()}
+    steps |= {draft: (ms, "one search") for draft, ms in cost.lookup_ms.items()}
+    for draft, (ms, what) in steps.items():
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [tokens[0], tokens[-1]],
+                "y": [ms, ms],
+                "line": {"color": style.colour(draft), "width": 2, "dash": "dash"},
+                "text": [f"{label(draft)}, {what}: {fmt.number(ms, 3)} ms"] * 2,
+                "hoverinfo": "text",
+                "name": f"{label(draft)}, {what}",
+                "meta": meta(draft),
+            }
+        )
+    axes = {"xaxis": axis("tokens in the step", dtick=1), "yaxis": axis("ms", rangemode="tozero")}
+    legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
+    return Figure("steps", traces, layout(320, showlegend=True, legend=legend, **axes), 320)

@@ -1,0 +1,4 @@
+"""The report in the terminal (rich).
+
+Not here: tables that commands share with it (`render.tables`).
+"""

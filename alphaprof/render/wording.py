@@ -1,0 +1,152 @@
+"""Names and sentences that several renderings of a report share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from alphaprof.costs.cost_model import Cost, Memory
+from alphaprof.report import format as fmt
+from alphaprof.report.model import GammaResult, Result, Traffic
+from alphaprof.report.model_costs import AtConcurrency
+
+
+def text_of(result: Result) -> tuple[str, str, str, bool]:
+    """What tells the text of a result from others: domain, kind, sampling settings, and whether the target wrote it."""
+    own = result.mismatches is not None or result.impossible is not None  # counted on the target's own text alone
+    return result.domain, result.continuation, str(result.sampling), own
+
+
+def named(result: Result, results: Sequence[Result], marked: bool = True) -> str:
+    """The domain, with its kind of text where that is not clear from the domain alone."""
+    others = [other for other in results if other.domain == result.domain]
+    kinds = {text_of(other) for other in others}
+    kind = result.continuation
+    if result.sampling is not None and len(kinds) > 1:
+        settings = [other.sampling for other in others if other.sampling is not None]
+        told = {name for name in result.sampling if len({found[name] for found in settings}) > 1} - {"temperature"}
+        kind += f" at {result.sampling['temperature']:g}"
+        kind += "".join(f", {name} {value:g}" for name, value in result.sampling.items() if name in told)
+    if len({(other[1], other[3]) for other in kinds}) > len({other[1] for other in kinds}):
+        kind += "" if text_of(result)[3] else ", not the target's own"
+    off = marked and not result.on_policy
+    if len(kinds) == 1 and not off:
+        return fmt.short(result.domain)
+    return f"{fmt.short(result.domain)} ({kind}{', off-policy' if off else ''})"
+
+
+def reached(tokens: float | None, faster: float | None) -> str:
+    """A speedup, or where that is not known tokens per round, marked t."""
+    if faster is not None:
+        return fmt.number(faster, unit="x")
+    return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
+
+
+class OfDomain(Protocol):
+    """What concerns one kind of text of a domain."""
+
+    @property
+    def domain(self) -> str:
+        """Its name."""
+
+    @property
+    def continuation(self) -> str:
+        """How the text came about."""
+
+    @property
+    def sampling(self) -> dict[str, float] | None:
+        """What it was drawn with, if anything."""
+
+
+def domain_of(item: OfDomain, items: Iterable[OfDomain]) -> str:
+    """The domain of one of several items, with the kind of its text where the domain has several."""
+    kinds = {fmt.text_kind(other.continuation, other.sampling) for other in items if other.domain == item.domain}
+    return fmt.short(item.domain) + (f" ({fmt.text_kind(item.continuation, item.sampling)})" if len(kinds) > 1 else "")
+
+
+def at_best(result: Result) -> GammaResult | None:
+    """A result at its chosen gamma."""
+    return next((item for item in result.gammas if item.gamma == result.best_gamma), None)
+
+
+def of_all(result: Result) -> str:
+    """The speedup over all documents, where some of them chose gamma; with its interval where there is no other."""
+    best = at_best(result)
+    if not result.chosen or best is None or best.speedup is None:
+        return ""
+    return fmt.number(best.speedup.value, unit="x") if result.speedup is not None else fmt.interval(best.speedup, "x")
+
+
+def speedup_lines(traffic: Traffic, confidence: float) -> Iterator[str]:
+    """The speedup of the traffic: on the documents that the verdict rests on, then on all of them."""
+    if traffic.speedup is not None:
+        chose_nothing = f"on the {fmt.many(traffic.documents, 'document')} that did not choose draft and gamma"
+        on = chose_nothing if traffic.chosen else "over all documents"
+        yield f"speedup {fmt.interval(traffic.speedup, 'x')} ({fmt.level(confidence)} interval) {on}"
+    if traffic.chosen and traffic.speedup_of_all is not None:
+        yield f"{fmt.interval(traffic.speedup_of_all, 'x')} over all documents, some of which chose: too high on average"
+
+
+def best_at(item: AtConcurrency) -> str:
+    """The best gamma's speedup, and that gamma."""
+    if item.best_gamma is None:
+        return fmt.NOTHING
+    best = item.speedups[item.gammas.index(item.best_gamma)]
+    return f"{fmt.number(best.value if best else None, unit='x')} ({item.best_gamma})"
+
+
+def pays(last: int | None, known: Sequence[int]) -> str:
+    """Up to which concurrency it pays; where that is the largest that there are times for, no limit was seen."""
+    if last is None:
+        return "none"
+    return "all" if last == known[-1] else str(last)
+
+
+def times_lines(cost: Cost, mean_context: float | None) -> Iterator[str]:
+    """Where step times come from, and what they are."""
+    yield f"step times: {', '.join(_origin(cost))}"
+    yield _context(cost, mean_context)
+    if cost.target_ms:
+        yield "target, ms: " + "  ".join(f"T({tokens}) {fmt.number(ms, 1)}" for tokens, ms in cost.target_ms.items())
+    for draft, ms in cost.draft_ms.items():
+        line = f"{draft}, ms a step: {fmt.number(ms, 1)}  (c = {fmt.number(ms / cost.target_ms[1])})"
+        if (two := cost.draft_after_full_ms.get(draft)) is not None:
+            line += f"; over two tokens, after a round accepted in full: {fmt.number(two, 1)}"
+        yield line
+    for draft, ms in cost.lookup_ms.items():
+        yield f"{draft}, ms a search, once a round: {fmt.number(ms, 3)}"
+    for draft, ms in cost.bookkeeping_ms.items():
+        if ms > 0:
+            yield f"{draft}, ms to clear the caches, once a round: {fmt.number(ms, 2)}"
+    yield from map(_memory, cost.memory)
+
+
+def _origin(cost: Cost) -> Iterator[str]:
+    if cost.source == "measured":
+        threads = f", {cost.threads} threads" if cost.threads else ""
+        mode = f", {cost.mode}" if cost.mode else ""
+        yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
+    elif cost.source == "table":
+        yield f"from the table {cost.device}"
+    else:
+        yield f"worked out by a roofline for {cost.device}, not measured"
+    yield f"{cost.dtype}, batch {cost.concurrency}"
+    if cost.overhead_ms:
+        yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"
+
+
+def _context(cost: Cost, mean_context: float | None) -> str:
+    taken = f"at {cost.context:.0f} tokens of context"
+    if cost.contexts:
+        taken += f" (timed at {', '.join(map(str, cost.contexts))}"
+        taken += f"; documents: {mean_context:.0f} on average)" if mean_context is not None else ")"
+    return taken
+
+
+def _memory(item: Memory) -> str:
+    weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
+    text = f"{item.draft}: {weights}, {item.kv_bytes_per_token / 1e3:.1f} kB of cache a token "
+    text += f"({fmt.percent(item.kv_share)} of what target and draft take)"
+    if item.lost_share is not None:
+        text += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
+    return text

@@ -1,0 +1,149 @@
+"""GO, NO-GO or UNDECIDED: a one-sided bound against the least speedup that is worth it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from alphaprof.costs.speedup import FEWEST, Speedup
+from alphaprof.costs.timing import LEAST_ROUNDS
+
+Array = np.ndarray[Any, Any]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
+MANY = 1_000_000
+SURER = "idle machine, larger costs.budget and costs.repeats"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict with the speedup and one-sided bounds that it rests on.
+
+    `documents_needed`: about how many independent documents in all would settle it if the speedup holds; None where it is
+    settled or where documents alone cannot settle it.
+    """
+
+    verdict: VerdictName
+    reason: str
+    speedup: Speedup | None
+    low: float
+    high: float
+    documents_needed: int | None
+
+
+def decide(found: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
+    """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
+
+    Where there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
+    `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
+    """
+    if found is None:
+        return Decision("UNDECIDED", _too_few(found, held_out), found, 0.0, math.inf, None)
+    if math.isinf(found.timing_error):
+        reason = f"step times of fewer than {LEAST_ROUNDS} rounds have no bounds: raise costs.repeats"
+        return Decision("UNDECIDED", reason, found, 0.0, math.inf, None)
+    low, high = found.deciding(1 - confidence)
+    if not found.tells:
+        if low >= min_speedup or high < min_speedup:
+            verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO"
+            return Decision(verdict, by_times_alone(verdict, min_speedup), found, low, high, None)
+        needed = documents_needed(found, min_speedup, confidence)
+        return Decision("UNDECIDED", _too_few(found, held_out), found, low, high, needed and needed * (1 + held_out))
+    on = f"speedup {found.value:.2f}x on {found.documents} independent {'held-out ' if held_out else ''}documents"
+    level = f"{100 * confidence:g} %"
+    lower, upper = _beside(low, min_speedup), _beside(high, min_speedup)
+    if low >= min_speedup:
+        return Decision("GO", f"{on}, and its {level} lower bound {lower} reaches {min_speedup:g}", found, low, high, None)
+    if high < min_speedup:
+        reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
+        return Decision("NO-GO", reason, found, low, high, None)
+    needed = documents_needed(found, min_speedup, confidence)
+    total = 2 * needed if held_out and needed is not None else needed
+    reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(total, found)}"
+    return Decision("UNDECIDED", reason, found, low, high, total)
+
+
+def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
+    """Why a verdict needs no document."""
+    side = "above" if verdict == "GO" else "below"
+    return f"whatever is accepted, these step times keep the speedup {side} {min_speedup:g}"
+
+
+def _too_few(found: Speedup | None, held_out: bool) -> str:
+    """Why these documents decide nothing, and what to do."""
+    documents = found.documents if found is not None else 0
+    where, advice = "", ""
+    if held_out:
+        where, advice = " on the held-out half", f": profile {2 * FEWEST} or more, or fix decision.draft and decision.gamma"
+    if documents >= FEWEST:
+        return f"given weights need at least two independent documents of every domain{where}, longer than one token{advice}"
+    have = "there is 1" if documents == 1 else f"there are {documents}"
+    return f"a verdict needs at least {FEWEST} independent documents{where}, longer than one token; {have}{advice}"
+
+
+def _beside(bound: float, threshold: float) -> str:
+    """A bound with three digits, or as many as it takes to stand on its side of the threshold: 1.0996 is not 1.100."""
+    texts = (f"{bound:.{digits}f}" for digits in range(3, 17))
+    return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
+
+
+def _remedy(total: int | None, found: Speedup) -> str:
+    if total is not None:
+        return f"about {total} independent documents in all would settle it, if this speedup holds"
+    if found.timing_error > 0 and found.sampling_error > found.timing_error:
+        return f"it takes both more documents and surer step times ({SURER})"
+    if found.timing_error > 0:
+        return f"more documents alone would not settle it: step times must be surer ({SURER})"
+    return "it is too close to the threshold for any number of documents to settle it"
+
+
+def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> int | None:
+    """The smallest number of documents like these whose bound would clear the threshold, if the point estimate holds.
+
+    The step-time error stays, sampling variance falls as 1 / documents. None beyond a million.
+    """
+
+    def settles(documents: int) -> bool:
+        low, high = found.at(documents).bounds(1 - confidence)
+        return low >= min_speedup or high < min_speedup
+
+    if not settles(MANY):
+        return None
+    low, high = max(found.documents, FEWEST), MANY
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if settles(middle) else (middle + 1, high)
+    return low if low <= MANY else None
+
+
+def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:
+    """Which documents of each domain are held out to test what the others chose; [documents] each.
+
+    `lots` [documents]: what each document's cluster drew (`units.lots_of` its name). Clusters in the order of their lots
+    fall alternately on the two halves, domain by domain: every second one is held out, whatever order the data had. A
+    cluster is never divided, not even where it lies in several domains.
+    """
+    if not lots:
+        return {}
+    domains = sorted(lots)
+    drawn, cluster = np.unique(np.concatenate([lots[domain] for domain in domains]), return_inverse=True)
+    home = np.repeat(np.arange(len(domains)), [len(lots[domain]) for domain in domains])
+    pairs = np.sort(cluster * len(domains) + home)
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # `np.unique` hashes numbers, which takes longer than sorting them
+    places, homes = pairs // len(domains), pairs % len(domains)
+    first, several = homes[np.diff(places, prepend=-1) > 0], np.bincount(places, minlength=len(drawn)) > 1
+    sets: dict[int, tuple[int, ...]] = {}
+    for place, number in zip(places[several[places]].tolist(), homes[several[places]].tolist(), strict=True):
+        sets[place] = (*sets.get(place, ()), number)
+    ranks = {found: rank for rank, found in enumerate(sorted({(n,) for n in range(len(domains))} | set(sets.values())))}
+    rank = np.array([ranks[number,] for number in range(len(domains))], dtype=np.int64)[first]
+    for place, found in sets.items():
+        rank[place] = ranks[found]
+    kept_back = np.zeros(len(drawn), dtype=bool)
+    kept_back[np.argsort(rank, kind="stable")[1::2]] = True
+    sides = np.split(kept_back[cluster], np.cumsum([len(lots[domain]) for domain in domains])[:-1])
+    return dict(zip(domains, sides, strict=True))

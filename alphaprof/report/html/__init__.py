@@ -1,1 +1,0 @@
-"""The report as one self-contained HTML file: page.py fills page.html.j2, figures are plotly's, page.js filters them."""

@@ -1,0 +1,159 @@
+"""What a report asks of a run: its question, documents and step times, and the pools of totals that answer it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.costs.cost_model import CostBook, open_costs
+from alphaprof.log.store import Run
+from alphaprof.report.result import contradiction
+from alphaprof.report.traffic import Evidence
+from alphaprof.report.verdict import Question, not_defined, order_of
+from alphaprof.rules import BoundRule, rules_of
+from alphaprof.totals.count import Request
+from alphaprof.totals.documents import Documents, mean_context, observed_weights, strata_of
+from alphaprof.totals.files import Held
+from alphaprof.totals.pool import SHARED, Pool, columns_of, merged, pools
+from alphaprof.totals.replay import Flavour
+
+Array = np.ndarray[Any, Any]
+FIRST = 16  # documents that step times are taken for, where documents come one after the other
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """What every part of a report rests on. `policies`: those of its texts, the empty one (text that the target
+    did not produce) included.
+    """
+
+    run: Run
+    flavour: Flavour
+    question: Question
+    documents: Documents
+    policies: tuple[str, ...]
+    book: CostBook | None
+
+    @classmethod
+    def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> Inquiry:
+        """From a run and what is asked of it."""
+        order = order_of(run.manifest, flavour)
+        question = dataclasses.replace(Question.of(config), order=order)
+        documents = run.documents()
+        # Step times must not hang on documents that they are held against, where these come one after the other.
+        first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
+        book = open_costs(run, config["costs"], mean_context(first))
+        grouped = Documents.of(documents)
+        found = tuple(sorted({group.policy for group in grouped.groups}))
+        return cls(run, flavour, question, grouped, found, book)
+
+    def stored(self, rules: Sequence[str]) -> bool:
+        """Whether the totals of some rules lie in files."""
+        run = self.run
+        return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
+
+    def request(self, rules: Sequence[BoundRule]) -> Request:
+        """What is asked of totals."""
+        return Request([rule.id for rule in rules], self.run.gammas, self.flavour)
+
+    def has_rounds(self, rule: BoundRule) -> bool:
+        """Whether a rule has rounds on some text of the run: a lossy one has none."""
+        return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
+
+    @cached_property
+    def strata(self) -> Array:
+        """The stratum of each independent unit, [units]."""
+        return strata_of(self.documents, self.run.manifest)
+
+    @property
+    def deciding(self) -> list[str]:
+        """Ids of the rules that the verdict concerns, on any text of the run."""
+        return list(dict.fromkeys(map(self.question.rule_for, self.policies)))
+
+    @property
+    def decisive(self) -> list[str]:
+        """Those of them on text that the target produced: there alone they can have rounds, and a verdict."""
+        return list(dict.fromkeys(self.question.rule_for(policy) for policy in self.policies if policy))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The pool of one draft, rule and domain."""
+
+    draft: str
+    rule: BoundRule
+    domain: str
+    pool: Pool
+
+
+class DraftPools:
+    """The pools of one draft, rule by rule of those that are `asked` for. What is stored is read rule by rule, in the
+    memory of one; what is not is computed once for all of them. Columns that no rule changes are read once.
+    """
+
+    def __init__(self, inquiry: Inquiry, draft: str, asked: Sequence[str]) -> None:
+        self.draft = draft
+        self._inquiry, self._asked, self._held = inquiry, asked, Held(inquiry.run, draft)
+        self._shared: list[dict[str, Array]] = []
+
+    def pools(self, name: str) -> Iterator[Found]:
+        """Those of one rule, by its id, for each domain and kind of text."""
+        inquiry, (rule,), shared = self._inquiry, rules_of([name]), tuple(self._shared)
+        gammas = inquiry.run.gammas
+
+        def filled(tables: Iterable[pa.Table]) -> list[tuple[str, Pool]]:
+            return list(pools(tables, inquiry.documents, rule.id, gammas, shared))
+
+        if self._computed is not None:
+            found = filled(self._computed)
+        else:
+            columns = columns_of(gammas if inquiry.has_rounds(rule) else (), own=bool(shared))
+            found = self._held.read(inquiry.request([rule]), columns, filled)
+        if not shared:
+            self._shared += [{column: pool[column] for column in SHARED} for _, pool in found]
+        for domain, pool in found:
+            yield Found(self.draft, rule, domain, pool)
+
+    @cached_property
+    def _computed(self) -> list[pa.Table] | None:
+        inquiry = self._inquiry
+        if inquiry.stored(self._asked):
+            return None
+        return self._held.read(inquiry.request(rules_of(list(self._asked))), columns_of(inquiry.run.gammas), list)
+
+
+def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
+    """The pools of every draft (or of some), rule and domain."""
+    for draft in drafts or inquiry.run.manifest.drafts:
+        reader = DraftPools(inquiry, draft, rules)
+        for rule in rules:
+            yield from reader.pools(rule)
+
+
+def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
+    """What of it the verdict on the traffic rests on."""
+    decisive: dict[str, list[tuple[str, Pool]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
+    undefined: dict[str, str] = {}
+    for item in found:
+        if inquiry.question.rule_for(item.pool.policy) != item.rule.id:
+            continue
+        if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy):
+            undefined[item.domain] = doubt
+        else:
+            decisive[item.draft].append((item.domain, item.pool))
+    by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
+    return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table), inquiry.strata)
+
+
+def by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
+    """By domain, the pools of all its kinds of text as one."""
+    parts: dict[str, list[Pool]] = {}
+    for domain, pool in found:
+        parts.setdefault(domain, []).append(pool)
+    return {domain: merged(several) for domain, several in parts.items()}

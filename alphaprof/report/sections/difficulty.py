@@ -1,0 +1,104 @@
+"""Acceptance by how hard a position is for the target, and the documents that a draft serves best and worst."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alphaprof.costs.speedup import StepTimes, time_spent
+from alphaprof.report.model_difficulty import DocumentResult, Tenth
+from alphaprof.report.sections.tenths import accepted_by_tenth
+from alphaprof.rules import rules_of
+from alphaprof.totals.documents import Documents
+from alphaprof.totals.log_sample import LogPart
+from alphaprof.totals.pool import Pool
+from alphaprof.totals.texts import kinds
+
+EXTREMES = 5  # documents at either end
+SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from luck
+
+
+def tenths(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Tenth, ...]:
+    """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard or a log."""
+    run = part.run
+    if not run.has_log or not run.shards:
+        return ()
+    found: list[Tenth] = []
+    for draft in run.manifest.drafts:
+        for (rule, axis), counts in accepted_by_tenth(run, draft, rules_of(list(rules)), part.edges).items():
+            bounds = [None, *map(float, part.edges[axis]), None]
+            for text in kinds(part.texts):
+                for place in range(counts.shape[1]):
+                    proposals, accepted = counts[:, place].T
+                    found.append(
+                        Tenth(
+                            draft=draft,
+                            rule=rule,
+                            continuation=text.continuation,
+                            sampling=text.sampling,
+                            on_policy=text.on_policy,
+                            axis=axis,
+                            place=place + 1,
+                            low=bounds[place],
+                            high=bounds[place + 1],
+                            positions=int(proposals[text.rows].sum()),
+                            accepted=text.share(accepted, proposals, confidence),
+                        )
+                    )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Played:
+    """One domain, draft and rule at one gamma: its pool, and the draft's step times where there are any."""
+
+    domain: str
+    draft: str
+    rule: str
+    gamma: int
+    pool: Pool
+    times: StepTimes | None
+
+
+def extremes(found: Sequence[Played], documents: Documents) -> tuple[DocumentResult, ...]:
+    """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
+
+    By speedup, or by tokens per round where some have no step times. Texts of fewer than SHORTEST tokens are left out.
+    """
+    chosen: list[DocumentResult] = []
+    for draft, rule in dict.fromkeys((item.draft, item.rule) for item in found):
+        mine = [item for item in found if (item.draft, item.rule) == (draft, rule)]
+        timed = all(item.times is not None for item in mine)
+        ends = [result for item in mine for result in _ends(item, timed, documents)]
+        ends.sort(key=lambda item: item.speedup if timed and item.speedup is not None else item.tokens_per_round)
+        chosen += ends if len(ends) <= 2 * EXTREMES else [*ends[:EXTREMES], *ends[-EXTREMES:]]
+    return tuple(chosen)
+
+
+def _ends(item: Played, timed: bool, documents: Documents) -> Iterator[DocumentResult]:
+    """The documents of one pool that can be among those at either end."""
+    pool, counts = item.pool, item.pool.counts(item.gamma)
+    eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
+    tokens = counts.tokens / np.maximum(counts.rounds, 1e-300)
+    speeds = counts.tokens / np.maximum(time_spent(counts, item.times), 1e-300) if item.times is not None else None
+    order = eligible[np.argsort((speeds if timed and speeds is not None else tokens)[eligible], kind="stable")]
+    if len(order) > 2 * EXTREMES:
+        order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])
+    rows = np.searchsorted(documents.numbers, pool["document"])
+    for place in order:
+        proposals = float(pool["proposals"][place])
+        about = {name: documents.table[name][int(rows[place])].as_py() for name in ("source", "source_row", "prompt_hash")}
+        yield DocumentResult(
+            domain=item.domain,
+            draft=item.draft,
+            rule=item.rule,
+            gamma=item.gamma,
+            document=int(pool["document"][place]),
+            **about,
+            tokens=int(pool["positions"][place]),
+            alpha=float(pool["accepted"][place]) / proposals if proposals > 0 else None,
+            tokens_per_round=float(tokens[place]),
+            speedup=float(speeds[place]) if speeds is not None else None,
+        )

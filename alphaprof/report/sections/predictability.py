@@ -1,0 +1,112 @@
+"""Is a domain worth a draft at all? What the target alone says, with intervals over documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from alphaprof.costs.speedup import free_draft, speedup
+from alphaprof.log.manifest import Manifest
+from alphaprof.report.model import Budget, CertainRun, FreeDraft, Predictability, Result
+from alphaprof.report.sections.certain_runs import CertainRuns, TargetLog, certain_runs
+from alphaprof.report.speeds import tokens_interval
+from alphaprof.rules import GREEDY, parse_rule
+from alphaprof.stats.estimate import Estimate, Interval, by_cluster, mean_interval, quantile_interval, ratio, share_interval
+from alphaprof.totals.log_sample import LogPart
+from alphaprof.totals.replay import RoundCounts
+from alphaprof.totals.texts import Array, Text
+
+QUANTILES = (0.1, 0.5, 0.9)
+STILL_CERTAIN = (0.5, 0.9, 0.99)
+EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
+
+
+def predictability(part: LogPart, results: Sequence[Result], confidence: float) -> tuple[Predictability, ...]:
+    """By domain and kind of text; nothing for runs that compare draft models and hold no thresholds, or hold no log."""
+    run = part.run
+    models = [draft for draft, facts in run.manifest.drafts.items() if facts.kind != "prompt_lookup"]
+    if not run.has_log or (models and not run.log_rules.certified) or (log := TargetLog.of(run)) is None:
+        return ()
+    return tuple(
+        Predictability(
+            domain=text.domain,
+            continuation=text.continuation,
+            sampling=text.sampling,
+            on_policy=text.on_policy,
+            documents=text.documents(log.lengths),
+            positions=int(log.lengths[text.rows].sum()),
+            free=tuple(_free(text, results, run.manifest)),
+            **_numbers(text, log.part(text.rows), max(run.gammas), confidence),
+        )
+        for text in part.texts
+    )
+
+
+def _numbers(text: Text, log: TargetLog, gamma: int, confidence: float) -> dict[str, Any]:
+    """The fields of a `Predictability` that come from the target's columns at the positions of a text."""
+
+    def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
+        return tuple(_interval(quantile_interval(values, log.lengths, text.cluster, p, confidence)) for p in probabilities)
+
+    # At the divergence that a tenth of the thresholds does not exceed, 90 % of the positions are still certain.
+    rests = [1 - share for share in STILL_CERTAIN]
+    tops = np.add.reduceat(log.columns["target_top_prob"].astype(np.float64), np.cumsum(log.lengths) - log.lengths)
+    return {
+        "entropy": at(log.columns["target_entropy"], QUANTILES),
+        "margin": tuple(replace(item, high=min(1.0, item.high)) for item in at(log.columns["target_margin"], QUANTILES)),
+        "top_prob": _interval(share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence)),
+        "budgets": tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
+        "runs": tuple(
+            _run(text, rule, log, certain_runs(thresholds, log.lengths, epsilon, gamma), confidence)
+            for rule, thresholds in log.thresholds.items()
+            for epsilon in EPSILONS
+        ),
+    }
+
+
+def _run(text: Text, rule: str, log: TargetLog, found: CertainRuns, confidence: float) -> CertainRun:
+    certain = share_interval(ratio(*by_cluster(text.cluster, found.certain, log.lengths)), confidence)
+    longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
+    runs, counts = by_cluster(text.cluster, found.run, log.lengths)
+    mean = mean_interval(ratio(runs, counts), confidence)
+    gamma, rounds = found.rounds.drafted.shape[1], found.rounds
+    tokens = None
+    # A lossy rule may accept another token than the text's, and what follows then was not measured.
+    if text.policy == GREEDY and not parse_rule(rule).rule.lossy:
+        counted = RoundCounts.of(rounds, text.cluster)
+        tokens = tokens_interval(speedup([counted], [1.0], free_draft(gamma)), gamma, confidence)
+    return CertainRun(
+        rule=rule,
+        epsilon=found.epsilon,
+        certain=_interval(certain),
+        mean_run=Interval(mean.value, mean.low, min(longest, mean.high)),
+        gamma=gamma,
+        tokens_per_round=tokens,
+    )
+
+
+def _free(text: Text, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
+    """Prompt lookup on a text, under the rules that verdicts concern."""
+    mine = (text.domain, text.continuation, text.sampling, text.on_policy)
+    for result in results:
+        own = result.mismatches is not None or result.impossible is not None  # counted on the target's own text alone
+        same = (result.domain, result.continuation, result.sampling, own) == mine
+        if not same or result.verdict is None or manifest.drafts[result.draft].kind != "prompt_lookup":
+            continue
+        known = [item for item in result.gammas if item.tokens_per_round is not None]
+        best = max(known, key=lambda item: item.tokens_per_round.value if item.tokens_per_round else 0.0, default=None)
+        yield FreeDraft(
+            draft=result.draft,
+            rule=result.rule,
+            coverage=result.coverage,
+            alpha=result.alpha,
+            gamma=best.gamma if best else None,
+            tokens_per_round=best.tokens_per_round if best else None,
+        )
+
+
+def _interval(found: Estimate) -> Interval:
+    return Interval(found.value, found.low, found.high)

@@ -1,0 +1,78 @@
+"""Differences of two drafts on the same documents: what the documents share cancels out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from alphaprof.stats.estimate import NO_SPREAD, Estimate, Ratio, influences, quantile, ratio
+
+Array = np.ndarray[Any, Any]
+FAR = 0.225  # share of the possible range by which a unit that differs is taken to differ: decisions/019
+
+
+def share_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Estimate:
+    """Second share less the first, each sum(totals) / sum(counts) over the same units, [units] in the same order.
+
+    Raises `ValueError` where a side has no count.
+    """
+    one, two = ratio(*first), ratio(*second)
+    errors = _errors(second, two) - _errors(first, one)
+    return _difference(Estimate(two.value - one.value, -one.value, 1 - one.value, 0), errors, (one, two), confidence)
+
+
+def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float, gamma: int) -> Estimate:
+    """Second quotient less the first, each sum(counts) / sum(totals): tokens per round from (rounds, tokens), of which a
+    round emits 1 to gamma + 1.
+    """
+    one, two = ratio(*first), ratio(*second)
+    errors = _errors(first, one) / one.value**2 - _errors(second, two) / two.value**2  # d(1/r) = -dr / r^2
+    before = 1 / one.value
+    return _difference(Estimate(1 / two.value - before, 1 - before, gamma + 1 - before, 0), errors, (one, two), confidence)
+
+
+def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Estimate:
+    """Second mean less the first, each sum(totals) / sum(counts), of quantities that are 0 or above and have no upper end:
+    beyond what the sample can tell, the least that is possible, and infinity.
+    """
+    one, two = ratio(*first), ratio(*second)
+    value, least, documents = two.value - one.value, 0.0 - one.value, min(one.documents, two.documents)
+    errors = _errors(second, two) - _errors(first, one)
+    stderr = math.sqrt(float((errors**2).sum()))
+    half = math.inf
+    if documents > 1 and stderr > NO_SPREAD * max(one.value, two.value):
+        half = quantile((1 + confidence) / 2, min(one.freedom, two.freedom)) * stderr
+    return Estimate(value, max(least, value - half), value + half, documents)
+
+
+def _errors(side: tuple[Array, Array], found: Ratio) -> Array:
+    """What each unit contributes to the error of a side; with fewer than two there is nothing to tell it from."""
+    return influences(*side) if found.documents > 1 else np.zeros(len(side[0]))
+
+
+def _difference(possible: Estimate, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Estimate:
+    """A difference with its t interval, within what is possible given the first side, and never narrower than a floor.
+
+    Units that agree leave no spread to estimate from, and those that hardly differ almost none. The floor is what other
+    units could make of the difference, at the most of them that the number of units allows, each off by FAR of the range. It
+    does not depend on the spread: with the same value, units that differ never make a bound easier to reach.
+    """
+    value, low, high = possible.value, possible.low, possible.high
+    documents = min(side.documents for side in sides)
+    tail = (1 - confidence) / 2
+    if documents < 2:
+        return Estimate(value, low, high, documents)
+    stderr = math.sqrt(float((errors**2).sum()))
+    half = quantile(1 - tail, min(side.freedom for side in sides)) * stderr if stderr else 0.0
+    most, far = differing(documents, tail), FAR * (high - low)
+    below, above = (max(half, most * min(far, room)) for room in (value - low, high - value))
+    return Estimate(value, max(low, value - below), min(high, value + above), documents)
+
+
+def differing(units: int, tail: float) -> float:
+    """The largest share of units that can differ where none of `units` does, wrong with probability `tail`
+    (Clopper-Pearson at n of n).
+    """
+    return float(1 - tail ** (1 / units))

@@ -1,0 +1,300 @@
+"""Draft trees: their rounds from a log of ranks, the best tree of a size, and the acceptance of several draws.
+
+A static tree proposes, beneath each of its nodes, tokens of fixed ranks in the draft's distribution (1: its top token). A
+node is named by the ranks on the way from the root: (1, 3) is the draft's third token after its top token. The root, the
+last known token, is not counted: a tree of n nodes costs `depth` draft steps and a verification of n + 1 tokens.
+
+`replay_tree`: where the target chooses x_t by itself, greedily or by lot, and follows the tree while x_t is in it. A round
+that starts at t goes to child rho_t of the root, to child rho_{t+1} of that, and so on, rho_t being the rank of x_t in the
+draft's distribution: on that path the draft's context is the text, so that ranks from one teacher-forced pass decide every
+round of every static tree. Trees that grow by the draft's own probabilities (EAGLE-2) cannot be replayed.
+
+`expected_tokens` is a model: ranks of different positions are independent. It is good enough to choose a tree by
+(`optimal_tree`), but flatters it where text has easy and hard stretches: what a tree gives is for `replay_tree` to say.
+`MultiDraft`: lossless sampling with several children drawn from q and tried in turn (recursive rejection sampling).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from alphaprof.totals.replay import Array, Ints, Rounds, Trace, replay
+
+Path = tuple[int, ...]
+SLACK = 1e-4  # by how much probabilities in float32 may miss a sum of 1
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A static draft tree: the paths of its nodes without the root, shallow ones first, then by rank.
+
+    Made by `chain`, `full` and `from_paths`, which keep that order and leave no node without its parent.
+    """
+
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def chain(cls, gamma: int) -> Tree:
+        """The draft's top token, gamma times: no tree at all. ValueError where gamma < 0."""
+        return cls.full(1, gamma)
+
+    @classmethod
+    def full(cls, width: int, depth: int) -> Tree:
+        """The `width` top tokens beneath every node above `depth`. ValueError where width < 1 or depth < 0."""
+        _at_least("width", width, 1)
+        _at_least("depth", depth, 0)
+        ranks = range(1, width + 1)
+        return cls(tuple(path for length in range(1, depth + 1) for path in itertools.product(ranks, repeat=length)))
+
+    @classmethod
+    def from_paths(cls, paths: Iterable[Sequence[int]], top: int = 1) -> Tree:
+        """A tree from the paths of its nodes, in any order. `top`: how they call the draft's top token; Medusa's and
+        EAGLE's lists call it 0. ValueError for a path that is empty, double, impossible or parentless; TypeError for 1.5.
+        """
+        found: dict[Path, Path] = {}
+        for given in map(tuple, paths):
+            path = tuple(operator.index(rank) - top + 1 for rank in given)
+            if not path or min(path) < 1:
+                raise ValueError(f"path {given} is no node: ranks count from {top} (see `top`), and the root is left out")
+            if path in found:
+                raise ValueError(f"path {given} is there twice")
+            found[path] = given
+        for path, given in found.items():
+            if len(path) > 1 and path[:-1] not in found:
+                raise ValueError(f"path {given} needs its parent {given[:-1]}, which the tree lacks")
+        return cls(tuple(sorted(found, key=lambda path: (len(path), path))))
+
+    @property
+    def nodes(self) -> int:
+        """How many tokens are drafted."""
+        return len(self.paths)
+
+    @property
+    def depth(self) -> int:
+        """How many drafts a round can accept at most."""
+        return len(self.paths[-1]) if self.paths else 0
+
+    @property
+    def width(self) -> int:
+        """The largest rank in the tree."""
+        return max((path[-1] for path in self.paths), default=0)
+
+    @cached_property
+    def children(self) -> Ints:
+        """The child of each node at each rank 0..width + 1, [nodes + 1, width + 2]. The root is 0 and node n the n-th of
+        `paths`; 0 where there is no child.
+        """
+        number = {path: index for index, path in enumerate(((), *self.paths))}
+        table = np.zeros((self.nodes + 1, self.width + 2), dtype=np.int64)
+        for path in self.paths:
+            table[number[path[:-1]], path[-1]] = number[path]
+        return table
+
+
+def path_lengths(ranks: Array, stop: Ints, tree: Tree) -> Ints:
+    """For each position how many drafts a round that starts there would get accepted, [positions].
+
+    `ranks` [positions]: rank of the emitted token in the draft's distribution; below 1, or NaN, where the draft proposes
+    nothing. `stop` [documents]: where each document ends.
+    """
+    labels = np.zeros(len(ranks) + tree.depth, dtype=np.int64)
+    labels[: len(ranks)] = np.where(ranks >= 1, np.minimum(ranks, tree.width + 1), 0)
+    lengths = np.zeros(len(ranks), dtype=np.int64)
+    going, node = np.arange(len(ranks)), np.zeros(len(ranks), dtype=np.int64)
+    for level in range(tree.depth):
+        node = tree.children[node, labels[going + level]]
+        going, node = going[node > 0], node[node > 0]
+        lengths[going] += 1
+    ends = np.full(len(ranks) + 1, len(ranks))
+    ends[stop] = stop
+    next_end = np.minimum.accumulate(ends[:0:-1])[::-1]
+    return np.asarray(np.minimum(lengths, next_end - np.arange(len(ranks))))
+
+
+def replay_tree(ranks: Array, start: Ints, stop: Ints, tree: Tree) -> Rounds:
+    """All rounds of all documents with one tree (flavour `engine`), counted per document and depth of the tree.
+
+    `ranks`, `stop` as in `path_lengths`, `start` [documents]: where each document begins.
+    """
+    lengths = path_lengths(ranks, stop, tree)
+    proposed = np.where(ranks >= 1, tree.depth, 0)
+    return replay(Trace(lengths, proposed, start, stop, stop - start, np.zeros(len(ranks), dtype=bool)), tree.depth)
+
+
+def accepted_lengths(rounds: Rounds) -> Array:
+    """How many rounds accepted exactly 0, 1, ..., depth drafts, [documents, depth + 1]."""
+    return -np.diff(np.column_stack([rounds.rounds, rounds.accepted]), axis=1, append=0)
+
+
+def rank_shares(ranks: Array, width: int) -> Array:
+    """b_r = share of positions whose emitted token has rank r, for r = 1..width, [width]; `ranks` [positions] as in
+    `path_lengths`. Positions without a proposal count as positions. ValueError where there are no positions.
+    """
+    _at_least("number of positions", len(ranks), 1)
+    found = np.asarray(ranks)[(ranks >= 1) & (ranks <= width)].astype(np.int64)
+    return np.bincount(found, minlength=width + 1)[1:] / len(ranks)
+
+
+def expected_tokens(tree: Tree, shares: Array) -> float:
+    """Tokens per verification if ranks were independent with shares b_r [R]: the sum over nodes, root included, of the
+    product of b on the path (positional acceptance of Sequoia, Chen et al. 2024, arXiv:2402.12374).
+
+    ValueError where `shares` are no probabilities of exclusive events or the tree has ranks beyond them.
+    """
+    shares = _checked(shares)
+    if tree.width > len(shares):
+        raise ValueError(f"the tree has rank {tree.width}; shares are known for ranks 1 to {len(shares)}")
+    return 1 + math.fsum(math.prod(float(shares[rank - 1]) for rank in path) for path in tree.paths)
+
+
+def optimal_tree(shares: Array, nodes: int, depth: int | None = None) -> Tree:
+    """The tree of at most `nodes` nodes and `depth` levels that `expected_tokens` likes best, for any shares b_r [R].
+
+    Beside a child of rank r it has all of smaller rank: engines take the top tokens, and draws come in order. It has fewer
+    nodes than asked for where more would add nothing. ValueError where `nodes` or `depth` < 0, or as in `expected_tokens`.
+    """
+    rising = (np.diff(_checked(shares)) > 0).any()
+    return (tree_by_program if rising else tree_by_heap)(shares, nodes, depth)
+
+
+def tree_by_heap(shares: Array, nodes: int, depth: int | None = None) -> Tree:
+    """`optimal_tree` for b_1 >= b_2 >= ..., the nodes with the largest products of b, since none beats its parent or
+    the sibling before it. ValueError where b increases.
+    """
+    shares = _checked(shares, nodes, depth)
+    if (np.diff(shares) > 0).any():
+        raise ValueError("shares increase with rank: the heap would miss the best tree")
+    paths: list[Path] = []
+    heap: list[tuple[float, Path, float]] = [(-float(shares[0]), (1,), 1.0)]  # negative product, path, parent's product
+    while heap and len(paths) < nodes:
+        negative, path, parent = heapq.heappop(heap)
+        if negative == 0 or (depth is not None and len(path) > depth):
+            continue
+        paths.append(path)
+        heapq.heappush(heap, (negative * float(shares[0]), (*path, 1), -negative))
+        if (rank := path[-1]) < len(shares):
+            heapq.heappush(heap, (-parent * float(shares[rank]), (*path[:-1], rank + 1), parent))
+    return Tree.from_paths(paths)
+
+
+def tree_by_program(shares: Array, nodes: int, depth: int | None = None) -> Tree:
+    """`optimal_tree` for any b, by Sequoia's dynamic program (arXiv:2402.12374) in O(levels R nodes^2).
+
+    T(n) = 1 + F(n - 1, 1) is the best value of a subtree of n nodes, its root included; F(n, r), of n nodes as children of
+    rank r and more beneath one node, is 0 (none) or the maximum over j of b_r T(j) + F(n - j, r + 1), j >= 1 nodes being in
+    the subtree of child r. One table T for each number of levels beneath the root, until one more level changes nothing.
+    """
+    shares = _checked(shares, nodes, depth)
+    below = np.arange(nodes + 1)[:, None] - np.arange(nodes + 1)  # n - j
+    subtree = np.minimum(np.arange(nodes + 1), 1).astype(np.float64)  # T of j nodes, without a level beneath
+    splits = [np.zeros((0, nodes + 1), dtype=np.int64)]  # by number of levels: the j of each rank, [R, n]
+    for _ in range(nodes if depth is None else min(depth, nodes)):
+        rest, split = np.zeros(nodes + 1), np.zeros((len(shares), nodes + 1), dtype=np.int64)
+        for index in reversed(range(len(shares))):
+            value = np.where(below >= 0, shares[index] * subtree + rest[below], -np.inf)
+            value[:, 0] = 0.0
+            split[index], rest = value.argmax(1), value.max(1)
+        grown = np.append(0.0, 1 + rest[:-1])
+        splits.append(split)
+        if (grown == subtree).all():
+            break
+        subtree = grown
+    return Tree.from_paths(_unfold(splits, nodes))
+
+
+def _unfold(splits: list[Array], nodes: int) -> list[Path]:
+    """The paths of the tree that the program chose, from its tables of splits; that of no levels is empty."""
+    paths: list[Path] = []
+    open_nodes: list[tuple[Path, int]] = [((), nodes)]  # nodes with children to come, and how many nodes go beneath
+    while open_nodes:
+        parent, left = open_nodes.pop()
+        for rank, row in enumerate(splits[-1 - len(parent)], 1):
+            if (taken := int(row[left])) == 0:
+                break
+            paths.append((*parent, rank))
+            open_nodes.append(((*parent, rank), taken - 1))
+            left -= taken
+    return paths
+
+
+@dataclass(frozen=True)
+class MultiDraft:
+    """Recursive rejection sampling: child r, drawn from q independently of the others, is kept with probability
+    min(1, p^(r)/q), where p^(1) = p and p^(r+1) is (p^(r) - q)_+ made to sum to 1. If none is kept, the token is drawn from
+    the last p^(r); its law is p (SpecInfer, arXiv:2305.09781). Children drawn without replacement are another matter.
+
+    `targets` [..., width + 1, V]: p^(1), p^(2), ...; `draft` [..., V]: q; `reached` [..., width + 1]: probability that the
+    children before child r are all rejected, the product of their 1 - beta; the last one is that none is kept.
+    """
+
+    targets: Array
+    draft: Array
+    reached: Array
+
+    @classmethod
+    def of(cls, p: Array, q: Array, width: int) -> MultiDraft:
+        """From p and q, both [V] or [n, V]. ValueError where they are no distributions over the same V, or width < 1."""
+        _at_least("width", width, 1)
+        if np.shape(p) != np.shape(q):
+            raise ValueError(f"p has shape {np.shape(p)} and q {np.shape(q)}")
+        draft, targets = _distribution("q", q), [_distribution("p", p)]
+        reached = [np.ones(draft.shape[:-1])]
+        for _ in range(width):
+            excess = np.maximum(targets[-1] - draft, 0.0)
+            mass = excess.sum(-1, keepdims=True)  # 1 - beta; 0 where no child is ever rejected: then the next p^(r) is idle
+            targets.append(np.divide(excess, mass, out=targets[-1].copy(), where=mass > 0))
+            reached.append(reached[-1] * mass[..., 0])
+        return cls(np.stack(targets, axis=-2), draft, np.stack(reached, axis=-1))
+
+    @property
+    def beta(self) -> Array:
+        """Probability that child r is kept if it is tried: sum min(p^(r), q), [..., width]."""
+        return np.asarray(np.minimum(self.targets[..., :-1, :], self.draft[..., None, :]).sum(-1))
+
+    @property
+    def total(self) -> Array:
+        """Probability that one of the children is kept, [...]."""
+        return np.asarray(1 - self.reached[..., -1])
+
+    def emitted(self, tokens: Array | int) -> Array:
+        """a^(r): probability that child r was kept, given that the emitted token is x [...]; [..., width].
+
+        a^(r) = reached_r min(p^(r)(x), q(x)) / p(x), and 0 where p(x) = 0. What they lack in 1 is that none was kept.
+        """
+        index = np.asarray(tokens)[..., None, None]
+        target = np.take_along_axis(self.targets, index, -1)[..., 0]
+        draft = np.take_along_axis(self.draft[..., None, :], index, -1)[..., 0]
+        joint = self.reached[..., :-1] * np.minimum(target[..., :-1], draft)
+        return np.asarray(np.divide(joint, target[..., :1], out=np.zeros_like(joint), where=target[..., :1] > 0))
+
+
+def _distribution(name: str, values: Array) -> Array:
+    """Probabilities [..., V] in float64 that sum to 1."""
+    values = np.asarray(values, dtype=np.float64)
+    total = values.sum(-1, keepdims=True)
+    if not ((values >= 0).all() and (np.abs(total - 1) <= SLACK).all()):
+        raise ValueError(f"{name} is no probability distribution along its last axis")
+    return np.asarray(values / total)
+
+
+def _checked(shares: Array, nodes: int = 0, depth: int | None = None) -> Array:
+    """Shares b_r [R] in float64, after a look at the size that is asked for."""
+    _at_least("nodes", nodes, 0)
+    _at_least("depth", depth or 0, 0)
+    shares = np.asarray(shares, dtype=np.float64)
+    if shares.ndim != 1 or not len(shares) or not ((shares >= 0).all() and shares.sum() <= 1 + SLACK):
+        raise ValueError("shares are probabilities of ranks 1, 2, ...: at least one, none below 0, and at most 1 in sum")
+    return shares
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")

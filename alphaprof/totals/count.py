@@ -1,0 +1,269 @@
+"""From the position log to totals: a row per document and rule, everything that reports read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from alphaprof.log.manifest import SERVED, ModelFacts
+from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, depth_names, totals_columns
+from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
+from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths
+
+Array = np.ndarray[Any, Any]
+Counts = dict[str, dict[str, Array]]  # of one shard: by rule and column, [documents]; NaN or no column: null
+READ = (
+    "token",
+    "target_top",
+    "draft_top",
+    "target_top_prob",
+    "target_second_prob",
+    "target_entropy",
+    "target_token_prob",
+    "draft_token_prob",
+    "target_prob_of_draft_top",
+    "target_rank_of_draft_top",
+    "draft_rank_of_token",
+    "overlap",
+    "proposed",
+    "accepted_run",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What totals are asked for: ids of rules, speculation lengths, flavour of rounds."""
+
+    rules: Sequence[str]
+    gammas: Sequence[int]
+    flavour: Flavour = "engine"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where the documents of a shard lie in its positions: `start`, `stop`, `limit` and ids [documents].
+
+    `policy` [documents]: how the target chose the tokens, greedy or sampled; empty where it did not choose them. `plain`
+    [documents]: whether p and q are the plain softmax.
+    """
+
+    document: Array
+    start: Array
+    stop: Array
+    limit: Array
+    policy: Array
+    plain: Array
+
+    @classmethod
+    def of(cls, documents: pa.Table) -> Shape:
+        """From rows of the documents table, whose positions follow each other in the same order."""
+        length = documents["continuation_tokens"].to_numpy()
+        stop = np.cumsum(length).astype(np.int64)
+        limit = documents["max_new_tokens"].fill_null(np.iinfo(np.int32).max).to_numpy().astype(np.int64)
+        plain = ~documents["temperature"].is_valid().to_numpy()
+        return cls(documents["document"].to_numpy(), stop - length, stop, limit, policies(documents), plain)
+
+    def sums(self, values: Array) -> Array:
+        """Sums [documents] of values [positions]; no document is empty."""
+        return np.asarray(np.add.reduceat(values, self.start, dtype=np.float64))  # float32 sums drift within a shard
+
+    def each(self, values: Array) -> Array:
+        """Values [documents] repeated for every position."""
+        return np.repeat(values, self.stop - self.start)
+
+
+def policies(documents: pa.Table) -> Array:
+    """How the target chose the tokens of each document, [documents]: greedy, sampled, or empty where it did not."""
+    on_policy = documents["on_policy"].to_numpy(zero_copy_only=False).astype(bool)
+    sampled = documents["temperature"].is_valid().to_numpy()
+    return np.where(on_policy, np.where(sampled, SAMPLED, GREEDY), "")
+
+
+def shard_totals(
+    positions: pa.Table, documents: pa.Table, target: ModelFacts, draft: ModelFacts, request: Request
+) -> pa.Table:
+    """Totals of one shard of one draft's log.
+
+    Rounds are null where no replay is exact: for a lossy rule, and on text that the rule's own decoding would not emit.
+    """
+    return table_of([counts(positions, documents, (target, draft), request)], request.gammas)
+
+
+def counts(positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, ModelFacts], request: Request) -> Counts:
+    """Totals of one shard; `models`: target and draft."""
+    target, draft = models
+    shape = Shape.of(documents)
+    columns = _columns(positions, shape, request)
+    ready = columns["proposed"] > 0
+    shared = _shared_counts(columns, shape, target.measured_noise)
+    found: Counts = {}
+    for rule in rules_of(list(request.rules)):
+        accept = np.where(ready, rule.accept(columns), 0.0)
+        data = found[rule.id] = shared | {"accepted": shape.sums(accept)} | _thinking(columns, shape, accepted=accept)
+        emitted = rule.emitted(columns)
+        if emitted is None:
+            continue
+        kept = np.where(ready, emitted, 0.0)
+        data |= {"emitted": shape.sums(kept)} | _pairs(ready, kept, shape)
+        defined = np.isin(shape.policy, rule.rule.policies)
+        if defined.any():
+            trace = some_documents(trace_of(columns, shape, kept, target, draft), defined)
+            chances = (kept, accept) if by_chance(rule, draft) else None
+            data |= _round_columns(rounds_of(trace, chances, request), defined)
+    return found
+
+
+def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
+    """PAIR_COUNTS [documents]: neighbouring positions of one document that both have a proposal, and what was kept there."""
+    paired = proposed & np.roll(proposed, -1)
+    paired[shape.stop - 1] = False  # the next position is another document's
+    following = np.roll(kept, -1)
+    sums = (paired, *(np.where(paired, values, 0.0) for values in (kept, following, kept * following)))
+    return {name: shape.sums(values) for name, values in zip(PAIR_COUNTS, sums, strict=True)}
+
+
+def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: ModelFacts) -> Trace:
+    """What replay reads. The runs of prompt lookup are stored, since its proposals depend on where a round starts."""
+    looked_up = draft.kind == "prompt_lookup"
+    proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
+    # A proposal that a flavour ends early is the beginning of the logged one: what it gets accepted is the smaller count.
+    run = np.minimum(columns["accepted_run"], proposed) if looked_up else run_lengths(kept == 1, shape.start, shape.stop)
+    # Hugging Face stops the draft at the target's EOS ids; its prompt lookup never proposes them.
+    ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0)
+    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
+
+
+def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
+    """How many tokens a round of a flavour proposes at most, [positions], from columns of the log with nulls as -1.
+
+    Only `hf` ends proposals of prompt lookup before an EOS. Logs of versions that did so always have no
+    `proposed_before_eos`: their `proposed` is what it would be.
+    """
+    if flavour != "hf":
+        return columns["proposed"]
+    before_eos = columns["proposed_before_eos"]
+    return np.where(before_eos < 0, columns["proposed"], before_eos)
+
+
+def some_documents(trace: Trace, chosen: Array) -> Trace:
+    """The trace with some of its documents only."""
+    parts = {name: getattr(trace, name)[chosen] for name in ("start", "stop", "limit")}
+    return dataclasses.replace(trace, **parts)
+
+
+def by_chance(rule: BoundRule, draft: ModelFacts) -> bool:
+    """Whether rounds of a draft are expectations, and not facts of the log.
+
+    The rule and the draft decide: where a_t happened to be 0 or 1 throughout, control variates are as much needed as where
+    it did not.
+    """
+    return rule.rule.drawn and draft.kind not in ("prompt_lookup", SERVED)
+
+
+def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: Request) -> dict[int, Rounds]:
+    """Rounds of the trace's documents by gamma: expectations from `chances`, (a_t, beta_t) [positions]; None: facts."""
+    if chances is None:
+        return replays(trace, request.gammas, request.flavour)
+    return expected_replays(trace, chances, request.gammas, request.flavour)
+
+
+def columns_of(rules: Sequence[str], flavour: Flavour = "engine") -> list[str]:
+    """Columns of the log that these rules and replay read."""
+    logged = [rule.id for rule in rules_of(list(rules)) if rule.rule.logged]
+    more = ["proposed_before_eos"] if flavour == "hf" else []
+    return [*READ, *more, *(f"{name}_{rule}" for rule in logged for name in ("accept", "emitted"))]
+
+
+def _columns(positions: pa.Table, shape: Shape, request: Request) -> dict[str, Array]:
+    """The columns that rules and replay read, as arrays; nulls (no proposal, no distribution) become -1 or NaN. `proposed`
+    is that of the flavour.
+    """
+    columns: dict[str, Array] = {}
+    for name in columns_of(request.rules, request.flavour):
+        column = positions[name]
+        columns[name] = (column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy()
+    columns["proposed"] = proposed_in(request.flavour, columns)
+    columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
+    columns["greedy"] = shape.each(shape.policy == GREEDY)
+    phase = positions["phase"].cast(pa.string())
+    if phase.null_count == 0:
+        columns["thinking"] = pc.equal(phase, "thinking").to_numpy().astype(bool)
+    return columns
+
+
+def _thinking(columns: dict[str, Array], shape: Shape, **values: Array) -> dict[str, Array]:
+    """Sums [documents] of values over positions in the phase thinking, by their names; nothing without phases."""
+    if "thinking" not in columns:
+        return {}
+    return {f"thinking_{name}": shape.sums(np.where(columns["thinking"], each, 0)) for name, each in values.items()}
+
+
+def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dict[str, Array]:
+    """Counts that do not depend on the rule."""
+    greedy = columns["greedy"]
+    # On the plain softmax the log of a ratio of probabilities is the difference of the logits.
+    with np.errstate(divide="ignore"):
+        gap = np.log(columns["target_top_prob"]) - np.log(columns["target_second_prob"])
+    tied = shape.each(shape.plain) & (gap <= noise * (1 + 1e-3))  # a gap of just one step of the dtype comes back rounded
+    odd = (columns["token"] != columns["target_top"]) & greedy
+    impossible = (columns["target_token_prob"] == 0) & shape.each(shape.policy == SAMPLED)
+    ready = columns["proposed"] > 0
+    return _thinking(columns, shape, positions=np.ones(len(greedy)), proposals=ready) | {
+        "document": shape.document,
+        "positions": shape.stop - shape.start,
+        "proposals": shape.sums(ready).astype(np.int64),
+        "impossible": shape.sums(impossible).astype(np.int64),
+        "mismatches": shape.sums(odd).astype(np.int64),
+        "clear_mismatches": shape.sums(odd & ~tied).astype(np.int64),
+        "near_ties": shape.sums(tied).astype(np.int64),
+    }
+
+
+def _round_columns(found: dict[int, Rounds], defined: Array) -> dict[str, Array]:
+    """Rounds of the documents where they are `defined` as columns of all documents, NaN elsewhere."""
+
+    def spread(values: Array) -> Array:
+        whole = np.full((len(defined), *values.shape[1:]), np.nan)
+        whole[defined] = values
+        return whole
+
+    columns = {"tokens": spread(next(iter(found.values())).tokens)}
+    for gamma, rounds in found.items():
+        columns[f"rounds_{gamma}"] = spread(rounds.rounds)
+        columns[f"drafted_{gamma}"] = spread(rounds.drafted.sum(1))
+        columns[f"control_{gamma}"] = spread(rounds.control)
+        for name in DEPTH_COUNTS:
+            columns |= zip(depth_names(name, gamma), spread(getattr(rounds, name)).T, strict=True)
+    return columns
+
+
+def table_of(shards: Sequence[Counts], gammas: Sequence[int]) -> pa.Table:
+    """Counts of several shards, all of the same rules, as a table in the declared schema, by rule and document."""
+    schema = arrow_schema(totals_columns(gammas))
+    tables = []
+    for rule in shards[0]:
+        parts = [shard[rule] for shard in shards]
+        size = sum(len(part["document"]) for part in parts)
+        arrays = [
+            pa.DictionaryArray.from_arrays(np.zeros(size, dtype=np.int32), [rule])
+            if field.name == "rule"
+            else _column(parts, field)
+            for field in schema
+        ]
+        tables.append(pa.table(arrays, schema=schema))
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def _column(parts: Sequence[dict[str, Array]], field: pa.Field) -> pa.Array:
+    """One column of several shards; null where a shard does not have it, or NaN, unless it must have values."""
+    name = field.name
+    if not any(name in part for part in parts):
+        return pa.nulls(sum(len(part["document"]) for part in parts), field.type)
+    values = [part[name] if name in part else np.full(len(part["document"]), np.nan) for part in parts]
+    return pa.array(np.concatenate(values), from_pandas=field.nullable).cast(field.type)

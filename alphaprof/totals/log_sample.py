@@ -1,0 +1,113 @@
+"""How much of the position log a report reads: all of it, or whole shards that are spread over a large run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.log.store import Run
+from alphaprof.totals.count import Shape
+from alphaprof.totals.documents import Documents
+from alphaprof.totals.texts import Text, texts
+
+Array = np.ndarray[Any, Any]
+LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need
+ENOUGH = 20  # documents of every kind of text, where there are so many
+SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what shapes are made from
+AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
+SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """What is read of a position log: `run` has the shards of it alone, `documents` those that lie in them.
+
+    Intervals are over the documents of whole shards, so that fewer of them make them wider, and not wrong.
+    """
+
+    run: Run
+    documents: Documents
+
+    @classmethod
+    def of(cls, run: Run, documents: Documents, limit: int | None) -> LogPart:
+        """Of a run with its documents. `limit`: positions; None: all there are."""
+        if limit is None or not run.has_log or run.manifest.positions <= limit:
+            return cls(run, documents)
+        chosen = _chosen(run, documents, limit)
+        shards = tuple(run.shards[place] for place in chosen)
+        view = Run(run.path, dataclasses.replace(run.manifest, shards=shards))
+        return cls(view, documents.take(np.flatnonzero(np.isin(_shard_of(run), chosen))))
+
+    @cached_property
+    def texts(self) -> list[Text]:
+        """The kinds of text by domain."""
+        return texts(self.documents)
+
+    @cached_property
+    def edges(self) -> dict[str, Array]:
+        """Between the tenths of all positions. They follow from the target alone, which the log of every draft holds."""
+        return decile_edges(self.run, next(iter(self.run.manifest.drafts)))
+
+
+def _shard_of(run: Run) -> Array:
+    """The place of the shard that each document lies in, [documents]."""
+    return np.repeat(np.arange(len(run.shards)), [shard.documents for shard in run.shards])
+
+
+def _chosen(run: Run, documents: Documents, limit: int) -> Array:
+    """Places of the shards to read, ascending: as many as `limit` holds at equal distances, and more for kinds of text that
+    have fewer than ENOUGH documents in them; these at equal distances among the shards that have any.
+    """
+    home, size = _shard_of(run), len(run.shards)
+    chosen = np.zeros(size, dtype=bool)
+    chosen[_spread(size, max(1, limit * size // run.manifest.positions))] = True
+    for group in documents.groups:
+        count = np.bincount(home[group.rows], minlength=size)
+        missing = min(ENOUGH, int(count.sum())) - int(count[chosen].sum())
+        if missing > 0:
+            others = np.flatnonzero((count > 0) & ~chosen)
+            least = int(np.searchsorted(np.cumsum(np.sort(count[others])), missing)) + 1  # surely enough
+            chosen[others[_spread(len(others), min(least, len(others)))]] = True
+    return np.flatnonzero(chosen)
+
+
+def _spread(size: int, wanted: int) -> Array:
+    """So many of `size` places at equal distances."""
+    wanted = min(wanted, size)
+    return np.asarray((2 * np.arange(wanted) + 1) * size // (2 * wanted))
+
+
+def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
+    """Columns of each complete shard as arrays, and where its documents lie; nulls become -1 or NaN."""
+    for shard in run.shards:
+        yield columns_at(run, draft, shard.index, names), Shape.of(run.continuations(shard.index, SHAPED))
+
+
+def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
+    """Columns of one shard likewise."""
+    table = run.positions(draft, index, names)
+    return {name: _array(table[name]) for name in names}
+
+
+def _array(column: pa.ChunkedArray) -> Array:
+    return np.asarray((column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy())
+
+
+def decile_edges(run: Run, draft: str) -> dict[str, Array]:
+    """The nine values of each axis between its deciles, over all positions: each is the least value of the tenth above it.
+    Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
+    """
+    stride = 1 + run.manifest.positions // SAMPLE
+    names, found = list(AXES.values()), {}
+    parts = [{name: columns[name][::stride] for name in names} for columns, _ in shards(run, draft, names)]
+    for axis, name in AXES.items():
+        values = np.concatenate([part[name] for part in parts])
+        between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
+        found[axis] = between[between > values.min()]
+    return found

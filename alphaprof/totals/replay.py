@@ -1,0 +1,232 @@
+"""Rounds of speculative decoding from a position log: every round for every gamma from one teacher-forced pass.
+
+`replay`: where acceptance is a fact of the log. Under strict greedy decoding a round that starts at position t accepts
+min(gamma, run of agreements from t) drafts and emits one more token, and the next round starts after them. So the log fixes
+every round (proof by induction over the round: as long as proposals matched, the draft's own context equals the text; after
+a mismatch nothing of the draft is used). The same holds for a draft's top token on sampled text.
+
+`expected_replay`: where it is a matter of chance. Given the whole text, the accept events of lossless sampling are
+independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over the number of drafts accepted so
+far in the round gives the expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
+average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together.
+
+Three flavours. `engine`: the prefill emits the first token; a round drafts as many tokens as the draft proposes, up to
+gamma, and nothing is capped at the end. `llamacpp`: the same, but a round drafts at most the tokens left - 1, since
+llama.cpp's server leaves room for the target's own token. `hf` follows Hugging Face's assisted generation: the first round
+starts at the first token; a round drafts at most the tokens left - 1 (prompt lookup: only none where one token is left);
+the draft stops after its own EOS, and prompt lookup before one; a matched EOS counts as the target's own token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Flavour = Literal["engine", "llamacpp", "hf"]
+Array = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The positions of several documents, and what a draft proposes there.
+
+    `run` [positions]: drafts that a round starting there would get accepted, if it drafted without end; `proposed`
+    [positions]: tokens that it would propose at most; `start`, `stop` [documents]: where each document begins and ends;
+    `limit` [documents]: its max_new_tokens, which `engine` does not read; `draft_ends` [positions]: the draft's proposal is
+    EOS; `looked_up`: the draft is prompt lookup. The last two matter to `hf` only.
+    """
+
+    run: Array
+    proposed: Array
+    start: Ints
+    stop: Ints
+    limit: Ints
+    draft_ends: Array
+    looked_up: bool = False
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Counts per document for one gamma; expectations where acceptance is a matter of chance.
+
+    `rounds`, `tokens` (emitted by rounds) [documents]; for depth d = 1..gamma, [documents, gamma]: `drafted` rounds that
+    drafted at least d tokens, `tested` rounds whose draft at depth d was reached before the document ended, `accepted`
+    rounds whose first d drafts were all accepted. `control` [documents]: sum of P(tested_t) (a_t - beta_t), whose mean over
+    texts is 0: what it is off by tells by how much the counts are (0 where acceptance is a fact).
+    """
+
+    rounds: Array
+    tokens: Array
+    drafted: Array
+    tested: Array
+    accepted: Array
+    control: Array
+
+    @classmethod
+    def none(cls, documents: int, gamma: int) -> Rounds:
+        """Nothing counted yet."""
+        single, depths = (documents,), (documents, gamma)
+        return cls(*(np.zeros(shape) for shape in (single, single, depths, depths, depths, single)))
+
+
+@dataclass(frozen=True)
+class RoundCounts:
+    """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
+    drafted at least d tokens), `full` [documents] (rounds whose gamma tokens were all accepted), `control` (control variate
+    of expected rounds, else 0) and `cluster` [documents].
+    """
+
+    tokens: Array
+    rounds: Array
+    drafted: Array
+    full: Array
+    control: Array
+    cluster: Array
+
+    @classmethod
+    def of(cls, found: Rounds, cluster: Array) -> RoundCounts:
+        """From replayed rounds of documents, and the cluster of each."""
+        full = found.accepted[:, -1] if found.accepted.shape[1] else np.zeros(len(found.rounds))  # a tree may have no nodes
+        return cls(found.tokens, found.rounds, found.drafted, full, found.control, cluster)
+
+    @property
+    def exactly(self) -> Array:
+        """Rounds of all documents that drafted exactly m = 0..gamma tokens, [gamma + 1]."""
+        at_least = np.array([self.rounds.sum(), *self.drafted.sum(0), 0.0])
+        return np.asarray(at_least[:-1] - at_least[1:])
+
+    def rows(self, chosen: Array) -> RoundCounts:
+        """Some of the documents."""
+        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        drafted = np.empty((len(places), self.drafted.shape[1]), order="F")
+        for depth, rounds in enumerate(self.drafted.T):
+            drafted[:, depth] = rounds.take(places)
+        single = ("tokens", "rounds", "full", "control", "cluster")
+        return RoundCounts(drafted=drafted, **{name: getattr(self, name).take(places) for name in single})
+
+
+def run_lengths(agrees: Array, start: Ints, stop: Ints) -> Ints:
+    """For each position the number of agreements from it on, up to its document's end; [positions].
+
+    Documents follow each other without gaps.
+    """
+    total = len(agrees)
+    miss = np.where(agrees.astype(bool), total, np.arange(total))
+    next_miss = np.minimum.accumulate(miss[::-1])[::-1]
+    end = np.repeat(stop, stop - start)
+    return np.asarray(np.minimum(next_miss, end) - np.arange(total), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Rounds one by one, [rounds]: the document of each, where it starts, and what it drafted, accepted and emitted."""
+
+    document: Ints
+    at: Ints
+    drafted: Ints
+    accepted: Ints
+    emitted: Ints
+
+
+def steps(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Steps:
+    """The rounds of all documents for one gamma, document by document."""
+    from alphaprof.totals.replay_loops import list_rounds
+
+    return Steps(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, flavour == "hf").T)
+
+
+def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
+    """All rounds of all documents for one gamma, counted per document."""
+    return replays(trace, [gamma], flavour)[gamma]
+
+
+def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") -> dict[int, Rounds]:
+    """The same for several gammas."""
+    from alphaprof.totals.replay_loops import count_rounds
+
+    found = _nothing(trace, gammas)
+    places = _positions(trace, flavour)
+    count_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", found[:2])
+    return _by_gamma(trace, gammas, flavour, found)
+
+
+def expected_replay(trace: Trace, kept: Array, accept: Array, gamma: int, flavour: Flavour = "engine") -> Rounds:
+    """Expected counts of all rounds given the texts, for one gamma.
+
+    `kept` [positions] is a_t, the probability that the emitted token was an accepted draft if one was tested there;
+    `accept` [positions] is beta_t, read by the control variate alone. `trace.run` and `trace.draft_ends` are not read: a
+    draft that is drawn by lot may end early anywhere, so in the `hf` flavour `drafted` counts what it would draft otherwise.
+    """
+    return expected_replays(trace, (kept, accept), [gamma], flavour)[gamma]
+
+
+def expected_replays(
+    trace: Trace, chances: tuple[Array, Array], gammas: Sequence[int], flavour: Flavour = "engine"
+) -> dict[int, Rounds]:
+    """The same for several gammas; `chances`: `kept` and `accept`."""
+    from alphaprof.totals.replay_loops import expect_rounds
+
+    found = _nothing(trace, gammas)
+    kept, accept = (np.ascontiguousarray(values, dtype=np.float64) for values in chances)
+    places = _most_drafted(trace, flavour), kept, accept
+    expect_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", found)
+    return _by_gamma(trace, gammas, flavour, found)
+
+
+def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:
+    run = np.ascontiguousarray(trace.run, dtype=np.int64)
+    return run, _most_drafted(trace, flavour), _next_draft_end(trace) if flavour == "hf" else run
+
+
+def _documents(trace: Trace) -> tuple[Ints, Ints]:
+    start, stop = (np.ascontiguousarray(part, dtype=np.int64) for part in (trace.start, trace.stop))
+    return start, stop
+
+
+def _most_drafted(trace: Trace, flavour: Flavour) -> Ints:
+    """Tokens that a round starting at each position drafts at most, before gamma and the draft's own EOS; [positions]."""
+    proposed = np.ascontiguousarray(trace.proposed, dtype=np.int64)
+    if flavour == "engine":
+        return proposed
+    length = trace.stop - trace.start
+    inside = np.repeat(trace.start - np.cumsum(length) + length, length) + np.arange(length.sum())
+    left = np.repeat(trace.start + trace.limit, length) - inside
+    lookup_of_hf = flavour == "hf" and trace.looked_up
+    room = np.where(left == 1, 0, proposed[inside]) if lookup_of_hf else np.maximum(left - 1, 0)
+    capped = proposed.copy()
+    capped[inside] = np.minimum(proposed[inside], room)
+    return capped
+
+
+def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
+    """Rounds [gammas, documents], counts by depth [3, documents, sum of gammas], control variates [gammas, documents]."""
+    documents = len(trace.start)
+    each = (len(gammas), documents)
+    return np.zeros(each), np.zeros((3, documents, sum(gammas))), np.zeros(each)
+
+
+def _by_gamma(trace: Trace, gammas: Sequence[int], flavour: Flavour, found: tuple[Array, Array, Array]) -> dict[int, Rounds]:
+    rounds, depths, control = found
+    by_prefill = 0 if flavour == "hf" else 1
+    tokens = np.maximum(trace.stop - trace.start - by_prefill, 0).astype(np.float64)
+    by_gamma = np.split(depths, np.cumsum(gammas)[:-1], axis=2)
+    return {
+        gamma: Rounds(rounds[index], tokens, by_gamma[index][0], by_gamma[index][1], by_gamma[index][2], control[index])
+        for index, gamma in enumerate(gammas)
+    }
+
+
+def _next_draft_end(trace: Trace) -> Ints:
+    """For each position the first one from it on where the draft proposes EOS; [positions].
+
+    It counts up to the draft's first wrong proposal. Beyond that the draft is on a path of its own that the log does not
+    hold: whether it ended there is unknown, and `drafted` of such a round may be too large. Rounds and accepted tokens do
+    not depend on it.
+    """
+    total = len(trace.run)
+    far = np.where(trace.draft_ends, np.arange(total), 2 * total + 256)
+    return np.asarray(np.minimum.accumulate(far[::-1])[::-1], dtype=np.int64)

@@ -1,0 +1,123 @@
+"""The loops of `replay`, compiled: every round of every document for several gammas in one call.
+
+A trace comes as two tuples of int64 arrays: `positions` = (run, tokens drafted at most, next end of the draft) [positions],
+and `documents` = (start, stop) [documents]; `hf`: the rounds are Hugging Face's, of which the first starts at a document's
+first token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from alphaprof.stats.compiled import compiled
+
+Array = np.ndarray[Any, Any]
+Arrays = tuple[Array, Array, Array]
+Documents = tuple[Array, Array]
+
+
+@compiled
+def one_round(positions: Arrays, at: int, stop: int, gamma: int, hf: bool) -> tuple[int, int, int]:
+    """What a round that starts `at` drafts, accepts and emits in a document that ends at `stop`.
+
+    The draft's next end may be another document's.
+    """
+    run, most, next_end = positions
+    drafted = min(gamma, most[at])
+    if hf and next_end[at] < stop and next_end[at] - at <= run[at]:
+        drafted = min(drafted, next_end[at] - at + 1)
+    matched = min(run[at], drafted)
+    emitted = min(matched + 1, stop - at)
+    return drafted, emitted - 1 if hf else matched, emitted
+
+
+@compiled
+def list_rounds(positions: Arrays, documents: Documents, gamma: int, hf: bool) -> Array:
+    """All rounds in order: document, place, drafted, accepted and emitted, [rounds, 5]."""
+    found = np.empty((len(positions[0]), 5), dtype=np.int64)
+    count = 0
+    for document in range(len(documents[0])):
+        start, stop = documents[0][document], documents[1][document]
+        at = start if hf else start + 1
+        while at < stop:
+            drafted, accepted, emitted = one_round(positions, at, stop, gamma, hf)
+            found[count] = np.array((document, at, drafted, accepted, emitted))
+            at += emitted
+            count += 1
+    return found[:count]
+
+
+@compiled
+def count_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bool, found: tuple[Array, Array]) -> None:
+    """Add up all rounds: `found` = rounds [gammas, documents], and drafted, tested and accepted by depth
+    [3, documents, sum of gammas].
+    """
+    rounds, depths = found
+    seen = np.empty((3, gammas.max() + 1), dtype=np.int64)  # rounds that drafted, tested, accepted exactly so many tokens
+    for document in range(len(documents[0])):
+        start, stop = documents[0][document], documents[1][document]
+        first = 0
+        for index, gamma in enumerate(gammas):
+            seen[:] = 0
+            at, count = (start if hf else start + 1), 0
+            while at < stop:
+                drafted, accepted, emitted = one_round(positions, at, stop, gamma, hf)
+                seen[0, drafted] += 1
+                # What would have come after the end is neither right nor wrong.
+                seen[1, min(drafted, accepted + 1, stop - at)] += 1
+                seen[2, accepted] += 1
+                at += emitted
+                count += 1
+            rounds[index, document] = count
+            for kind in range(3):
+                at_least = 0
+                for depth in range(gamma, 0, -1):
+                    at_least += seen[kind, depth]
+                    depths[kind, document, first + depth - 1] = at_least
+            first += gamma
+
+
+@compiled
+def expect_rounds(
+    positions: Arrays,
+    documents: Documents,
+    gammas: Array,
+    hf: bool,
+    found: tuple[Array, Array, Array],
+) -> None:
+    """The same in expectation: `positions` = (tokens drafted at most, a_t, beta_t); `found` = those of above, and the
+    control variate [gammas, documents].
+    """
+    most, kept, accept = positions
+    rounds, depths, control = found
+    state = np.empty(gammas.max() + 1)  # [i]: probability that i drafts of the current round were accepted
+    drafts = np.empty(gammas.max() + 1)  # [n]: expected rounds that drafted exactly n tokens
+    for document in range(len(documents[0])):
+        start, stop = documents[0][document], documents[1][document]
+        first = 0
+        for index, gamma in enumerate(gammas):
+            tested, accepted = depths[1, document, first : first + gamma], depths[2, document, first : first + gamma]
+            state[:] = 0.0
+            state[0] = 1.0
+            drafts[:] = 0.0
+            for at in range(start if hf else start + 1, stop):
+                a = kept[at]
+                counted = 0.0 if hf and at + 1 == stop else a
+                rounds[index, document] += state[0]
+                drafts[min(gamma, most[at])] += state[0]
+                total = 0.0
+                for i in range(min(gamma - 1, at - start), -1, -1):  # a draft is tested where its round has one left
+                    reached = state[i] if i < most[at - i] else 0.0
+                    tested[i] += reached
+                    accepted[i] += counted * reached
+                    state[i + 1] = a * reached
+                    total += reached
+                state[0] = 1.0 - a * total
+                control[index, document] += total * (a - accept[at])
+            at_least = 0.0
+            for depth in range(gamma, 0, -1):
+                at_least += drafts[depth]
+                depths[0, document, first + depth - 1] = at_least
+            first += gamma
