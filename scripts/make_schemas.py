@@ -26,6 +26,7 @@ from typing import Any, Literal, Union
 import pyarrow as pa
 
 from alphaprof.commands import latency
+from alphaprof.commands import predict as prediction
 from alphaprof.commands.check import text as check_text
 from alphaprof.commands.check.build import Check
 from alphaprof.commands.compare import text as comparison
@@ -33,14 +34,13 @@ from alphaprof.commands.compare.build import Comparison
 from alphaprof.commands.importing import counters
 from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency
-from alphaprof.commands.predict import text as prediction
-from alphaprof.commands.predict.build import Prediction
-from alphaprof.commands.preflight import text as preflight_text
+from alphaprof.commands.predict import Prediction
+from alphaprof.commands.preflight import build as preflight_text
 from alphaprof.commands.preflight.build import Preflight
-from alphaprof.commands.rollout import text as rollout_text
+from alphaprof.commands.rollout import build as rollout_text
 from alphaprof.commands.rollout.build import Rollout
 from alphaprof.commands.trees import text as trees_text
-from alphaprof.commands.trees.model import TreesReport
+from alphaprof.commands.trees.build import TreesReport
 from alphaprof.commands.validate import text as validation
 from alphaprof.commands.validate.build import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column

@@ -26,10 +26,10 @@ import pyarrow.compute as pc
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from alphaprof.log.files import ranges
 from alphaprof.log.manifest import Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, arrow_schema
 from alphaprof.log.store import Run
-from alphaprof.log.totals_parts import ranges
 from alphaprof.rules import DEFAULT_RULES, rules_of
 from alphaprof.totals.count import Request
 from alphaprof.totals.files import read_totals, write_totals

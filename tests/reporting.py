@@ -16,7 +16,7 @@ from rich.console import Console
 
 from alphaprof.log.store import Run
 from alphaprof.render.json import render_json
-from alphaprof.render.terminal.report import render_terminal
+from alphaprof.render.terminal import render_terminal
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report, Result
 from tests.synthetic import Recipe, write_run

@@ -11,9 +11,8 @@ import transformers
 
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.drafts import layer_skip
-from alphaprof.profiling.models.head import Head
+from alphaprof.profiling.models.head import Head, recorded
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.shared_layers import recorded
 from alphaprof.profiling.timing.latency import Stepper
 
 pytestmark = pytest.mark.models

@@ -13,11 +13,9 @@ import pandas as pd
 import pytest
 
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
-from alphaprof.profiling.models.vocabulary import special_ids
+from alphaprof.profiling.models.drafts import PromptLookup, special_ids
 from alphaprof.report.build import build_report
-from alphaprof.report.model import Report
-from alphaprof.report.model_causes import Attribution
+from alphaprof.report.model import Attribution, Report
 from alphaprof.report.sections.losses import CAUSES
 from alphaprof.theory.bounds import strict_thresholds
 from alphaprof.totals.lookup import first_proposals

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alphaprof.errors import OutOfMemory
 from alphaprof.profiling.models.load import OUT_OF_MEMORY
-from alphaprof.profiling.texts.batching import LEAST, Fed, batches, halving
+from alphaprof.profiling.texts.continuations import LEAST, Fed, batches, halving
 
 lengths_and_budget = given(st.lists(st.integers(0, 300), max_size=60), st.integers(1, 1000))
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from alphaprof.log.store import Run
-from alphaprof.report.sections.certain_runs import TargetLog, certain_runs
+from alphaprof.report.sections import certificates
+from alphaprof.report.sections.certificates import LosslessTally, Tally, inexact_share, lossless_tally, tallies
+from alphaprof.report.sections.predictability import TargetLog, certain_runs
 from alphaprof.rules import DEFAULT_RULES
-from alphaprof.theory import certified
 from alphaprof.theory.bounds import budget
-from alphaprof.theory.certified import LosslessTally, Tally, inexact_share, lossless_tally, tallies
 from alphaprof.totals.log_sample import AXES, decile_edges
 from alphaprof.totals.replay import Trace, replay, run_lengths
 from tests.reporting import engine, log_of, runs_of
@@ -208,7 +208,7 @@ def test_in_a_long_log_edges_come_from_every_nth_position_and_counts_from_all(
     run: Run, log: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, sample: int
 ) -> None:
     every = tally_of(run, "strict")
-    monkeypatch.setattr(certified, "SAMPLE", sample)
+    monkeypatch.setattr(certificates, "SAMPLE", sample)
     edges, some = decile_edges(run, "small"), tally_of(run, "strict")
     stride = 1 + run.manifest.positions // sample
     assert run.manifest.positions / stride <= sample

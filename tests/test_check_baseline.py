@@ -21,7 +21,7 @@ from alphaprof.cli.app import app
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
-from alphaprof.render.formats import json_schema
+from alphaprof.render.json import json_schema
 from alphaprof.totals.files import write_totals
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 

@@ -12,7 +12,7 @@ import pytest
 
 from alphaprof.cli import app
 from alphaprof.cli.show import render_prediction
-from alphaprof.commands.predict.build import EngineRate, Prediction, acceptance_of, build_prediction
+from alphaprof.commands.predict import EngineRate, Prediction, acceptance_of, build_prediction
 from alphaprof.errors import OptionInvalid
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, processed
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.scoring import scorer as module
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer

@@ -17,9 +17,9 @@ from scipy import stats
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, speedup
 from alphaprof.report.decision import decide, documents_needed, held_out
 from alphaprof.report.verdict import Question, choose_and_decide, pooled_speedup
+from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.pool import Pool
 from alphaprof.totals.replay import RoundCounts
-from alphaprof.totals.units import Units, lots_of
 
 Array = np.ndarray[Any, Any]
 CONFIDENCE = 0.95

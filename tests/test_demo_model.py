@@ -21,9 +21,8 @@ from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
 from alphaprof.profiling.decoding.speculative import Plain, Speculation
 from alphaprof.profiling.models import load
-from alphaprof.profiling.models.drafts import Draft, layer_skip
+from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.report.build import build_report
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import Request

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.report.sections.difficulty import EXTREMES, SHORTEST
-from alphaprof.stats.bursts import autocorrelation
+from alphaprof.stats.estimate import autocorrelation
 from tests.reporting import log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
 

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
-from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import Run
 from tests import test_import_prometheus as prometheus

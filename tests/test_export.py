@@ -18,8 +18,7 @@ import pytest
 from alphaprof.cli import app
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.build import export
-from alphaprof.commands.export.formats import EXPORTS
-from alphaprof.commands.export.model import Acceptance, Depths, RankAcceptance
+from alphaprof.commands.export.formats import EXPORTS, Acceptance, Depths, RankAcceptance
 from alphaprof.commands.export.scope import Wanted
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import SERVED

@@ -29,13 +29,13 @@ from alphaprof.cli.show import (
 from alphaprof.commands.check.build import check_decision
 from alphaprof.commands.check.request import Asked, checked
 from alphaprof.commands.compare.build import compare
-from alphaprof.commands.predict.build import EngineRate, build_prediction
+from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.trees.build import build_trees, request_of
 from alphaprof.config.load import changed_question
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import side_of
 from alphaprof.log.store import Run
-from alphaprof.render.formats import json_schema, published
+from alphaprof.render.json import json_schema, published
 from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.formulas import RoundCost

@@ -11,10 +11,9 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
+from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
-from alphaprof.profiling.scoring.rows import by_document
-from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule

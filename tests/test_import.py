@@ -27,7 +27,7 @@ from alphaprof.commands.importing.vllm import request_of
 from alphaprof.errors import AlphaprofError, NoPositionLog
 from alphaprof.log.schema import UNKNOWN_TO_ENGINES, depth_names
 from alphaprof.log.store import Run
-from alphaprof.render.formats import json_schema
+from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, as_json, as_terminal, codes, only, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.commands.importing.prometheus import LONGEST_LINE, Rise, read_page, rise_of
+from alphaprof.commands.importing.counters import LONGEST_LINE, Rise, read_page, rise_of
 from alphaprof.errors import AlphaprofError
-from alphaprof.render.formats import json_schema
+from alphaprof.render.json import json_schema
 from tests.reporting import HOSTILE
 from tests.test_import import failure, invoke
 

@@ -24,7 +24,7 @@ from alphaprof.commands.importing.vllm import EngineRequest, request_of
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
-from alphaprof.render.formats import json_schema
+from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, codes
 from tests.test_import import counted, failure, invoke, response

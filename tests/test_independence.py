@@ -15,10 +15,8 @@ from alphaprof.config.options import TargetOptions
 from alphaprof.profiling.models.drafts import layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, load_model, load_tokenizer
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.scoring.rows import by_document
-from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer
-from alphaprof.profiling.texts.batching import Fed
-from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
+from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer, by_document
+from alphaprof.profiling.texts.continuations import Continuation, Fed, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from tests.tiny import llama, noisy
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from alphaprof.config.options import MeasuredCosts
-from alphaprof.profiling.models import prompt_lookup
+from alphaprof.profiling.models import drafts as prompt_lookup
+from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.timing import latency, steppers
 from alphaprof.profiling.timing.latency import WARM_UP, Subjects, measure
 from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode

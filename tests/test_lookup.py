@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from alphaprof.log.schema import PROPOSED_LIMIT
-from alphaprof.profiling.models import prompt_lookup
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.models import drafts
+from alphaprof.profiling.models.drafts import PromptLookup
 
 FAR = 10_000  # a max_length that no text reaches
 
@@ -42,7 +42,7 @@ def matched(proposal: list[int], text: list[int]) -> int:
     return agreeing.index(False) if False in agreeing else len(agreeing)
 
 
-def assert_proposes(text: list[int], place: int, end: int, found: prompt_lookup.Proposals, expected: list[int]) -> None:
+def assert_proposes(text: list[int], place: int, end: int, found: drafts.Proposals, expected: list[int]) -> None:
     """One position against the whole proposal that is expected there."""
     assert (int(found.first[place]), int(found.proposed[place]), int(found.accepted[place])) == (
         expected[0] if expected else -1,
@@ -120,7 +120,7 @@ def test_what_a_text_goes_on_with_does_not_change_what_was_proposed_before() -> 
 def test_a_search_is_timed_at_the_last_token_of_a_text_that_is_indexed_before(monkeypatch: pytest.MonkeyPatch) -> None:
     text = [1, 2, 3, 1, 2, 3, 1]
     searched: list[int] = []
-    add, at = prompt_lookup._Index.add, PromptLookup._at
+    add, at = drafts._Index.add, PromptLookup._at
 
     def spy_add(self: Any, tokens: list[int], end: int) -> int | None:
         searched.append(end)
@@ -131,9 +131,9 @@ def test_a_search_is_timed_at_the_last_token_of_a_text_that_is_indexed_before(mo
         return found[-1]
 
     found: list[tuple[int, int, int, int]] = []
-    monkeypatch.setattr(prompt_lookup._Index, "add", spy_add)
+    monkeypatch.setattr(drafts._Index, "add", spy_add)
     monkeypatch.setattr(PromptLookup, "_at", spy_at)
-    monkeypatch.setattr(prompt_lookup.time, "perf_counter", lambda: len(searched))
+    monkeypatch.setattr(drafts.time, "perf_counter", lambda: len(searched))
     assert draft(2).search(text) == 1  # between the two looks at the clock: one step
     assert searched == list(range(1, len(text) + 1))
     assert found == [(2, 3, 0, 3)]  # 3 1 stood before; 2 3 1 followed

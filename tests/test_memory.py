@@ -12,13 +12,12 @@ import torch
 from transformers import GenerationConfig
 
 from alphaprof.commands.preflight import memory
-from alphaprof.commands.preflight.inspection import length
 from alphaprof.commands.preflight.memory import Cells, needed
-from alphaprof.costs.shapes import mlp_elements
-from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.commands.preflight.trial import length
+from alphaprof.costs.roofline import mlp_elements
+from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import generate

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config.profile import Markers
-from alphaprof.profiling.texts.phases import thinking
+from alphaprof.profiling.texts.continuations import thinking
 from tests.tiny import tokenizer
 
 BYTES = tokenizer()  # cuts every marker into single characters

@@ -40,17 +40,22 @@ from alphaprof.errors import (
 from alphaprof.log import store
 from alphaprof.log.manifest import Shard
 from alphaprof.log.run_draft import side_of
-from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, LATENCY_COLUMNS, LogRules, totals_columns
+from alphaprof.log.schema import (
+    CONTINUATION_COLUMNS,
+    DOCUMENT_COLUMNS,
+    LATENCY_COLUMNS,
+    LogRules,
+    totals_columns,
+    violations,
+)
 from alphaprof.log.store import Run
-from alphaprof.log.violations import violations
+from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.profiling.models.load import load_model
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.run import pipeline, shards
 from alphaprof.profiling.run.resume import require_same_models, require_same_profile
-from alphaprof.profiling.texts.continuations import generate
+from alphaprof.profiling.texts.continuations import generate, thinking
 from alphaprof.profiling.texts.corpus import Document
-from alphaprof.profiling.texts.phases import thinking
 from alphaprof.report.build import build_report
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import Request

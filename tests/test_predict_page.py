@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.costs.roofline import fit_ratios, step_ms
-from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.roofline import ModelShape, fit_ratios, step_ms
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost, alpha_of_rate, speedup, tokens_per_round
 from tests.test_roofline import ENDS, H100, LLAMA

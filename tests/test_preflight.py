@@ -19,7 +19,8 @@ from tokenizers.processors import TemplateProcessing
 
 from alphaprof.cli import app
 from alphaprof.cli.show import render_preflight
-from alphaprof.commands.preflight import inspection, memory, trial
+from alphaprof.commands.preflight import memory, trial
+from alphaprof.commands.preflight import trial as inspection
 from alphaprof.commands.preflight.build import Preflight, build_preflight, require_clear
 from alphaprof.commands.preflight.facts import (
     Bos,
@@ -44,7 +45,7 @@ from alphaprof.profiling.models.drafts import layer_skip
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, _proposed
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
-from alphaprof.render.formats import json_schema
+from alphaprof.render.json import json_schema
 from tests.synthetic import Recipe, facts, write_run
 from tests.test_pipeline import Silent, profile_file
 from tests.tiny import llama, tokenizer

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
+from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, steps
 
 Array = np.ndarray[Any, Any]

@@ -30,8 +30,8 @@ from alphaprof.report.build import build_report
 from alphaprof.report.decision import held_out
 from alphaprof.report.model import Report
 from alphaprof.stats.estimate import Interval
+from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.files import write_totals
-from alphaprof.totals.units import Units, lots_of
 from tests import reference
 from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run

@@ -14,8 +14,8 @@ from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report, Result
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
+from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import Pool
-from alphaprof.totals.units import Units
 from tests.reporting import as_json, as_terminal, codes, log_of, only, reported, rows_of
 from tests.synthetic import WORDS, Domain, Recipe, rewritten, write_run
 

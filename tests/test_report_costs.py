@@ -17,15 +17,14 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.cli.show import render_latency
 from alphaprof.config.load import changed_question, load_profile
-from alphaprof.costs.roofline_costs import RooflineSetting
-from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.cost_model import RooflineSetting
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.steps import StepTable
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
-from alphaprof.report.model import GammaResult, Report
-from alphaprof.report.model_costs import AtConcurrency
+from alphaprof.report.model import AtConcurrency, GammaResult, Report
 from alphaprof.report.speeds import pays_up_to
 from tests.reporting import as_json, as_terminal, codes, only
 from tests.synthetic import Domain, Recipe, stored_totals, write_run

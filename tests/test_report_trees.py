@@ -17,9 +17,17 @@ from rich.console import Console
 
 from alphaprof.cli import app
 from alphaprof.cli.show import render_trees
-from alphaprof.commands.trees.build import NODES, TreeRequest, build_trees, request_of
-from alphaprof.commands.trees.files import read_tree, read_trees
-from alphaprof.commands.trees.model import TextTrees, TreesReport, TreeTokens
+from alphaprof.commands.trees.build import (
+    NODES,
+    TextTrees,
+    TreeRequest,
+    TreesReport,
+    TreeTokens,
+    build_trees,
+    read_tree,
+    read_trees,
+    request_of,
+)
 from alphaprof.commands.trees.text import trees_terminal
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import Side
@@ -29,7 +37,7 @@ from alphaprof.report.build import build_report
 from alphaprof.report.decision import held_out
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.trees import Tree, optimal_tree
-from alphaprof.totals.units import lots_of
+from alphaprof.totals.documents import lots_of
 from tests.reporting import HOSTILE, log_of, only
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
 

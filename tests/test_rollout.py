@@ -14,8 +14,7 @@ import pytest
 
 from alphaprof.cli import app
 from alphaprof.cli.show import render_rollout
-from alphaprof.commands.rollout.build import Rollout, Way, build_rollout
-from alphaprof.commands.rollout.decodings import SAME, Rolled, Rollouts, departure, depth_counts
+from alphaprof.commands.rollout.build import SAME, Rolled, Rollout, Rollouts, Way, build_rollout, departure, depth_counts
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema
 from alphaprof.stats.estimate import Interval, mean_interval, ratio
@@ -272,7 +271,7 @@ def witnessed(loaded: Any, draft: str, rule: str, domain: str) -> dict[str, Any]
     """The numbers of one way on one domain, from rounds one by one and whole forward passes."""
     import torch
 
-    from alphaprof.profiling.decoding.documents import Drafting, decode
+    from alphaprof.profiling.decoding.speculative import Drafting, decode
     from alphaprof.rules import parse_rule
 
     (drafting,) = [Drafting(item, parse_rule(rule), GAMMA) for item in loaded.drafts if item.name == draft]

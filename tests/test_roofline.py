@@ -10,9 +10,11 @@ import pytest
 
 from alphaprof.costs.roofline import (
     ACCELERATORS,
+    KNOWN,
     Accelerator,
     Efficiency,
     Load,
+    ModelShape,
     bytes_moved,
     draft_memory,
     experts_touched,
@@ -21,7 +23,6 @@ from alphaprof.costs.roofline import (
     flops,
     step_ms,
 )
-from alphaprof.costs.shapes import KNOWN, ModelShape
 from alphaprof.errors import ModelUnloadable
 
 DENSE: dict[str, Any] = {

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.costs.roofline import ACCELERATORS, Efficiency, draft_memory, step_ms
-from alphaprof.costs.roofline_costs import RooflineSetting, roofline_rows, shape_of
-from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.cost_model import RooflineSetting, roofline_rows, shape_of
+from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import NOTHING
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable

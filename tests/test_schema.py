@@ -26,9 +26,9 @@ from alphaprof.log.schema import (
     LogRules,
     arrow_schema,
     totals_columns,
+    violations,
 )
 from alphaprof.log.store import write_table
-from alphaprof.log.violations import violations
 from alphaprof.rules import DEFAULT_RULES
 from tests.synthetic import Domain, Recipe, facts, write_run
 

@@ -18,15 +18,12 @@ from alphaprof.config.options import ModelDraft
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling.models import load as models
-from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.drafts import PromptLookup, check_vocabulary, layer_skip, scored_width, token_count
 from alphaprof.profiling.models.head import Head
 from alphaprof.profiling.models.load import Model, fingerprint
 from alphaprof.profiling.models.processing import PLAIN, Processing
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
-from alphaprof.profiling.models.vocabulary import check_vocabulary, scored_width, token_count
 from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.rows import by_document, position_table
-from alphaprof.profiling.scoring.scorer import Layout, Scorer
+from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import Columns
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document

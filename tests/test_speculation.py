@@ -23,17 +23,13 @@ from alphaprof.errors import AlphaprofError, ModelUnloadable, RuleNotDecodable
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run
 from alphaprof.profiling.decoding import speculative
-from alphaprof.profiling.decoding.caches import Cached
-from alphaprof.profiling.decoding.choices import Choice, Chooser
-from alphaprof.profiling.decoding.drafters import ModelDrafter
+from alphaprof.profiling.decoding.drafters import Cached, Choice, Chooser, ModelDrafter
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
-from alphaprof.profiling.models.drafts import Draft, layer_skip, load_drafts
+from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip, load_drafts
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.run import pipeline
-from alphaprof.profiling.scoring.rows import by_document
-from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import GAMMA_LIMIT, parse_rule

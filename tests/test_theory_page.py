@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from scipy.special import entr, rel_entr
 
-from alphaprof.report.sections.certain_runs import certain_runs
+from alphaprof.report.sections.certificates import SLACK
+from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import RULES, BoundRule
 from alphaprof.stats import sequential
 from alphaprof.theory import bounds, trees
 from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Target, certify, draft_width, threshold
-from alphaprof.theory.certified import SLACK
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "theory.md").read_text()

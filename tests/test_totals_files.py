@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.log import totals_parts
+from alphaprof.log import files
+from alphaprof.log.files import Part, part_name, parts_in, ranges, readable
 from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
-from alphaprof.log.totals_parts import Part, part_name, parts_in, ranges, readable
 from alphaprof.totals.count import Request
 from alphaprof.totals.files import Held, read_totals, write_totals
 from tests.synthetic import Domain, Recipe, interrupted, write_run
@@ -51,7 +51,7 @@ def rows(table: pa.Table) -> list[dict]:
 
 def test_ranges_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full files whether or not the run goes on; the rest joined once it is complete."""
-    monkeypatch.setattr(totals_parts, "ENOUGH", 6)
+    monkeypatch.setattr(files, "ENOUGH", 6)
     assert list(ranges(shards(8, 2), complete=True)) == [(0, 2), (3, 5), (6, 7)]
     assert list(ranges(shards(8, 2), complete=False)) == [(0, 2), (3, 5), (6, 6), (7, 7)]
     assert list(ranges(shards(6, 2), complete=True)) == [(0, 2), (3, 5)]
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_has_its_totals_joined_in_the_end(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are those of a run that was computed at once, row by row, and pandas reads the folder."""
-    monkeypatch.setattr(totals_parts, "ENOUGH", 6)
+    monkeypatch.setattr(files, "ENOUGH", 6)
     going = interrupted(run, tmp_path / "going", 4)
     write_totals(going)
     assert names(going) == ["part-00000-00002.parquet", "part-00003.parquet"]
@@ -87,7 +87,7 @@ def test_a_run_that_goes_on_has_its_totals_joined_in_the_end(
     write_totals(going)
     assert names(going)[2:] == ["part-00006-00008.parquet", "part-00009.parquet"]
     going.write_manifest(dataclasses.replace(going.manifest, status="complete"))
-    monkeypatch.setattr(totals_parts, "ENOUGH", 8)  # of another version: what overlaps is replaced
+    monkeypatch.setattr(files, "ENOUGH", 8)  # of another version: what overlaps is replaced
     write_totals(going)
     assert names(going) == ["part-00000-00003.parquet", "part-00004-00007.parquet", "part-00008-00009.parquet"]
     request = Request(RULES, run.gammas)
@@ -145,7 +145,7 @@ def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(ru
 def test_a_file_without_rows_is_written_and_read(run: Run, tmp_path: Path) -> None:
     (part,) = run.totals_parts("small")
     empty = part.read().slice(0, 0)
-    totals_parts.write_part(tmp_path / part_name(0, 0), empty)
+    files.write_part(tmp_path / part_name(0, 0), empty)
     assert Part(tmp_path / part_name(0, 0), 0, 0).read(["strict"]).equals(empty)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from alphaprof.rules import lossless_emitted
 from alphaprof.theory.trees import (
     MultiDraft,
-    Path,
+    NodePath,
     Tree,
     accepted_lengths,
     expected_tokens,
@@ -43,9 +43,9 @@ def bounds(lengths: list[int]) -> tuple[Array, Array]:
     return stop - np.array(lengths), stop
 
 
-def random_paths(rng: np.random.Generator, nodes: int, width: int) -> set[Path]:
+def random_paths(rng: np.random.Generator, nodes: int, width: int) -> set[NodePath]:
     """The paths of a random tree, which may leave ranks out; grown from random nodes, the newest one more often."""
-    paths: list[Path] = [()]
+    paths: list[NodePath] = [()]
     while len(set(paths)) <= nodes:
         parent = paths[-1] if rng.random() < 0.4 else paths[int(rng.integers(len(paths)))]
         paths.append((*parent, int(rng.integers(1, width + 1))))
@@ -186,9 +186,9 @@ class Toy:
             last = token
         return found
 
-    def drafted(self, text: list[int], paths: set[Path]) -> dict[Path, list[int]]:
+    def drafted(self, text: list[int], paths: set[NodePath]) -> dict[NodePath, list[int]]:
         """The texts that the nodes of a tree stand for: each draft asked in the context of its own branch."""
-        written: dict[Path, list[int]] = {(): text}
+        written: dict[NodePath, list[int]] = {(): text}
         for path in sorted(paths, key=len):
             before = written.get(path[:-1])
             if before is None or len(before) == len(self.own) or self.silent[len(before), before[-1]]:
@@ -197,11 +197,11 @@ class Toy:
                 written[path] = [*before, int(self.order[len(before), before[-1], path[-1] - 1])]
         return written
 
-    def decode(self, paths: set[Path]) -> list[tuple[int, int]]:
+    def decode(self, paths: set[NodePath]) -> list[tuple[int, int]]:
         """Tree decoding as an engine does it: (accepted, emitted) of each round."""
         text, found = self.text()[:1], list[tuple[int, int]]()
         while len(text) < len(self.own):
-            written, node = self.drafted(text, paths), Path()
+            written, node = self.drafted(text, paths), NodePath()
             while len(after := written[node]) < len(self.own):
                 own = int(self.own[len(after), after[-1]])
                 verified = [path for path in written if path and path[:-1] == node and written[path][-1] == own]
@@ -363,9 +363,9 @@ def test_the_model_flatters_text_with_stretches_and_wrongs_text_that_alternates(
 
 
 @cache
-def every_tree(most: int, width: int) -> list[frozenset[Path]]:
+def every_tree(most: int, width: int) -> list[frozenset[NodePath]]:
     """All trees of at most so many nodes and so large ranks."""
-    found, newest = {frozenset[Path]()}, {frozenset[Path]()}
+    found, newest = {frozenset[NodePath]()}, {frozenset[NodePath]()}
     for _ in range(most):
         newest = {
             tree | {(*parent, rank)}
@@ -378,17 +378,17 @@ def every_tree(most: int, width: int) -> list[frozenset[Path]]:
     return list(found)
 
 
-def gapless(tree: frozenset[Path]) -> bool:
+def gapless(tree: frozenset[NodePath]) -> bool:
     """Whether each child has all siblings of smaller rank."""
     return all(path[-1] == 1 or (*path[:-1], path[-1] - 1) in tree for path in tree)
 
 
-def value(tree: frozenset[Path], shares: Array) -> float:
+def value(tree: frozenset[NodePath], shares: Array) -> float:
     """Expected tokens, written out."""
     return 1.0 + sum(float(np.prod([shares[rank - 1] for rank in path])) for path in tree)
 
 
-def best_value(trees: list[frozenset[Path]], shares: Array, nodes: int, depth: int | None) -> float:
+def best_value(trees: list[frozenset[NodePath]], shares: Array, nodes: int, depth: int | None) -> float:
     """The most tokens that any of the trees within the limits gives."""
     deepest = nodes if depth is None else depth
     return max(value(tree, shares) for tree in trees if len(tree) <= nodes and all(len(path) <= deepest for path in tree))
@@ -444,9 +444,9 @@ def test_heap_and_program_agree_on_large_trees(depth: int | None) -> None:
         assert heap.nodes == program.nodes
 
 
-def grown_greedily(shares: Array, nodes: int) -> frozenset[Path]:
+def grown_greedily(shares: Array, nodes: int) -> frozenset[NodePath]:
     """The next best child or sibling, again and again: what a heap does whether shares fall or not."""
-    tree = frozenset[Path]()
+    tree = frozenset[NodePath]()
     for _ in range(nodes):
         near = {(*path, 1) for path in [(), *tree]} | {(*path[:-1], path[-1] + 1) for path in tree}
         open_paths = [path for path in near - tree if path[-1] <= len(shares)]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from alphaprof.report.decision import held_out
 from alphaprof.stats.estimate import by_cluster, distinct, present
-from alphaprof.totals.documents import SETTINGS, Documents
-from alphaprof.totals.units import Units, lots_of, numbered
+from alphaprof.totals.documents import SETTINGS, Documents, Units, lots_of, numbered
 
 prompts_and_clusters = st.lists(
     st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([None, None, *"uvwxyz"])), min_size=1, max_size=40

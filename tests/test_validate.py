@@ -682,7 +682,7 @@ def test_what_generate_adds_is_a_round_of_whole_calls(tmp_path: Path) -> None:
 @pytest.mark.models
 def test_gammas_and_texts_that_cannot_be_decoded_are_known_before_any_model_loads() -> None:
     from alphaprof.config.profile import ProfileOptions
-    from alphaprof.profiling.decoding.documents import chosen_gammas, require_own_text
+    from alphaprof.profiling.decoding.speculative import chosen_gammas, require_own_text
 
     assert chosen_gammas([1, 2, 4, 5, 8], None) == [1, 2, 5]
     assert chosen_gammas([1], [7, 3, 7]) == [3, 7]

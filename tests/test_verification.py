@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig
 
-from alphaprof.profiling.decoding.choices import GREEDILY, OWN, Choice
+from alphaprof.profiling.decoding.drafters import GREEDILY, OWN, Choice
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
+from alphaprof.profiling.models.drafts import PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, expected_replay
 from tests import reference

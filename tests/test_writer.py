@@ -21,7 +21,7 @@ from alphaprof.errors import DiskFull, OutOfMemory
 from alphaprof.log import store
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import pipeline
-from alphaprof.profiling.run.writer import WAITING, Writer
+from alphaprof.profiling.run.shards import WAITING, Writer
 from tests.test_pipeline import Silent, mixed_file, profile_file, tables
 
 PATIENCE = 30  # seconds, after which a test fails rather than hangs

@@ -204,8 +204,7 @@ def trees(
 ) -> None:
     """What static draft trees would give: the best of each size, and your own. Tokens per round, no verdict."""
     from alphaprof.cli.show import render_trees
-    from alphaprof.commands.trees.build import build_trees, request_of
-    from alphaprof.commands.trees.files import read_trees
+    from alphaprof.commands.trees.build import build_trees, read_trees, request_of
     from alphaprof.log.run_draft import side_of
 
     found = build_trees(side_of(run), request_of(nodes, depth, read_trees(files or [], top)))
@@ -238,7 +237,7 @@ def predict(
 ) -> None:
     """The formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
     from alphaprof.cli.show import render_prediction
-    from alphaprof.commands.predict.build import GAMMAS, acceptance_of, build_prediction
+    from alphaprof.commands.predict import GAMMAS, acceptance_of, build_prediction
     from alphaprof.stats.formulas import RoundCost
 
     costs = RoundCost(cost, verify, verify_slope, overhead)
@@ -258,7 +257,7 @@ def schema(
 ) -> None:
     """The columns of the position log: name, type, unit and meaning. Or the JSON Schema of an answer."""
     if of is not None:
-        from alphaprof.render.formats import json_schema
+        from alphaprof.render.json import json_schema
 
         print_text(json_schema(of), None)
         return

@@ -16,13 +16,10 @@ from alphaprof.commands.compare.build import Comparison
 from alphaprof.commands.compare.text import comparison_json, comparison_terminal
 from alphaprof.commands.importing.counters import Counters, counters_json, counters_terminal
 from alphaprof.commands.latency import latency_csv, latency_json, latency_terminal
-from alphaprof.commands.predict.build import Prediction
-from alphaprof.commands.predict.text import prediction_json, prediction_terminal
-from alphaprof.commands.preflight.build import Preflight
-from alphaprof.commands.preflight.text import preflight_json, preflight_terminal
-from alphaprof.commands.rollout.build import Rollout
-from alphaprof.commands.rollout.text import rollout_json, rollout_terminal
-from alphaprof.commands.trees.model import TreesReport
+from alphaprof.commands.predict import Prediction, prediction_json, prediction_terminal
+from alphaprof.commands.preflight.build import Preflight, preflight_json, preflight_terminal
+from alphaprof.commands.rollout.build import Rollout, rollout_json, rollout_terminal
+from alphaprof.commands.trees.build import TreesReport
 from alphaprof.commands.trees.text import trees_json, trees_terminal
 from alphaprof.commands.validate.build import Validation
 from alphaprof.commands.validate.text import validation_json, validation_terminal
@@ -30,7 +27,7 @@ from alphaprof.log.store import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.render.json import render_json
 from alphaprof.render.markdown import report_markdown
-from alphaprof.render.terminal.report import render_terminal
+from alphaprof.render.terminal import render_terminal
 from alphaprof.report.model import Report
 
 PLAIN_WIDTH = 150

@@ -18,8 +18,8 @@ from threading import Lock
 from typing import Any
 
 from alphaprof.errors import DiskFull, RunExists
+from alphaprof.log.files import NAME as PART
 from alphaprof.log.files import WRITTEN, replacing, unwritable
-from alphaprof.log.totals_parts import NAME as PART
 
 NAME = ".owner-{:06d}.json"
 NOTHING = ""  # the digest of no profile

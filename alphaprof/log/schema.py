@@ -1,20 +1,29 @@
-"""The columns of a run's tables, declared once: name, type, unit, range, meaning.
-
-Arrow schemas, validation on write, the reference page and `alphaprof schema` all come from these declarations.
-"""
+"""The columns of a run's tables, declared once: name, type, unit, range, meaning; and what in a table contradicts that."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
-
 CATEGORY = pa.dictionary(pa.int32(), pa.string())
+UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
+PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
+    "pairs": "Neighbouring positions that both have a proposal.",
+    "pairs_first": "Sum of a_t over their first positions.",
+    "pairs_second": "Sum of a_t over their second positions.",
+    "pairs_both": "Sum of the products of both.",
+}
+DEPTH_COUNTS = {
+    "drafted": "Rounds that drafted {} tokens or more.",
+    "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
+    "accepted": "Rounds whose drafts were all accepted up to draft {}.",
+}
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,6 @@ POSITION_COLUMNS = (
         nullable=True,
     ),
 )
-
 DOCUMENT_COLUMNS = (
     Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
     Column("domain", CATEGORY, "Domain of the document."),
@@ -157,13 +165,11 @@ DOCUMENT_COLUMNS = (
     Column("min_p", pa.float64(), "Likewise, least share of the top probability; 0: any.", "ratio", 0, 1, nullable=True),
     Column("seed", pa.int64(), "Seed of the sampling; null: not sampled by this run.", low=0, nullable=True),
 )
-
 CONTINUATION_COLUMNS = (
     *DOCUMENT_COLUMNS,
     Column("prompt_ids", pa.list_(pa.int32()), "Token ids of the prompt.", "token id", 0),
     Column("continuation_ids", pa.list_(pa.int32()), "Token ids of the continuation.", "token id", 0),
 )
-
 LATENCY_COLUMNS = (
     Column("model", pa.string(), "target, or the name of the draft."),
     Column(
@@ -300,26 +306,10 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     return (*fixed, *rounds, *drafted, *control, *depths)
 
 
-UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
-
-
 def imported_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     """The same of a run that was imported from an engine's metrics, which leave `UNKNOWN_TO_ENGINES` null."""
     columns = totals_columns(gammas)
     return tuple(replace(column, nullable=column.nullable or column.name in UNKNOWN_TO_ENGINES) for column in columns)
-
-
-PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
-    "pairs": "Neighbouring positions that both have a proposal.",
-    "pairs_first": "Sum of a_t over their first positions.",
-    "pairs_second": "Sum of a_t over their second positions.",
-    "pairs_both": "Sum of the products of both.",
-}
-DEPTH_COUNTS = {
-    "drafted": "Rounds that drafted {} tokens or more.",
-    "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
-    "accepted": "Rounds whose drafts were all accepted up to draft {}.",
-}
 
 
 def depth_names(name: str, gamma: int) -> list[str]:
@@ -331,3 +321,36 @@ def arrow_schema(columns: Iterable[Column], **metadata: object) -> pa.Schema:
     """The Arrow schema of columns; `metadata` goes into it as JSON beside the schema's version."""
     notes = {"alphaprof_schema": json.dumps(SCHEMA_VERSION)} | {key: json.dumps(value) for key, value in metadata.items()}
     return pa.schema([column.field() for column in columns], metadata=notes)
+
+
+def violations(table: pa.Table, columns: Iterable[Column]) -> list[str]:
+    """What in `table` contradicts the declaration of its columns: other columns, types, nulls, NaN and values out of range.
+
+    The values inside a list obey the unit and range of its column, and are never null.
+    """
+    columns = tuple(columns)
+    names = [column.name for column in columns]
+    if table.column_names != names:
+        return [f"columns {table.column_names} instead of {names}"]
+    return [problem for column in columns for problem in _column_violations(column, table[column.name])]
+
+
+def _column_violations(column: Column, values: pa.ChunkedArray) -> Iterator[str]:
+    if values.type != column.type:
+        yield f"{column.name} has type {values.type} instead of {column.type}"
+        return
+    if not column.nullable and values.null_count:
+        yield f"{column.name} has {values.null_count} nulls"
+    if pa.types.is_nested(column.type):
+        values = pc.list_flatten(values)
+        if values.null_count:
+            yield f"{column.name} has {values.null_count} nulls inside lists"
+    if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
+        yield f"{column.name} holds NaN"
+    if column.low is not None or column.high is not None:
+        extremes = pc.min_max(values).as_py()
+        low, high = extremes["min"], extremes["max"]
+        if column.low is not None and low is not None and low < column.low:
+            yield f"{column.name} holds {low}, below {column.low}"
+        if column.high is not None and high is not None and high > column.high * (1 + 1e-6):
+            yield f"{column.name} holds {high}, above {column.high}"

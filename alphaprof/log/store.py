@@ -18,7 +18,19 @@ import pyarrow.parquet as pq
 
 from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.claim import Claim
-from alphaprof.log.files import WRITTEN, file_of, replacing, require_same, unwritable
+from alphaprof.log.files import (
+    WRITTEN,
+    Part,
+    file_of,
+    part_name,
+    parts_in,
+    readable,
+    remove_parts,
+    replacing,
+    require_same,
+    unwritable,
+    write_part,
+)
 from alphaprof.log.manifest import File, Manifest, Shard, read_manifest
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
@@ -29,9 +41,8 @@ from alphaprof.log.schema import (
     arrow_schema,
     imported_totals_columns,
     totals_columns,
+    violations,
 )
-from alphaprof.log.totals_parts import Part, part_name, parts_in, readable, remove_parts, write_part
-from alphaprof.log.violations import violations
 
 ANEW = "profile again into a new directory"
 TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
@@ -349,7 +360,7 @@ class Run:
         return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
 
     def totals_parts(self, draft: str) -> list[Part]:
-        """The files that hold a draft's totals, of complete shards only, in their order; see `log.totals_parts`. One that is
+        """The files that hold a draft's totals, of complete shards only, in their order; see `log.files`. One that is
         damaged is left out where the position log can tell what it held.
         """
         try:

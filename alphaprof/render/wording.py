@@ -7,8 +7,7 @@ from typing import Protocol
 
 from alphaprof.costs.cost_model import Cost, Memory
 from alphaprof.report import format as fmt
-from alphaprof.report.model import GammaResult, Result, Traffic
-from alphaprof.report.model_costs import AtConcurrency
+from alphaprof.report.model import AtConcurrency, GammaResult, Result, Traffic
 
 
 def text_of(result: Result) -> tuple[str, str, str, bool]:

@@ -25,7 +25,7 @@ from alphaprof.report.sections.attribution import Basis, Judged, attribution
 from alphaprof.report.sections.certificates import certificates
 from alphaprof.report.sections.difficulty import Played, extremes, tenths
 from alphaprof.report.sections.predictability import predictability
-from alphaprof.report.traffic import judge_traffic
+from alphaprof.report.verdict import judge_traffic
 from alphaprof.report.warnings import report_warnings
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.documents import Documents, mean_context

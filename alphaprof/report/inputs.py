@@ -14,8 +14,7 @@ import pyarrow as pa
 from alphaprof.costs.cost_model import CostBook, open_costs
 from alphaprof.log.store import Run
 from alphaprof.report.result import contradiction
-from alphaprof.report.traffic import Evidence
-from alphaprof.report.verdict import Question, not_defined, order_of
+from alphaprof.report.verdict import Evidence, Question, not_defined, order_of
 from alphaprof.rules import BoundRule, rules_of
 from alphaprof.totals.count import Request
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, strata_of

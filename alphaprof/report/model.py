@@ -1,7 +1,4 @@
-"""The `Report` value: everything that any rendering shows. Renderers compute nothing.
-
-Unknown is None. Every number says what it is: see the field comments, and `docs/report.md` for the definitions.
-"""
+"""The `Report` value: everything that any rendering shows. Renderers compute nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +8,6 @@ from typing import Any
 from alphaprof.costs.cost_model import Cost
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.report.decision import VerdictName
-from alphaprof.report.model_causes import Attribution
-from alphaprof.report.model_costs import AtConcurrency, DocumentSpeedups
-from alphaprof.report.model_difficulty import DocumentResult, Tenth
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.replay import Flavour
 
@@ -292,3 +286,95 @@ class Report:
     documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
     predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
     warnings: tuple[ReportWarning, ...]
+
+
+@dataclass(frozen=True)
+class Tenth:
+    """Acceptance in one tenth of all positions of a draft, by the target's margin or entropy, under one rule."""
+
+    draft: str
+    rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    axis: str  # margin (p1 - p2) or entropy (nats)
+    place: int  # 1 for the lowest values; there are fewer than ten where values tie
+    low: float | None  # at least, less than; None: unbounded
+    high: float | None  # less than this
+    positions: int  # with a proposal
+    accepted: Interval | None  # share that the rule accepts
+
+
+@dataclass(frozen=True)
+class DocumentResult:
+    """One of the documents that a draft serves worst or best, at the gamma that is best for its domain."""
+
+    domain: str
+    draft: str
+    rule: str
+    gamma: int
+    document: int  # its number in documents.parquet
+    source: int  # place in the profile's data, from 0
+    source_row: int  # row there, from 0
+    prompt_hash: str  # SHA-256 of the prompt's token ids
+    tokens: int  # of its continuation
+    alpha: float | None  # acceptance over its positions with a proposal; None: it has none
+    tokens_per_round: float  # over all of its rounds
+    speedup: float | None  # None: no step times
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause of what is lost, and what it would bring to lose nothing to it, all else as it was: at the same gamma and
+    cost of a round, so that it is the most that the remedy can bring.
+    """
+
+    name: str  # see the table of causes in docs/report.md
+    share: Interval  # of the positions
+    tokens_per_round: float | None  # with it recovered; None: rounds are not defined
+    speedup: float | None  # with it recovered; None: rounds are not defined, or there are no step times
+    remedy: str  # what would mend it, or why nothing would
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What one draft loses in a domain under a rule, split into causes that exclude each other and add up to it."""
+
+    domain: str
+    draft: str
+    rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the rule's own decoding (for a lossy rule: the target's) would emit this text
+    documents: int
+    positions: int
+    lost: Interval  # share of all positions whose token is not an accepted draft: 1 - alpha times coverage
+    ceiling: float | None  # the largest alpha of any draft that proposes one token; None: a perfect draft loses nothing
+    gamma: int | None  # of the rounds that are replayed: the result's best one
+    tokens_per_round: float | None  # as things are
+    speedup: float | None  # as things are
+    causes: tuple[Cause, ...]  # those that something is lost to, in the order in which they are looked for
+    perfect_speedup: float | None  # with nothing lost at all, at this gamma and cost of a round
+    best: str | None  # name of the cause whose remedy could bring most; None: none brings anything, or nothing is known
+    unknown: tuple[str, ...]  # what the run does not say, so that a cause may hold too little
+
+
+@dataclass(frozen=True)
+class DocumentSpeedups:
+    """Speedups of single documents: tenth percentile, median, ninetieth percentile, and the share that gets slower."""
+
+    p10: float  # tenth percentile
+    p50: float  # median
+    p90: float  # ninetieth percentile
+    slower: float  # share of documents that the draft slows down
+
+
+@dataclass(frozen=True)
+class AtConcurrency:
+    """Speedups with so many sequences decoded at a time, by gamma; `best_gamma` has the largest."""
+
+    concurrency: int  # sequences decoded at a time
+    gammas: tuple[int, ...]  # of the speedups, in their order
+    speedups: tuple[Interval | None, ...]  # of decoding
+    request_speedups: tuple[Interval | None, ...]  # empty for the whole traffic
+    best_gamma: int | None  # of the largest speedup

@@ -12,9 +12,7 @@ import numpy as np
 from alphaprof.costs.cost_model import CostBook
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report.decision import Decision
-from alphaprof.report.model import GammaResult, Phase, Result
-from alphaprof.report.model_costs import AtConcurrency
-from alphaprof.report.sequential import judge
+from alphaprof.report.model import AtConcurrency, GammaResult, Phase, Result
 from alphaprof.report.speeds import (
     Reading,
     Scope,
@@ -26,10 +24,9 @@ from alphaprof.report.speeds import (
     speedup_interval,
     tokens_interval,
 )
-from alphaprof.report.verdict import Question, no_decision, not_defined, without_times
+from alphaprof.report.verdict import Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
-from alphaprof.stats.bursts import autocorrelation
-from alphaprof.stats.estimate import Interval, by_cluster, distinct, quantile, ratio, share
+from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, quantile, ratio, share
 from alphaprof.totals.pool import Pool
 
 Array = np.ndarray[Any, Any]

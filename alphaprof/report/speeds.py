@@ -12,7 +12,7 @@ from alphaprof.costs.cost_model import CostBook
 from alphaprof.costs.speedup import Mix, Speedup, StepTimes, time_spent, with_prefill
 from alphaprof.costs.steps import TARGET
 from alphaprof.log.manifest import LOOKUP
-from alphaprof.report.model_costs import AtConcurrency, DocumentSpeedups
+from alphaprof.report.model import AtConcurrency, DocumentSpeedups
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.pool import Pool
 from alphaprof.totals.replay import RoundCounts

@@ -1,18 +1,4 @@
-"""Draft trees: their rounds from a log of ranks, the best tree of a size, and the acceptance of several draws.
-
-A static tree proposes, beneath each of its nodes, tokens of fixed ranks in the draft's distribution (1: its top token). A
-node is named by the ranks on the way from the root: (1, 3) is the draft's third token after its top token. The root, the
-last known token, is not counted: a tree of n nodes costs `depth` draft steps and a verification of n + 1 tokens.
-
-`replay_tree`: where the target chooses x_t by itself, greedily or by lot, and follows the tree while x_t is in it. A round
-that starts at t goes to child rho_t of the root, to child rho_{t+1} of that, and so on, rho_t being the rank of x_t in the
-draft's distribution: on that path the draft's context is the text, so that ranks from one teacher-forced pass decide every
-round of every static tree. Trees that grow by the draft's own probabilities (EAGLE-2) cannot be replayed.
-
-`expected_tokens` is a model: ranks of different positions are independent. It is good enough to choose a tree by
-(`optimal_tree`), but flatters it where text has easy and hard stretches: what a tree gives is for `replay_tree` to say.
-`MultiDraft`: lossless sampling with several children drawn from q and tried in turn (recursive rejection sampling).
-"""
+"""Draft trees: their rounds from a log of ranks, the best tree of a size, and the acceptance of several draws."""
 
 from __future__ import annotations
 
@@ -20,16 +6,21 @@ import heapq
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from alphaprof.totals.replay import Array, Ints, Rounds, Trace, replay
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.store import Run
+from alphaprof.totals.replay import Ints, Rounds, Trace, replay
 
-Path = tuple[int, ...]
+NodePath = tuple[int, ...]
 SLACK = 1e-4  # by how much probabilities in float32 may miss a sum of 1
+Array = np.ndarray[Any, Any]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +30,7 @@ class Tree:
     Made by `chain`, `full` and `from_paths`, which keep that order and leave no node without its parent.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[NodePath, ...]
 
     @classmethod
     def chain(cls, gamma: int) -> Tree:
@@ -59,7 +50,7 @@ class Tree:
         """A tree from the paths of its nodes, in any order. `top`: how they call the draft's top token; Medusa's and
         EAGLE's lists call it 0. ValueError for a path that is empty, double, impossible or parentless; TypeError for 1.5.
         """
-        found: dict[Path, Path] = {}
+        found: dict[NodePath, NodePath] = {}
         for given in map(tuple, paths):
             path = tuple(operator.index(rank) - top + 1 for rank in given)
             if not path or min(path) < 1:
@@ -172,8 +163,8 @@ def tree_by_heap(shares: Array, nodes: int, depth: int | None = None) -> Tree:
     shares = _checked(shares, nodes, depth)
     if (np.diff(shares) > 0).any():
         raise ValueError("shares increase with rank: the heap would miss the best tree")
-    paths: list[Path] = []
-    heap: list[tuple[float, Path, float]] = [(-float(shares[0]), (1,), 1.0)]  # negative product, path, parent's product
+    paths: list[NodePath] = []
+    heap: list[tuple[float, NodePath, float]] = [(-float(shares[0]), (1,), 1.0)]  # negative product, path, parent's product
     while heap and len(paths) < nodes:
         negative, path, parent = heapq.heappop(heap)
         if negative == 0 or (depth is not None and len(path) > depth):
@@ -210,10 +201,10 @@ def tree_by_program(shares: Array, nodes: int, depth: int | None = None) -> Tree
     return Tree.from_paths(_unfold(splits, nodes))
 
 
-def _unfold(splits: list[Array], nodes: int) -> list[Path]:
+def _unfold(splits: list[Array], nodes: int) -> list[NodePath]:
     """The paths of the tree that the program chose, from its tables of splits; that of no levels is empty."""
-    paths: list[Path] = []
-    open_nodes: list[tuple[Path, int]] = [((), nodes)]  # nodes with children to come, and how many nodes go beneath
+    paths: list[NodePath] = []
+    open_nodes: list[tuple[NodePath, int]] = [((), nodes)]  # nodes with children to come, and how many nodes go beneath
     while open_nodes:
         parent, left = open_nodes.pop()
         for rank, row in enumerate(splits[-1 - len(parent)], 1):
@@ -298,3 +289,94 @@ def _checked(shares: Array, nodes: int = 0, depth: int | None = None) -> Array:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{name} is {value}; it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one shard: `ranks` [positions] of the emitted tokens in the draft's distribution, 0 where the draft
+    proposes nothing; `start`, `stop` [documents of the shard]: where each document begins and ends.
+    """
+
+    ranks: Ints
+    start: Ints
+    stop: Ints
+
+    def of(self, chosen: Mask) -> Ranks:
+        """Some of the documents [documents of the shard], following each other without gaps."""
+        lengths = self.stop - self.start
+        stop = np.cumsum(lengths[chosen])
+        return Ranks(self.ranks[np.repeat(chosen, lengths)], stop - lengths[chosen], stop)
+
+
+@dataclass(frozen=True)
+class RankCounts:
+    """`counts` [documents, width]: positions whose token has rank 1, ..., width; `positions` [documents]: all of them;
+    `silent` [documents]: those without a proposal.
+    """
+
+    counts: Ints
+    positions: Ints
+    silent: Ints
+
+    def shares(self, rows: Array) -> Array:
+        """b_r over some documents, [width]. They have positions."""
+        return np.asarray(self.counts[rows].sum(0) / self.positions[rows].sum())
+
+
+def rank_counts(run: Run, draft: str, width: int) -> RankCounts:
+    """Ranks of every document of complete shards, in the order of `run.documents()`. Raises as `read_ranks`."""
+    none = np.zeros((0, width + 2), dtype=np.int64)
+    tables = [none]
+    for shard in read_ranks(run, draft):
+        document = np.repeat(np.arange(len(shard.start)), shard.stop - shard.start)
+        place = document * (width + 2) + np.minimum(shard.ranks, width + 1)
+        tables.append(np.bincount(place, minlength=len(shard.start) * (width + 2)).reshape(-1, width + 2))
+    found = np.concatenate(tables)
+    return RankCounts(found[:, 1 : width + 1], found.sum(1), found[:, 0])
+
+
+def replayed(run: Run, draft: str, jobs: Sequence[tuple[Tree, Mask]]) -> list[Rounds]:
+    """Rounds with each tree of the documents that its mask [documents of the run] names, counted per named document.
+
+    One pass over the log; what is held are counts. Raises as `read_ranks`.
+    """
+    found = [Rounds.none(int(chosen.sum()), tree.depth) for tree, chosen in jobs]
+    filled, first = [0] * len(jobs), 0
+    for shard in read_ranks(run, draft):
+        rows = slice(first, first + len(shard.start))
+        for index, (tree, chosen) in enumerate(jobs):
+            part = shard.of(chosen[rows])
+            target = slice(filled[index], filled[index] + len(part.start))
+            _put(found[index], target, replay_tree(part.ranks, part.start, part.stop, tree))
+            filled[index] = target.stop
+        first = rows.stop
+    return found
+
+
+def _put(whole: Rounds, rows: slice, part: Rounds) -> None:
+    """Counts of some documents in their place among all."""
+    for name in ("rounds", "tokens", "drafted", "tested", "accepted"):
+        getattr(whole, name)[rows] = getattr(part, name)
+
+
+def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
+    """The ranks of complete shards in order. Raises `OptionInvalid` for a draft whose log has none, and `RunUnreadable`."""
+    if run.manifest.drafts[draft].kind == "prompt_lookup":
+        raise _without_ranks(run, draft)
+    for shard in run.shards:
+        length = run.continuations(shard.index, ["continuation_tokens"])["continuation_tokens"].to_numpy()
+        log = run.positions(draft, shard.index, ["draft_rank_of_token", "proposed"])
+        ranks = log["draft_rank_of_token"].fill_null(0).to_numpy().astype(np.int64)
+        if ((log["proposed"].to_numpy() > 0) & (ranks == 0)).any():
+            raise _without_ranks(run, draft)
+        stop = np.cumsum(length).astype(np.int64)
+        yield Ranks(ranks, stop - length, stop)
+
+
+def _without_ranks(run: Run, draft: str) -> OptionInvalid:
+    others = [name for name, facts in run.manifest.drafts.items() if facts.kind != "prompt_lookup" and name != draft]
+    instead = f", or name another draft: {', '.join(f'{run.path}:{name}' for name in others)}" if others else ""
+    return OptionInvalid(
+        f"draft {draft} of {run.path} has no ranks: it proposes one chain of tokens, not a distribution",
+        f"its rounds are in alphaprof report {run.path}{instead}",
+    )

@@ -16,9 +16,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
+from alphaprof.log.files import Part, of_rule, ranges
 from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
-from alphaprof.log.totals_parts import Part, of_rule, ranges
 from alphaprof.rules import rules_of
 from alphaprof.totals.count import Counts, Request, columns_of, counts, table_of
 
@@ -79,7 +79,7 @@ def _threads() -> Iterator[Executor]:
 
 def write_totals(run: Run) -> None:
     """Compute and write the totals that complete shards lack or that are damaged, and join those of shards that were written
-    one by one, while the run went on: see `log.totals_parts.ranges`.
+    one by one, while the run went on: see `log.files.ranges`.
     """
     request, before = Request(run.rules, run.gammas), run.manifest.files
     ahead: deque[tuple[Held, Wanted, list[Source]]] = deque()

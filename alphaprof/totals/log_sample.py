@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from alphaprof.log.store import Run
 from alphaprof.totals.count import Shape
-from alphaprof.totals.documents import Documents
-from alphaprof.totals.texts import Text, texts
+from alphaprof.totals.documents import Documents, Text, texts
 
 Array = np.ndarray[Any, Any]
 LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need

@@ -1,6 +1,6 @@
 """What prompt lookup would propose at each place of texts, all texts of a shard at once: by sorting, without a model.
 
-The matching is that of `profiling.models.prompt_lookup`, which proposes whole runs and is built for one text that grows.
+The matching is that of `profiling.models.drafts`, which proposes whole runs and is built for one text that grows.
 """
 
 from __future__ import annotations

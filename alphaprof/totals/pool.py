@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.errors import RunUnreadable
+from alphaprof.log.files import of_rule
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
-from alphaprof.log.totals_parts import of_rule
-from alphaprof.totals.documents import Documents
+from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.replay import RoundCounts
-from alphaprof.totals.units import Units
 
 Array = np.ndarray[Any, Any]
 SHARED = (  # what pools hold of each document, the same under every rule

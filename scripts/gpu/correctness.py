@@ -26,15 +26,13 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from alphaprof.log.schema import LogRules
-from alphaprof.profiling.decoding.choices import DRAFTED, KEPT, Choice, Chooser
+from alphaprof.profiling.decoding.drafters import DRAFTED, KEPT, Choice, Chooser
 from alphaprof.profiling.decoding.speculative import Decoded, Speculation
-from alphaprof.profiling.models.drafts import Draft, layer_skip
+from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.rows import by_document, position_table
-from alphaprof.profiling.scoring.scorer import Arrays, Scorer
+from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import Side, side
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, generate, grouped
 from alphaprof.profiling.texts.corpus import Document

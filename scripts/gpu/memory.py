@@ -21,17 +21,16 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from alphaprof.commands.preflight.facts import Memory
-from alphaprof.commands.preflight.inspection import length
 from alphaprof.commands.preflight.memory import Cells, needed
+from alphaprof.commands.preflight.trial import length
 from alphaprof.errors import OutOfMemory
 from alphaprof.profiling.decoding.speculative import Speculation
-from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts import batching
+from alphaprof.profiling.texts import continuations
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing import latency
@@ -180,14 +179,14 @@ def halving(setting: Setting) -> Iterator[Line]:
         need = most_allocated(setting.device, lambda: whole.extend(work(every)))  # noqa: B023 (called here)
         before = _in_use(setting)
         with _limited(setting, work, 0.75 * need, len(every) // 2) as limited:
-            halves, times = batching.halving(limited, every, str)
+            halves, times = continuations.halving(limited, every, str)
         back = _in_use(setting) - before
         text, figures, right = _equal(what, whole, halves)
         figures |= {"need": need, "halved": times, "left_behind": back}
         yield Line(f"{text}; halved {times} times, {back} bytes not given back", figures, right and times > 0 and back <= 0)
         try:
             with _limited(setting, work, 0.001 * need, 0) as limited:
-                batching.halving(limited, single, lambda _: "document 0")
+                continuations.halving(limited, single, lambda _: "document 0")
             yield Line(f"{what} of one document in too little memory ended without OutOfMemory", ok=False)
         except OutOfMemory as error:
             yield Line(f"{what} of one document in too little memory: {error.message}", ok="document 0" in error.message)

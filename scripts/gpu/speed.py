@@ -19,18 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.costs.roofline import ACCELERATORS, Load, fit_times
-from alphaprof.costs.roofline_costs import RooflineSetting
-from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.cost_model import RooflineSetting
+from alphaprof.costs.roofline import ACCELERATORS, Load, ModelShape, fit_times
 from alphaprof.log.store import write_table
-from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
 from alphaprof.profiling.models.processing import PLAIN
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.scoring import dispatch, statistics
 from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.rows import by_document, position_table
-from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer
+from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import Side
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document, Ids

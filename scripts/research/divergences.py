@@ -27,23 +27,20 @@ from alphaprof.config.options import ModelDraft
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import load_drafts
+from alphaprof.profiling.models.drafts import load_drafts, token_count
 from alphaprof.profiling.models.load import DTYPES, Model, load_model, load_tokenizer, tokenizer_fingerprint
-from alphaprof.profiling.models.vocabulary import token_count
-from alphaprof.profiling.run.reuse import Reused
+from alphaprof.profiling.run.resume import Reused
 from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.rows import by_document
-from alphaprof.profiling.scoring.scorer import Arrays, Scorer
-from alphaprof.profiling.texts.batching import halving
-from alphaprof.profiling.texts.continuations import Continuation, continuation_table, given, scoring_batches
+from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document
+from alphaprof.profiling.texts.continuations import Continuation, continuation_table, given, halving, scoring_batches
 from alphaprof.report import format as fmt
+from alphaprof.report.sections.certificates import SLACK, judged_positions
 from alphaprof.rules import BoundRule
 from alphaprof.stats.estimate import Estimate, Interval, by_cluster, quantile_interval, ratio, share_interval
 from alphaprof.theory.bounds import coverage_bound, margin_bound
 from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Array, Divergence, Target, certify, draft_width
-from alphaprof.theory.certified import SLACK, judged_positions
 from alphaprof.totals.count import Shape
-from alphaprof.totals.units import Units
+from alphaprof.totals.documents import Units
 
 CONFIDENCE = 0.95
 QUANTILES = {"median": 0.5, "5th percentile": 0.05}

@@ -63,8 +63,8 @@ from alphaprof.report.decision import decide, held_out
 from alphaprof.report.result import speedup_interval, tokens_interval
 from alphaprof.stats.estimate import share
 from alphaprof.stats.sequential import Bounds, decide_sequentially
+from alphaprof.totals.documents import lots_of
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
-from alphaprof.totals.units import lots_of
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -21,11 +21,10 @@ import numpy as np
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
+from alphaprof.report.sections.certificates import Array, inexact_share
 from alphaprof.stats.estimate import Estimate, Interval, by_cluster, quantile_interval, ratio, share_interval
-from alphaprof.theory.certified import Array, inexact_share
-from alphaprof.totals.documents import Documents
+from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.log_sample import shards
-from alphaprof.totals.units import Units
 
 CONFIDENCE = 0.95
 MEAN, MEDIAN, FIFTH = "mean", "median", "5th percentile"

@@ -17,9 +17,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.commands.check.build import DIFFERENCE, TOKENS_DIFFERENCE, Check, Item, Measure, Unjudged, one_rule, reason_of
-from alphaprof.commands.compare.build import Paired, paired_pools, summed
-from alphaprof.commands.compare.comparable import require_comparable
+from alphaprof.commands.check.build import (
+    DIFFERENCE,
+    TOKENS_DIFFERENCE,
+    Check,
+    Gate,
+    Item,
+    Judged,
+    Measure,
+    Unjudged,
+    judge,
+    one_rule,
+    reason_of,
+    together,
+)
+from alphaprof.commands.compare.build import Paired, paired_pools, require_comparable, summed
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable
 from alphaprof.log.manifest import PARTIAL
@@ -29,7 +41,6 @@ from alphaprof.report.format import many, percent, text_kind
 from alphaprof.report.inputs import Inquiry
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Estimate, distinct
-from alphaprof.stats.gates import Gate, Judged, judge, together
 from alphaprof.stats.paired import differing, inverse_difference, share_difference
 from alphaprof.totals.pool import Pool, proposes_nothing
 

@@ -1,8 +1,10 @@
-"""The CI gate: a run held against thresholds, or against its own decision; `baseline`: against an older run."""
+"""The CI gate: a run compared with thresholds, or with its own decision, at one confidence for all; `baseline`: with an
+older run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,11 +20,12 @@ from alphaprof.report.build import build_report
 from alphaprof.report.format import short
 from alphaprof.report.inputs import Inquiry, by_domain, evidence_of, found_pools
 from alphaprof.report.model import Traffic
-from alphaprof.report.traffic import judge_traffic
+from alphaprof.report.verdict import judge_traffic
 from alphaprof.stats.estimate import bounded_interval, by_cluster, distinct, ratio, share
-from alphaprof.stats.gates import Gate, Judged, Outcome, judge, together
 from alphaprof.totals.pool import Pool, accepted_of, proposes_nothing
 
+Outcome = Literal["pass", "fail", "undecided"]
+Bounds = tuple[float, float]
 Array = np.ndarray[Any, Any]
 Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "tokens_per_round_difference"]
 ALPHA: Measure = "alpha"
@@ -31,6 +34,57 @@ SPEEDUP: Measure = "speedup"
 DIFFERENCE: Measure = "alpha_difference"
 TOKENS_DIFFERENCE: Measure = "tokens_per_round_difference"
 EVERY = ""  # the domain of a threshold that holds for every domain
+Thresholds = Mapping[Measure, Mapping[str, float]]  # by measure, then domain
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A quantity that shall be at least `threshold`. `bounds`: its lower and upper bound, each wrong with a probability."""
+
+    threshold: float
+    bounds: Callable[[float], Bounds]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of a gate: the one-sided bounds that it was judged by, the upper one with Holm's correction."""
+
+    outcome: Outcome
+    low: float
+    high: float
+
+
+def judge(gates: Sequence[Gate], confidence: float) -> list[Judged]:
+    """Each gate's outcome, in their order."""
+    error = 1 - confidence
+    highs: dict[int, float] = {}
+    left = list(range(len(gates)))
+    while left:
+        found = {index: gates[index].bounds(error / len(left))[1] for index in left}
+        failed = [index for index in left if found[index] < gates[index].threshold]
+        if not failed:
+            highs |= found
+            break
+        highs |= {index: found[index] for index in failed}
+        left = [index for index in left if index not in failed]
+    lows = [gate.bounds(error)[0] for gate in gates]
+    return [
+        Judged(_outcome(gate.threshold, low, highs[index]), low, highs[index])
+        for index, (gate, low) in enumerate(zip(gates, lows, strict=True))
+    ]
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """Fail if any fails, pass if all pass."""
+    if "fail" in outcomes:
+        return "fail"
+    return "pass" if outcomes and all(outcome == "pass" for outcome in outcomes) else "undecided"
+
+
+def _outcome(threshold: float, low: float, high: float) -> Outcome:
+    if high < threshold:
+        return "fail"
+    return "pass" if low >= threshold else "undecided"
 
 
 @dataclass(frozen=True)
@@ -44,7 +98,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Item:
-    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`stats.gates`); None
+    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by (`commands.check.build`); None
     where it fails or passes without them, for the reason in `note`.
     """
 
@@ -83,9 +137,6 @@ class Check:
     unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be held against each other
     paired: int | None = None
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
-
-
-Thresholds = Mapping[Measure, Mapping[str, float]]  # by measure, then domain
 
 
 def check_decision(run: Run) -> Check:

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.export.formats import EXPORTS, Export
-from alphaprof.commands.export.model import ALL, PROPOSING, Acceptance, Depths
-from alphaprof.commands.export.ranks import ranks_of
-from alphaprof.commands.export.scope import Scope, Wanted, scope_of
+from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export
+from alphaprof.commands.export.scope import Scope, Wanted, ranks_of, scope_of
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import LOOKUP, SERVED

@@ -1,14 +1,22 @@
-"""A dry run's report: what was found as checks, each ok, note or problem with its cause and a remedy."""
+"""A dry run's report: findings, each ok, note or problem with its cause and a remedy; and its text (rich)."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from alphaprof import errors
 from alphaprof.commands.preflight.facts import Seen
-from alphaprof.commands.preflight.findings import NOTE, PROBLEM, Check, model_checks, place_of, warned
-from alphaprof.commands.preflight.work import work_checks
+from alphaprof.commands.preflight.findings import NOTE, OK, PROBLEM, Check, model_checks, place_of, warned, work_checks
+from alphaprof.render.json import plain_values
+from alphaprof.render.tables import plain
 from alphaprof.report.format import many
 
 ORDER = (
@@ -25,6 +33,9 @@ ORDER = (
     "disk",
     "memory",
 )
+FORMAT = "alphaprof-preflight"
+VERSION = 1
+STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 
 
 @dataclass(frozen=True)
@@ -63,3 +74,31 @@ def require_clear(preflight: Preflight) -> None:
     if refusals := preflight.seen.refusals:
         first = refusals[0]
         raise getattr(errors, first.kind)(first.message, first.hint)
+
+
+def preflight_json(preflight: Preflight) -> str:
+    """The checks and the facts behind them as JSON. Unknown values are null."""
+    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(preflight))
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def preflight_terminal(preflight: Preflight, console: Console) -> None:
+    """Print every check with its cause and remedy, and what follows."""
+    facts = preflight.seen.target.facts
+    drafts = many(len(preflight.seen.drafts), "draft")
+    console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {drafts}"))
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, width in (("check", 14), ("of", 20), ("result", 7)):
+        table.add_column(name, overflow="fold", max_width=width)
+    table.add_column("what was found, and what to do", overflow="fold", ratio=1)
+    last = None
+    for check in preflight.checks:
+        found = plain(check.cause)
+        if check.remedy is not None:
+            found.append("\n").append_text(Text("-> ", "dim")).append_text(plain(check.remedy))
+        table.add_row(
+            "" if check.name == last else check.name, plain(check.subject), Text(check.level, STYLES[check.level]), found
+        )
+        last = check.name
+    console.print(table)
+    console.print(preflight.conclusion, highlight=False, markup=False)

@@ -11,18 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphaprof.commands.preflight.facts import Bos, ModelSeen, Refusal, Seen, SourceSeen, estimated
-from alphaprof.commands.preflight.inspection import bos_of, differing_specials, first_documents, outside, repeated
 from alphaprof.commands.preflight.memory import Cells, needed
-from alphaprof.commands.preflight.trial import Trial, in_turns, try_out
+from alphaprof.commands.preflight.trial import (
+    Trial,
+    bos_of,
+    differing_specials,
+    first_documents,
+    in_turns,
+    outside,
+    repeated,
+    try_out,
+)
 from alphaprof.config.options import MeasuredCosts, ModelDraft
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import require_new
-from alphaprof.profiling.models.drafts import Draft, load_draft
+from alphaprof.profiling.models.drafts import Draft, load_draft, shared_ids, special_ids, token_count
 from alphaprof.profiling.models.hub import require_model
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer
-from alphaprof.profiling.models.vocabulary import shared_ids, special_ids, token_count
 from alphaprof.profiling.run.pipeline import in_memory
 from alphaprof.profiling.run.resume import early_warnings, require_costs
 from alphaprof.profiling.run.shards import Loaded, Progress

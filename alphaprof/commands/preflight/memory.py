@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from alphaprof.commands.preflight.facts import Memory
-from alphaprof.commands.preflight.inspection import length, new_tokens
-from alphaprof.costs.shapes import ModelShape, mlp_elements
-from alphaprof.profiling.decoding.caches import REPEATS
+from alphaprof.commands.preflight.trial import length, new_tokens
+from alphaprof.costs.roofline import ModelShape, mlp_elements
+from alphaprof.profiling.decoding.drafters import REPEATS
 from alphaprof.profiling.models.load import Model, shape_of
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import dispatch

@@ -1,15 +1,25 @@
-"""Rollouts: what decoding by a rule gave, for each kind of text, draft, rule and gamma. Shown by `rollout_text.py`."""
+"""Rollouts: what decoding by a rule gave, for each kind of text, draft, rule and gamma; and their text (rich)."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from rich.console import Console, RenderableType
+from rich.table import Table
 
-from alphaprof.commands.rollout.decodings import SAME, Rolled, Rollouts
 from alphaprof.commands.validate.build import EXACT_DTYPE
+from alphaprof.commands.validate.timings import by_depth
 from alphaprof.costs.speedup import free_draft, speedup
+from alphaprof.log.manifest import ModelFacts
+from alphaprof.render.json import plain_values
+from alphaprof.render.tables import domain_name, named_table, plain, show
+from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.stats.estimate import Estimate, Interval, by_cluster, distinct, mean_interval, ratio, share
@@ -18,6 +28,65 @@ from alphaprof.totals.documents import Documents
 from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
+SAME = -1  # in place of the place where a text departs: it does not
+FORMAT = "alphaprof-rollout"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """Documents decoded in one way: with a draft by a rule at one gamma, or plainly ("", "", 0).
+
+    `rows` [texts]: which documents. Of each text: its `tokens`, `rounds`, the sum of its tokens' `regret` in nats (see
+    `speculation.Decoded`), whether it `ended` by itself, and the place of the first token that plain decoding does not have
+    there (`departs`; `SAME`). `drafted`, `tested`, `accepted` [texts, gamma]: see `depth_counts`.
+    """
+
+    draft: str
+    rule: str
+    gamma: int
+    rows: Array
+    tokens: Array
+    rounds: Array
+    drafted: Array
+    tested: Array
+    accepted: Array
+    regret: Array
+    ended: Array
+    departs: Array
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Documents decoded plainly and by rules. `documents`: their rows, as a run's documents.parquet has them; `foreign`:
+    documents that are left out, because the target does not write their text.
+    """
+
+    target: ModelFacts
+    documents: pa.Table
+    plain: Rolled
+    ways: tuple[Rolled, ...]
+    foreign: int
+
+
+def depth_counts(tokens: int, drafted: Array, accepted: Array, gamma: int) -> tuple[Array, Array, Array]:
+    """Rounds of a text [rounds] that drafted, tested and accepted a token at depth d = 1..gamma, each [gamma].
+
+    A draft is tested where all earlier ones of its round were accepted, and where the text of so many `tokens` has not ended
+    before its place.
+    """
+    starts = np.cumsum(accepted + 1) - accepted  # of each round; the first token of a text is that of the prefill
+    tested = np.minimum(np.minimum(drafted, accepted + 1), tokens - starts)
+    return by_depth(drafted, gamma), by_depth(tested, gamma), by_depth(accepted, gamma)
+
+
+def departure(text: Array, own: Array) -> int:
+    """The first place at which a text is not the other one; `SAME` where there is none."""
+    shared = min(len(text), len(own))
+    differing = np.flatnonzero(text[:shared] != own[:shared])
+    if len(differing):
+        return int(differing[0])
+    return SAME if len(text) == len(own) else shared
 
 
 @dataclass(frozen=True)
@@ -183,3 +252,69 @@ def _excess(group: _Group, way: Rolled, own: Rolled) -> Interval:
 
 def _interval(estimate: Estimate) -> Interval:
     return Interval(estimate.value, estimate.low, estimate.high)
+
+
+def rollout_json(rollout: Rollout) -> str:
+    """Rollouts as JSON. Unknown values are null, an infinite bound is the string "inf"."""
+    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(rollout))
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def rollout_terminal(rollout: Rollout, console: Console) -> None:
+    """Print a table for each draft, and what its numbers are."""
+    console.print(plain(f"{rollout.target} in {rollout.dtype} on {rollout.device}, batch 1"))
+    foreign = f"; left out: {fmt.count(rollout.foreign)} with text that the target did not write" if rollout.foreign else ""
+    console.print(f"{fmt.many(rollout.documents, 'document')}{foreign}", highlight=False)
+    console.print("A lossy rule writes its own text, not the target's: what it is worth is not measured here,", style="bold")
+    console.print("and no verdict follows.\n", style="bold")
+    for draft in dict.fromkeys(way.draft for text in rollout.texts for way in text.ways):
+        show(_table(rollout, draft), f"draft {draft}", console)
+    for line in _notes(rollout):
+        console.print(line, style="dim", highlight=False, markup=False)
+
+
+def _table(rollout: Rollout, draft: str) -> Table:
+    table = named_table()
+    for name in ("docs", "rule", "gamma", "alpha", "tokens/round", "regret", "excess", "departed", "length"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=name != "rule")
+    for text in rollout.texts:
+        for way in text.ways:
+            if way.draft == draft:
+                table.add_row(*_row(text, way, rollout))
+    return table
+
+
+def _row(text: Text, way: Way, rollout: Rollout) -> Iterator[RenderableType]:
+    yield domain_name(text, rollout.texts)
+    yield fmt.documents(text.documents, text.clusters)
+    yield way.rule
+    yield str(way.gamma)
+    yield fmt.share_interval(way.alpha)
+    yield fmt.interval(way.tokens_per_round)
+    yield f"{fmt.number(way.regret.value, 3)} | {fmt.number(text.own.regret.value, 3)}"
+    yield fmt.difference(way.excess, 3)
+    yield _departed(way.departed, way.departed_at)
+    yield f"{way.mean_tokens:.0f} | {text.own.mean_tokens:.0f}"
+
+
+def _departed(departed: Interval | None, at: float | None) -> str:
+    if departed is None:
+        return fmt.NOTHING
+    return fmt.percent(departed.value) + ("" if at is None else f" at {at:g}")
+
+
+def _notes(rollout: Rollout) -> Iterator[str]:
+    """What the columns are."""
+    yield f"[a, b]: {fmt.level(rollout.confidence)} interval over documents."
+    yield "alpha: accepted / tested drafts along the rule's own text. Tested: all earlier ones of the round were accepted,"
+    yield "and the text had not ended; gamma matters only to which positions these are. A report's one-step alpha is over"
+    yield "all positions of the target's own text."
+    yield "tokens/round: a draft pays on an engine where a round costs less than that many plain decode steps."
+    yield "regret: mean log p(top) - log p(token) in nats per token, plain softmax: the rule's text | the target's own;"
+    yield "excess: their difference, paired."
+    yield "departed: texts that are not the target's own, and the median place of their first other token."
+    yield "length: mean tokens of the rule's texts | of the target's own."
+    if not rollout.exact:
+        yield f"In {rollout.dtype} near-ties fall either way: some texts depart by that alone; --rule strict says how many."
+    if any(text.sampling is not None for text in rollout.texts):
+        yield "On sampled text another draw is no departure."

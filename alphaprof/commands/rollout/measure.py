@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaprof.commands.rollout.decodings import Rolled, Rollouts, departure, depth_counts
+from alphaprof.commands.rollout.build import Rolled, Rollouts, departure, depth_counts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import VALUE, OptionInvalid, cut
 from alphaprof.log.schema import DOCUMENT_COLUMNS
-from alphaprof.profiling.decoding.documents import Drafting, chosen_gammas, decode, own_documents, require_own_text
-from alphaprof.profiling.decoding.speculative import Decoded, require_decodable
+from alphaprof.profiling.decoding.speculative import (
+    Decoded,
+    Drafting,
+    chosen_gammas,
+    decode,
+    own_documents,
+    require_decodable,
+    require_own_text,
+)
 from alphaprof.profiling.run.pipeline import in_memory, load
 from alphaprof.profiling.run.shards import Loaded, Progress
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table

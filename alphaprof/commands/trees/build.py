@@ -4,26 +4,30 @@ trees is not timed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from alphaprof.commands.trees.model import OwnTree, StaticTree, TextTrees, TreesReport, TreeTokens
-from alphaprof.commands.trees.sample import Sample, sample_of
 from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
+from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.run_draft import Side
+from alphaprof.log.store import Run
+from alphaprof.report.decision import held_out
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import Question
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.paired import inverse_difference
-from alphaprof.theory.ranks import Mask, replayed
-from alphaprof.theory.trees import Tree, expected_tokens, optimal_tree
+from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
+from alphaprof.totals.documents import Documents, Text, Units, observed_weights, strata_of, texts
 from alphaprof.totals.replay import RoundCounts, Rounds
-from alphaprof.totals.texts import Text
 from alphaprof.version import __version__
 
+MOST_NODES, MOST_LEVELS, MOST_RANK = 1024, 64, 1024  # beyond what any engine verifies at once
 Array = np.ndarray[Any, Any]
 SHOWN = 8  # ranks whose shares are told
 CHOICE = 64  # largest rank of a chosen tree
@@ -31,6 +35,219 @@ NODES = (4, 8, 16, 32, 64)
 OPTIMAL = "optimal"
 NOTE = "paths: ranks from 1, the draft's top token; lists of Medusa and EAGLE count from 0"
 ONE = Mix(("text",), (1.0,))  # one kind of text alone
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: what the others are held against)."""
+
+    name: str  # what the other tables call it
+    kind: str
+    nodes: int  # without the root
+    depth: int  # levels without the root
+    levels: tuple[int, ...]  # nodes at depth 1, 2, ...
+    paths: tuple[NodePath, ...]  # ranks from 1, shallow nodes first
+
+
+@dataclass(frozen=True)
+class TreeTokens:
+    """Rounds with one tree on some documents; None where there are none. `marginal[d-1]`: share of the rounds with a
+    proposal that accepted at least d drafts.
+    """
+
+    tree: str  # name of the tree
+    rounds: int
+    tokens_per_round: Interval | None  # over all rounds
+    iid_tokens_per_round: float | None  # if ranks were independent, with the shares that these documents have
+    iid_error: float | None  # by what share that is too high
+    marginal: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class OwnTree:
+    """The tree of the largest size that was chosen for one text alone, on the same half. `difference`: its tokens per round
+    less those of the tree of that size for all traffic, paired; None where that is the `same` tree.
+    """
+
+    tree: StaticTree  # the tree itself
+    tokens: TreeTokens  # rounds with it
+    same: bool  # it is the tree for all traffic
+    difference: Interval | None
+
+
+@dataclass(frozen=True)
+class TextTrees:
+    """One domain and kind of text. Rank shares are of all its documents, the rest of those that are tested."""
+
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    on_policy: bool  # the target chose this text, greedily or by lot
+    documents: int
+    clusters: int  # independent units among them
+    positions: int
+    ranks: tuple[Interval, ...]  # share of positions whose token has rank 1, 2, ... in the draft's distribution
+    beyond: Interval  # share with a larger rank
+    silent: Interval  # share without a proposal
+    tested_documents: int  # that rounds are counted on
+    tested_clusters: int  # independent units among those
+    trees: tuple[TreeTokens, ...]  # empty where there are no rounds
+    own: OwnTree | None  # None: no tree was chosen
+    reason: str  # why there are no rounds; empty where there are
+
+
+@dataclass(frozen=True)
+class TreesReport:
+    """Static draft trees for one draft of a run. `held_out`: trees were chosen on one half of the documents, and all rounds
+    are those of the other half.
+    """
+
+    alphaprof: str
+    run: str
+    draft: str
+    complete: bool
+    confidence: float
+    held_out: bool
+    chosen_on: int  # documents
+    tested_on: int  # documents
+    weights: dict[str, float]  # shares of output tokens by domain
+    weights_observed: bool
+    note: str  # what else to know; may be empty
+    trees: tuple[StaticTree, ...]  # all trees with their paths
+    traffic: tuple[TreeTokens, ...]  # domains by their weights
+    texts: tuple[TextTrees, ...]
+
+
+def read_trees(paths: Sequence[Path], top: int) -> dict[str, Tree]:
+    """Trees by the names of their files; by whole paths where names are the same. `top`: see `read_tree`."""
+    distinct = list(dict.fromkeys(paths))
+    names = [path.name for path in distinct]
+    return {str(path) if names.count(path.name) > 1 else path.name: read_tree(path, top) for path in distinct}
+
+
+def read_tree(path: Path, top: int) -> Tree:
+    """The tree in a file; `top`: how it calls the draft's top token, 0 or 1. Raises `OptionInvalid`."""
+    name = cut(str(path))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "correct the path after --tree") from None
+    except (ValueError, RecursionError):
+        raise OptionInvalid(f"{name} holds no JSON", _form(top)) from None
+    if not _paths(content):
+        raise OptionInvalid(f"{name} is no list of paths", _form(top))
+    if len(content) > MOST_NODES or max(map(len, content)) > MOST_LEVELS or max(map(max, content)) > MOST_RANK:
+        limits = f"at most {MOST_NODES} nodes, {MOST_LEVELS} levels and rank {MOST_RANK}"
+        raise OptionInvalid(f"{name} holds a larger tree than any engine verifies", f"give a tree of {limits}")
+    try:
+        tree = Tree.from_paths(content, top)
+    except ValueError as error:
+        raise OptionInvalid(f"{name} is no tree: {error}", _other(top)) from None
+    if (1,) not in tree.paths:
+        raise OptionInvalid(f"{name} never drafts the draft's top token", _other(top))
+    return tree
+
+
+def _paths(content: Any) -> bool:
+    """Whether it is a list of lists of whole numbers, none of them empty."""
+    return isinstance(content, list) and bool(content) and all(map(_path, content))
+
+
+def _path(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(rank) is int for rank in value)
+
+
+def _form(top: int) -> str:
+    return f"write the paths of all nodes without the root: [[{top}], [{top + 1}], [{top}, {top}]]"
+
+
+def _other(top: int) -> str:
+    return (
+        f"ranks are read as counting from {top} (change that with --top {1 - top}), and each path needs that of its parent"
+    )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
+    trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
+    neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
+    from the profile; `strata` [units]: see `strata_of`.
+    """
+
+    texts: tuple[Text, ...]
+    cluster: Array
+    ranks: RankCounts
+    choosing: Mask
+    tested: Mask
+    weights: dict[str, float]
+    weights_observed: bool
+    strata: Array
+
+    def mix(self, domains: Collection[str]) -> Mix:
+        """How some of its domains are put together: by the profile's weights, or as they were drawn."""
+        if self.weights_observed:
+            return Mix(tuple(domains), None, self.strata)
+        return Mix.of({domain: self.weights[domain] for domain in domains})
+
+    def domain(self, name: str, chosen: Mask) -> Array:
+        """Those of the chosen documents that lie in a domain."""
+        rows = np.concatenate([text.rows for text in self.texts if text.domain == name])
+        return np.asarray(rows[chosen[rows]])
+
+    def pooled(self, chosen: Mask) -> Array | None:
+        """b_r of the traffic from the chosen documents, [width]: domains by their weights. None without such documents."""
+        rows = {domain: self.domain(domain, chosen) for domain, weight in self.weights.items() if weight > 0}
+        counted = {domain: self.weights[domain] for domain in rows if len(rows[domain])}
+        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in counted.items()]
+        return np.asarray(sum(parts) / sum(counted.values())) if parts else None
+
+
+def sample_of(run: Run, draft: str, width: int, chooses: bool) -> Sample:
+    """The documents of complete shards, with ranks 1 to `width` counted. `chooses`: trees are to be chosen on one half.
+
+    Raises as `rank_counts`.
+    """
+    documents = run.documents()
+    grouped = Documents.of(documents)
+    found = tuple(texts(grouped))
+    own = np.zeros(len(documents), dtype=bool)
+    for text in found:
+        own[text.rows] = bool(text.policy)
+    tested = _tested(found, grouped.units) if chooses else own
+    observed = observed_weights(documents.filter(pa.array(own)))
+    weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in found})
+    return Sample(
+        found,
+        grouped.units.codes,
+        rank_counts(run, draft, width),
+        own & ~tested,
+        tested,
+        weights or observed,
+        weights is None,
+        strata_of(grouped, run.manifest),
+    )
+
+
+def _tested(every: tuple[Text, ...], units: Units) -> Mask:
+    """The held-out half [documents] of the text that the target chose; no cluster lies in both halves."""
+    members = {
+        f"{text.domain} {text.continuation} {text.sampling}": (text.rows, units.take(text.rows).lots)
+        for text in every
+        if text.policy
+    }
+    tested = np.zeros(len(units.codes), dtype=bool)
+    for name, mask in held_out({name: found for name, (_, found) in members.items()}).items():
+        tested[members[name][0]] = mask
+    return tested
+
+
+def _given(weights: Mapping[str, float] | None, observed: Mapping[str, float], domains: set[str]) -> dict[str, float] | None:
+    """The profile's weights of the observed domains, made to add up to 1; None where they do not fit the data."""
+    if weights is None or set(weights) != domains:
+        return None
+    total = sum(weights[domain] for domain in observed)
+    return {domain: weights[domain] / total for domain in observed} if total > 0 else None
 
 
 @dataclass(frozen=True)

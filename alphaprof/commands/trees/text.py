@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.commands.trees.model import StaticTree, TextTrees, TreesReport, TreeTokens
+from alphaprof.commands.trees.build import StaticTree, TextTrees, TreesReport, TreeTokens
 from alphaprof.render.json import plain_values
 from alphaprof.render.tables import NAME_LEAST, NAME_WIDTH, WIDE, named_table, plain, show
 from alphaprof.report import format as fmt

@@ -17,11 +17,16 @@ from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
 from alphaprof.log.claim import claimed
 from alphaprof.log.store import Run, begin
-from alphaprof.profiling.decoding.documents import Drafting, chosen_gammas, decode, own_documents, require_own_text
-from alphaprof.profiling.decoding.speculative import Decoded
-from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.decoding.speculative import (
+    Decoded,
+    Drafting,
+    chosen_gammas,
+    decode,
+    own_documents,
+    require_own_text,
+)
+from alphaprof.profiling.models.drafts import Draft, PromptLookup
 from alphaprof.profiling.models.load import without_advice
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.run.pipeline import in_memory, profile_with_models, time_steps_of
 from alphaprof.profiling.run.shards import Plan, Progress
 from alphaprof.profiling.texts.corpus import Document, Ids

@@ -1,17 +1,170 @@
-"""What a draft proposes while a text is decoded: a model token by token from its own KV cache, prompt lookup at once."""
+"""What a draft proposes while a text is decoded, from its own KV cache or by lookup, and how tokens are chosen."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import Protocol
+from importlib.metadata import version
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.integrations import sdpa_attention
 
-from alphaprof.profiling.decoding.caches import Cached
-from alphaprof.profiling.decoding.choices import DRAFTED, Chooser
-from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.processing import draw, weights_of
-from alphaprof.profiling.models.prompt_lookup import PromptLookup, Reader
+from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.models.drafts import PromptLookup, Reader
+from alphaprof.profiling.models.load import Model, kept_logits
+from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
+from alphaprof.rules import GREEDY, SAMPLED
+
+# Whether keys and values are repeated for each query head where a single token comes with a mask: newer versions do not.
+REPEATS = not hasattr(sdpa_attention, "pack_gqa")
+OWN, DRAFTED, KEPT = range(3)  # streams of random numbers: the target's own tokens, the draft's, whether a draft is kept
+
+
+class Cached:
+    """A model, and keys and values of the first `length` tokens of one text.
+
+    `width`: only the first so many logits are looked at (see `vocabulary.scored_width`). Neither mask nor positions are
+    passed: without padding a model derives both from its cache, and a mask is looked at before it is used: a GPU would wait.
+    """
+
+    def __init__(self, model: Model, width: int) -> None:
+        self.model = model
+        self.width = width
+        self.device = model.device
+        self.context = model.context or sys.maxsize
+        self.length = 0
+        self._largest = model.vocabulary - 1
+        self._cache: Any = _empty_cache(model.network.config)
+        self._rewinds = False
+        self._last = kept_logits(model)
+
+    def prefill(self, ids: list[int], rewinds: bool) -> torch.Tensor:
+        """Logits [1, width] behind the first tokens of the text.
+
+        `rewinds`: whether tokens will be taken back. Raises `ModelUnloadable` where the model's cache cannot do that, or
+        does not hold the tokens at all.
+        """
+        rows = self.last(self.tensor(ids))
+        if _held(self._cache) != len(ids) or (rewinds and not _takes_back(self._cache)):
+            raise ModelUnloadable(
+                f"{self.model.name} ({type(self.model.network).__name__}) cannot take tokens back from its cache",
+                "speculative decoding needs a model with attention layers only: recurrent states cannot be taken back",
+            )
+        if rewinds:
+            # Sliding windows forget what falls out of them unless told that it may be needed again. Told after the prefill,
+            # so that they need not keep all of it.
+            self._cache.activate_past_recording()
+        self._rewinds = rewinds
+        return rows
+
+    def last(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [1, width] behind the last of `ids` [tokens], which are added to the text."""
+        return self._forward(ids, **self._last)[-1:]
+
+    def each(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [tokens, width] behind each of `ids` [tokens], which are added to the text.
+
+        Ids that the model does not have are fed as its last one: what follows them means nothing.
+        """
+        return self._forward(ids.clamp(max=self._largest))
+
+    def rewind(self, count: int) -> None:
+        """Take the last tokens back: once a round, even if there are none, since sliding windows are trimmed in it."""
+        self.length -= count
+        if self._rewinds:
+            self._cache.crop(-count)
+
+    def tensor(self, ids: list[int]) -> torch.Tensor:
+        """Token ids [tokens] on the model's device."""
+        return torch.tensor(ids, device=self.device)
+
+    def _forward(self, ids: torch.Tensor, **how: Any) -> torch.Tensor:
+        output = self.model.network(input_ids=ids[None], past_key_values=self._cache, use_cache=True, **how)
+        self.length += len(ids)
+        logits: torch.Tensor = output.logits[0, :, : self.width]
+        return logits.to(self.device)  # a model that is spread over devices may end on another one
+
+
+def _empty_cache(config: Any) -> Any:
+    """A cache for a model with this configuration.
+
+    In transformers 5.17 a sliding window that may be rewound returns keys and values that its mask does not cover, once
+    several forwards follow each other without a rewind. There its layers keep the whole text, and the mask is the window.
+    """
+    cache: Any = DynamicCache(config=config)
+    if version("transformers").startswith("5.17."):
+        cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
+    return cache
+
+
+def _takes_back(cache: Any) -> bool:
+    """Whether tokens can be taken back from a cache that holds some: a layer without any keeps its state elsewhere."""
+    return bool(cache.is_croppable and cache.is_initialized)
+
+
+def _held(cache: Any) -> int:
+    """Tokens that a cache holds; 0 where it has no layer that could tell."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the target chooses the tokens of a text: greedily where `processing` is None, else drawn with this seed.
+
+    `draft_processing`: what the draft's logits go through when it draws (see `Processing.for_draft`). `width`: only the
+    first so many ids carry probability (see `vocabulary.scored_width`); None: all that the target has.
+    """
+
+    processing: Processing | None = None
+    seed: int = 0
+    draft_processing: str = "same"
+    width: int | None = None
+
+    @property
+    def policy(self) -> str:
+        """The word of `rules` for it."""
+        return GREEDY if self.processing is None else SAMPLED
+
+
+GREEDILY = Choice()
+
+
+class Chooser:
+    """Chooses the tokens of one text of at most `places` tokens.
+
+    Every place of a text has a random number of its own in each stream, so a draft that is drawn again behind a rejection
+    is drawn by the same number: nothing was decided by it the first time, because what follows a rejected draft is not
+    looked at. The target's own stream is that of `continuations.generate`: plain decoding repeats its texts.
+    """
+
+    def __init__(
+        self, choice: Choice, prompt: np.ndarray[Any, Any], source_row: int, places: int, device: torch.device
+    ) -> None:
+        self.processing = choice.processing or PLAIN
+        self.draft_processing = self.processing.for_draft(choice.draft_processing)
+        self._numbers: torch.Tensor | None = None
+        if choice.processing is not None:
+            streams = [uniforms(choice.seed, prompt, source_row, places, stream) for stream in (OWN, DRAFTED, KEPT)]
+            self._numbers = torch.from_numpy(np.stack(streams)).to(device)
+
+    def numbers(self, stream: int, at: int, count: int) -> torch.Tensor:
+        """Random numbers [count] in [0, 1) of the places from `at` on."""
+        if self._numbers is None:
+            raise ValueError("greedy text has no random numbers")
+        return self._numbers[stream, at : at + count]
+
+    def own(self, rows: torch.Tensor, at: int) -> torch.Tensor:
+        """The target's own tokens [n] at the places from `at` on, from its logits [n, V] there."""
+        if self._numbers is None:
+            return rows.argmax(1)  # the first index of the maximum
+        return draw(weights_of(rows, self.processing), self.numbers(OWN, at, len(rows)))
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,40 @@
-"""Real speculative decoding with KV caches at batch 1, for validation and for lossy rules.
-
-Rounds are those of `replay` in its flavour `engine`: the prefill emits the first token; a round drafts as many tokens as the
-draft proposes, up to gamma; the target verifies them in one forward pass; the accepted ones and one token of the target's
-own are emitted. Nothing is capped at the end: the last round drafts as many tokens as any other, and what lies behind an EOS
-or `max_new_tokens` is dropped and counts as not accepted.
-"""
+"""Real speculative decoding with KV caches at batch 1, and the documents of a profile that it decodes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from alphaprof.errors import RuleNotDecodable
-from alphaprof.profiling.decoding.caches import Cached
-from alphaprof.profiling.decoding.choices import GREEDILY, Choice, Chooser
-from alphaprof.profiling.decoding.drafters import Drafter, LookupDrafter, ModelDrafter, Proposal
+from alphaprof.errors import OptionInvalid, ProfileInvalid, RuleNotDecodable
+from alphaprof.profiling.decoding.drafters import (
+    GREEDILY,
+    Cached,
+    Choice,
+    Chooser,
+    Drafter,
+    LookupDrafter,
+    ModelDrafter,
+    Proposal,
+)
 from alphaprof.profiling.decoding.verification import Verify, agreement, verifier
-from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.drafts import Draft, PromptLookup
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
-from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.rules import GAMMA_LIMIT, BoundRule
+from alphaprof.profiling.run.shards import Loaded
+from alphaprof.profiling.texts.corpus import Document, Ids
+from alphaprof.rules import GAMMA_LIMIT, GREEDY, SAMPLED, BoundRule
+
+if TYPE_CHECKING:
+    from alphaprof.config.profile import ProfileOptions
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+USUAL_GAMMAS = (1, 2, 3, 5)
 
 
 @dataclass(frozen=True)
@@ -271,3 +277,53 @@ class _Clock:
         if self._device.type == "cuda":
             return float(sum(start.elapsed_time(stop) for start, stop in pairs)) / 1e3
         return float(sum(stop - start for start, stop in pairs))
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Who drafts, by which rule drafts are kept, and how many tokens a round drafts."""
+
+    draft: Draft
+    rule: BoundRule
+    gamma: int
+
+
+def require_own_text(options: ProfileOptions) -> set[str]:
+    """How the target chooses the text that it writes itself: greedy, sampled or both.
+
+    Raises `ProfileInvalid` where it writes none: no decoding would repeat that.
+    """
+    kinds = {options.continuation_of(index).kind for index in range(len(options.data))}
+    written = {GREEDY, SAMPLED} & kinds
+    if not written:
+        raise ProfileInvalid(
+            "the target writes none of this text, so no decoding here would repeat it",
+            "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy",
+        )
+    return written
+
+
+def chosen_gammas(known: Sequence[int], wanted: Sequence[int] | None) -> list[int]:
+    """The lengths to decode with, ascending. Raises `OptionInvalid` where the profile has none of the usual ones."""
+    if wanted:
+        return sorted(set(wanted))
+    if not (usual := [gamma for gamma in USUAL_GAMMAS if gamma in known]):
+        raise OptionInvalid(f"the profile has none of the gammas {USUAL_GAMMAS}", f"name one: --gamma {known[0]}")
+    return usual
+
+
+def own_documents(loaded: Loaded) -> tuple[list[Document], int]:
+    """The documents whose text the target writes here, and how many have a text from elsewhere."""
+    documents = list(loaded.documents)
+    own = [document for document in documents if document.given is None]
+    return own, len(documents) - len(own)
+
+
+def decode(loaded: Loaded, document: Document, drafting: Drafting | None, regret: bool = False) -> Decoded:
+    """Write a document's text with a draft, or plainly. `regret`: see `Decoded`."""
+    width = min(loaded.scorer.width, loaded.target.vocabulary)
+    choice = Choice(document.processing, document.seed or 0, loaded.options.draft_processing, width)
+    engine: Plain | Speculation = Plain(loaded.target, choice)
+    if drafting is not None:
+        engine = Speculation(loaded.target, drafting.draft, drafting.rule, drafting.gamma, choice)
+    return engine.decode(document.prompt, document.max_new_tokens or 0, document.source_row, regret)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.profiling.decoding.choices import KEPT, OWN, Chooser
-from alphaprof.profiling.decoding.drafters import Proposal
+from alphaprof.profiling.decoding.drafters import KEPT, OWN, Chooser, Proposal
 from alphaprof.profiling.models.processing import draw, weights_of
 from alphaprof.profiling.scoring.statistics import distribution, proposal_columns
 from alphaprof.rules import BoundRule

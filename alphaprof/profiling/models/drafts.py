@@ -1,23 +1,197 @@
-"""The kinds of draft: an independent model, the target without some of its layers, and prompt lookup."""
+"""The kinds of draft: an independent model, the target without some of its layers, and prompt lookup; one vocabulary for
+all.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from alphaprof.errors import ModelUnloadable
+from alphaprof.errors import ModelUnloadable, VocabularyMismatch
+from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
-from alphaprof.profiling.models.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from alphaprof.config.options import DraftOptions
     from alphaprof.config.profile import ProfileOptions
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string.
+
+    Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
+    imply equal encodings, which is why the target's tokenizer encodes the text for both.
+    """
+    shared, odd = shared_ids(target, draft)
+    if not odd and shared:
+        return
+    examples = "; ".join(f"id {index}: {ours!r} / {theirs!r}" for index, ours, theirs in odd[:3])
+    raise VocabularyMismatch(
+        f"draft {name} has another vocabulary: {len(odd)} of {shared} shared ids differ (target / draft {examples})",
+        "choose a draft with the target's tokenizer: speculative decoding compares token ids",
+    )
+
+
+def shared_ids(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> tuple[int, list[tuple[int, str, str]]]:
+    """How many ids both tokenizers have, and which of these stand for different tokens: id, target's and draft's token."""
+    strings = [{index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft)]
+    shared = sorted(strings[0].keys() & strings[1].keys())
+    pairs = ((index, strings[0][index], strings[1][index]) for index in shared)
+    return len(shared), [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def scored_width(widths: Sequence[int], tokens: int) -> int:
+    """How many ids carry probability when the models of a run have `widths` logits and the tokenizer `tokens` ids.
+
+    Rows beyond the tokenizer that only some models have are padding of their embedding matrices: no text contains them,
+    and leaving them in would make KL(p || q) infinite at every position. They are cut from all models. Where ids beyond
+    the narrowest model are real tokens, all are kept, and the narrower model gives them probability 0.
+    """
+    return min(widths) if tokens <= min(widths) else max(widths)
+
+
+def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that stands for a token."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that stand for no text: BOS, EOS, ends of turn, markers of chat templates."""
+    added = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return tuple(sorted({*map(int, tokenizer.all_special_ids), *map(int, added)}))
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """What lookup proposes at each position of a continuation, [positions].
+
+    `first`: the first token (-1: no match); `proposed`: how many tokens, at most PROPOSED_LIMIT; `accepted`: how many of
+    them are what the text goes on with; `before_eos`: how many of them stand before the first EOS among them. A proposal
+    that ends there is the beginning of the whole one, so that min(accepted, before_eos) of its tokens are accepted.
+    """
+
+    first: Ints
+    proposed: Ints
+    accepted: Ints
+    before_eos: Ints
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """A prompt lookup draft with its name in the run, for a target with these EOS ids, number of ids and dtype."""
+
+    name: str
+    max_ngram: int
+    eos: tuple[int, ...]
+    vocabulary: int
+    dtype: str
+
+    def proposals(self, ids: np.ndarray[Any, Any], prompt: int) -> Proposals:
+        """The proposals at every position of a text that begins with `prompt` tokens of prompt."""
+        tokens = ids.tolist()
+        found = np.zeros((4, len(tokens) - prompt), dtype=np.int64)
+        found[0] = -1
+        index = _Index(self.max_ngram)
+        for end in range(1, len(tokens)):
+            place = index.add(tokens, end)
+            if end >= prompt and place is not None:
+                found[:, end - prompt] = self._at(tokens, place, end)
+        return Proposals(*found)
+
+    def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int, int]:
+        """The fields of `Proposals` for the proposal from `place` on when the text so far ends at `end`."""
+        proposal = self.proposal(tokens, place, end)
+        actual = tokens[end : end + len(proposal)]
+        pairs = enumerate(zip(proposal, actual, strict=False))
+        accepted = next((number for number, (left, right) in pairs if left != right), len(actual))
+        before_eos = next((number for number, token in enumerate(proposal) if token in self.eos), len(proposal))
+        return proposal[0], len(proposal), accepted, before_eos
+
+    def proposal(self, tokens: list[int], place: int, end: int) -> list[int]:
+        """The tokens from `place` on, up to where the text so far ends, at `end`; one at least."""
+        return tokens[place : min(place + PROPOSED_LIMIT, end)]
+
+    def search(self, tokens: list[int]) -> float:
+        """Seconds that one search of a text takes when it is indexed up to its last token."""
+        index = _Index(self.max_ngram)
+        for end in range(1, len(tokens)):
+            index.add(tokens, end)
+        start = time.perf_counter()
+        place = index.add(tokens, len(tokens))
+        if place is not None:
+            self._at(tokens, place, len(tokens))
+        return time.perf_counter() - start
+
+    def facts(self) -> ModelFacts:
+        """What the manifest keeps of this draft."""
+        return ModelFacts(
+            reference="prompt lookup",
+            kind="prompt_lookup",
+            architecture="none",
+            # Not that of older versions, which logged proposals that end before an EOS: their runs hold another draft.
+            fingerprint=hashlib.sha256(f"prompt_lookup {self.max_ngram} through eos".encode()).hexdigest(),
+            dtype=self.dtype,
+            device="cpu",
+            parameters=0,
+            context=None,
+            vocabulary=self.vocabulary,
+            eos=self.eos,
+            noise=0.0,
+        )
+
+
+class Reader:
+    """Prompt lookup in one text that grows, as decoding needs it."""
+
+    def __init__(self, draft: PromptLookup) -> None:
+        self.draft = draft
+        self._index = _Index(draft.max_ngram)
+        self._place: int | None = None
+        self._read = 0
+
+    def read(self, tokens: list[int]) -> None:
+        """Take in the text so far: what was read before, and what was added to it."""
+        for end in range(self._read + 1, len(tokens) + 1):
+            self._place = self._index.add(tokens, end)
+        self._read = len(tokens)
+
+    def propose(self, tokens: list[int], most: int) -> list[int]:
+        """Proposes up to `most` tokens that follow `tokens`, the text so far."""
+        self.read(tokens)
+        return [] if self._place is None else self.draft.proposal(tokens, self._place, len(tokens))[:most]
+
+
+class _Index:
+    """Where each run of up to `max_ngram` tokens first stood in a text that grows token by token."""
+
+    def __init__(self, max_ngram: int) -> None:
+        self.first: list[dict[tuple[int, ...], int]] = [{} for _ in range(max_ngram)]
+
+    def add(self, tokens: list[int], end: int) -> int | None:
+        """Take in the runs that end where the text so far does, and say where the longest known one of them led to.
+
+        `end` grows by one from call to call. None: none of them stood there before.
+        """
+        match = None
+        for size in range(1, min(len(self.first), end) + 1):
+            earlier = self.first[size - 1].setdefault(tuple(tokens[end - size : end]), end)
+            if earlier < end:
+                match = earlier
+        return match
+
 
 Draft = Model | PromptLookup
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alphaprof.costs.shapes import ModelShape
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import PARTIAL, ModelFacts
 from alphaprof.profiling.models.checkpoint import require_context

@@ -24,7 +24,7 @@ from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.manifest import Environment, Manifest, RandomOrder
 from alphaprof.log.store import Run, begin
 from alphaprof.profiling.models import hub
-from alphaprof.profiling.models.drafts import load_drafts
+from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
 from alphaprof.profiling.models.load import (
     Model,
     eos_of,
@@ -33,17 +33,24 @@ from alphaprof.profiling.models.load import (
     load_tokenizer,
     tokenizer_fingerprint,
 )
-from alphaprof.profiling.models.vocabulary import special_ids, token_count
 from alphaprof.profiling.run.resume import (
+    Reused,
     early_warnings,
     require_costs,
     require_same_data,
     require_same_models,
     require_same_profile,
 )
-from alphaprof.profiling.run.reuse import Reused
-from alphaprof.profiling.run.shards import Loaded, Plan, Progress, in_shards, measure_shard, padding_told, write_shard
-from alphaprof.profiling.run.writer import Writer
+from alphaprof.profiling.run.shards import (
+    Loaded,
+    Plan,
+    Progress,
+    Writer,
+    in_shards,
+    measure_shard,
+    padding_told,
+    write_shard,
+)
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer

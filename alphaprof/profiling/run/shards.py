@@ -1,4 +1,4 @@
-"""One shard of a run: generate and score it, then write it: its files, and last the manifest that names it."""
+"""One shard of a run: generate and score it, then write it, in a thread of its own, and last the manifest that names it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from queue import Queue
+from threading import Thread
+from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from alphaprof.errors import OutOfMemory
 from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
 from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.scoring.rows import by_document, position_table
-from alphaprof.profiling.scoring.scorer import Arrays, Scorer
-from alphaprof.profiling.texts.batching import Fed, halving
+from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
 from alphaprof.profiling.texts.continuations import (
     Continuation,
+    Fed,
+    Flags,
     continuation_table,
     digest,
     generate,
     generation_batches,
     given,
+    halving,
     scoring_batches,
+    thinking,
 )
 from alphaprof.profiling.texts.corpus import Corpus, Document
-from alphaprof.profiling.texts.phases import Flags, thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from alphaprof.config.profile import ProfileOptions
-    from alphaprof.profiling.run.reuse import Reused
+    from alphaprof.profiling.run.resume import Reused
     from alphaprof.profiling.texts.random_order import InRandomOrder
-
 
 # Called with steps and positions that are done (see `Progress.advance`).
 Advance = Callable[[float, int], None]
+Work = Callable[[], None]
+WAITING = 1  # pieces that may wait while one is written: what is measured must fit into memory
 
 
 class Progress(Protocol):
@@ -178,3 +184,75 @@ def padding_told(shards: Sequence[Shard]) -> str:
     read = Fed(sum(shard.prompt_tokens for shard in shards), sum(shard.prompt_padding for shard in shards))
     counted = [(words, fed) for words, fed in (("scored", scored), ("generated from", read)) if fed.size]
     return "; ".join(f"{words} {fed.size:,} tokens, {100 * fed.share:.1f} % of them padding" for words, fed in counted)
+
+
+class Writer:
+    """Does pieces of work in the order in which they come, one at a time, in a thread of its own; a context manager.
+
+    Where one fails, what comes behind it is not done, and the next call raises the error. Work that was handed over before
+    the block ended is done, even if the block ended with an error or a first Ctrl-C comes while it is awaited: it is
+    measured already. Nobody else writes meanwhile. Where the block ended with another error, the writer's is a note to it.
+    """
+
+    def __init__(self) -> None:
+        self._queue: Queue[Work | None] = Queue(WAITING)
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="writer", daemon=True)  # a second Ctrl-C does not wait for it
+
+    def __enter__(self) -> Writer:
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._end()
+        except KeyboardInterrupt:
+            if error is None:  # the first one: after an error of the block it may be the second, which waits for nothing
+                self._end()
+            raise
+        if error is None:
+            self.check()
+        elif self._error is not None and self._error is not error:
+            error.add_note(f"what was measured before could not be written: {self._error}")
+
+    def _end(self) -> None:
+        """Have the thread end behind what was handed over; a second time does no harm."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def put(self, work: Work) -> None:
+        """Hand over a piece of work; waits while as much as may wait does. Raises what an earlier piece raised."""
+        self.check()
+        self._queue.put(work)
+
+    def wait(self) -> None:
+        """Wait until all is done. Raises what a piece of it raised."""
+        self._queue.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what a piece of work raised, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        """Whether there was another piece of work; a method, so that nothing holds on to it while the next is awaited."""
+        work = self._queue.get()
+        try:
+            if work is not None and self._error is None:
+                work()
+        except MemoryError as error:  # pyarrow's, too
+            self._error = OutOfMemory(
+                f"no memory to write what was measured: {error}",
+                "free memory and --resume, or profile anew with a lower shard_documents",
+            )
+        except BaseException as error:  # whatever it is ends the run, in the thread that runs it
+            self._error = error
+        finally:
+            self._queue.task_done()
+        return work is not None

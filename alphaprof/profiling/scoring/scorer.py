@@ -1,9 +1,4 @@
-"""One teacher-forced pass per model and batch: hidden states, then logits and statistics a chunk of rows at a time.
-
-Memory for vocabulary-sized tensors is bounded by HEAD_ROWS x V logits a model and a few float32 rows (see `fused`), whatever
-the batch. Truncated distributions, and rules that need whole ones, take some float32 tensors of `rows_at_once` x V more:
-`memory.scoring` adds up all that is alive at once.
-"""
+"""One teacher-forced pass per model and batch: hidden states, logits, statistics, and rows of the position log."""
 
 from __future__ import annotations
 
@@ -12,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.schema import PROPOSED_LIMIT
-from alphaprof.profiling.models.head import Head
+from alphaprof.log.schema import PROPOSED_LIMIT, LogRules, arrow_schema
+from alphaprof.profiling.models.drafts import PromptLookup, scored_width
+from alphaprof.profiling.models.head import Head, recorded
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
-from alphaprof.profiling.models.shared_layers import recorded
-from alphaprof.profiling.models.vocabulary import scored_width
 from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.extras import TOP, Extras
 from alphaprof.profiling.scoring.statistics import Columns, distribution, multi_draft_columns, rows_at_once, side, top_probs
 from alphaprof.profiling.texts.continuations import Continuation
+from alphaprof.rules import rules_of
 
 HEAD_ROWS = {"cpu": 128, "cuda": 1024}
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -222,3 +217,59 @@ def _require_finite(entropy: np.ndarray[Any, Any], name: str, batch: Sequence[Co
         f"the logits of {name} hold NaN or infinity at document {item.document.document}, position {position}",
         "check the weights, or use another dtype (float16 overflows in models made for bfloat16)",
     )
+
+
+def by_document(batch: Sequence[Continuation], arrays: Arrays) -> dict[int, Arrays]:
+    """The arrays of a batch cut into those of its documents, by document number."""
+    stops = np.cumsum([len(item.ids) for item in batch])
+    pieces = {name: np.split(values, stops[:-1]) for name, values in arrays.items()}
+    return {item.document.document: {name: pieces[name][index] for name in arrays} for index, item in enumerate(batch)}
+
+
+def position_table(
+    continuations: Sequence[Continuation],
+    scored: dict[int, Arrays],
+    rules: LogRules,
+    draft: str,
+    thinking: Sequence[np.ndarray[Any, Any]] | None = None,
+) -> pa.Table:
+    """Rows of one draft's position log for documents in order; `scored` holds their arrays by document number.
+
+    `thinking`: for each document which of its positions lie in the phase thinking; None: no phases.
+    """
+    lengths = [len(item.ids) for item in continuations]
+    parts = [scored[item.document.document] for item in continuations]
+    data: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    data["document"] = np.repeat([item.document.document for item in continuations], lengths)
+    data["position"] = np.concatenate([np.arange(length) for length in lengths])
+    if thinking is not None:
+        data["phase"] = np.where(np.concatenate(thinking), "thinking", "answer")
+    data |= _accepted(data, np.repeat([item.document.greedy for item in continuations], lengths), rules)
+    columns = rules.columns
+    schema = arrow_schema(columns, draft=draft, rules=list(rules.accepted))
+    without_proposal = data["proposed"] == 0
+    arrays = []
+    for column in columns:
+        if column.name == "domain":
+            arrays.append(_domains(continuations, lengths))
+        elif column.name not in data:
+            arrays.append(pa.nulls(sum(lengths), column.type))
+        else:
+            mask = without_proposal if column.nullable and column.name != "phase" else None
+            arrays.append(pa.array(data[column.name], mask=mask).cast(column.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _accepted(data: dict[str, Any], greedy: np.ndarray[Any, Any], rules: LogRules) -> dict[str, Any]:
+    """`accept_<rule>` for every rule; a draft without a distribution has NaN where rules look for one."""
+    nothing = np.full(len(greedy), np.nan)
+    needed = [f"{name}_{rule}" for rule in rules.emitted for name in ("accept", "emitted")]
+    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token", *needed), nothing) | data
+    columns |= {"greedy": greedy}
+    return {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
+
+
+def _domains(continuations: Sequence[Continuation], lengths: Sequence[int]) -> pa.Array:
+    names = list(dict.fromkeys(item.document.domain for item in continuations))
+    codes = np.repeat([names.index(item.document.domain) for item in continuations], lengths)
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names, pa.string()))

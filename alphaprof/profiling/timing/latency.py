@@ -15,9 +15,8 @@ import torch
 
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, largest_error, reach, round_mixes, step_times
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.drafts import Draft, PromptLookup
 from alphaprof.profiling.models.load import Model, is_out_of_memory
-from alphaprof.profiling.models.prompt_lookup import PromptLookup
 from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.profiling.timing.steppers import NotTimed, Stepper, common_mode, fitted, prefill, stepper
 

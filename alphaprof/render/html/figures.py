@@ -1,9 +1,12 @@
-"""The figures of the page, from a `Report`: acceptance, speedup, depth, bursts, step times. They compute nothing."""
+"""The figures of the page, from a `Report`: acceptance, speedup, depth, bursts, times, causes, difficulty. They compute
+nothing.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from alphaprof.render.html.plots import (
     INK,
@@ -11,6 +14,7 @@ from alphaprof.render.html.plots import (
     Grid,
     Style,
     Trace,
+    axes_of,
     axis,
     band,
     by_text,
@@ -20,14 +24,21 @@ from alphaprof.render.html.plots import (
     layout,
     meta,
     said,
+    title_text,
     who,
 )
+from alphaprof.render.wording import domain_of, reached
 from alphaprof.report import format as fmt
-from alphaprof.report.model import GammaResult, Report, Result
+from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result, Tenth
+from alphaprof.report.sections.losses import CAUSES
 
 RED = "#b42318"
 FEW = 20  # drafts: a share of fewer says little
 BAR = 38  # pixels that a row of points takes
+# In pairs of light and dark, so that neighbours in a bar differ for all eyes; hues apart from those of drafts say nothing.
+COLOURS = ("#bfc5cc", "#9aa5b1", "#f2cf63", "#8d6cab", "#4fb3a5", "#3a7ca5", "#e39774", "#a63d40", "#5f7161")
+CAUSE_BAR, GAP, TOP, BOTTOM = 26, 64, 84, 30  # pixels that a bar takes, what lies between panels, above and below them
+AXES = {"margin": "target's margin, p₁ − p₂", "entropy": "target's entropy, nats"}
 
 
 def acceptance(report: Report, style: Style) -> Figure | None:
@@ -241,3 +252,173 @@ def step_times(report: Report, style: Style) -> Figure | None:
     axes = {"xaxis": axis("tokens in the step", dtick=1), "yaxis": axis("ms", rangemode="tozero")}
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
     return Figure("steps", traces, layout(320, showlegend=True, legend=legend, **axes), 320)
+
+
+def causes(report: Report, style: Style) -> Figure | None:
+    """What is lost under the rules of the verdict, in shares of the positions; causes in the order in which they are looked
+    for. None where nothing is known.
+    """
+    judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
+    groups: dict[tuple[str, str], list[Attribution]] = {}
+    for item in report.attribution:
+        if (item.draft, item.rule) in judged:
+            groups.setdefault((item.draft, item.rule), []).append(item)
+    known = {cause.name for items in groups.values() for item in items for cause in item.causes}
+    names = [name for name in CAUSES if name in known]
+    inner = sum(CAUSE_BAR * len(items) + GAP for items in groups.values()) - GAP
+    axes: dict[str, Any] = {}
+    traces: list[Trace] = []
+    titles, top = [], 1.0
+    for panel, ((draft, rule), items) in enumerate(groups.items()):
+        across, up = axes_of(panel)
+        tall = CAUSE_BAR * len(items) / inner
+        places = categories([domain_of(item, items) for item in items])
+        axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
+        axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
+        title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+        titles.append(title | title_text(across, f"{draft}, {rule}"))
+        for name in names:
+            about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": False}
+            bars = _bars(items, name) | about | {"xaxis": across, "yaxis": up}
+            traces += [bars] if bars["y"] else []
+        top -= tall + GAP / inner
+    if not traces:
+        return None
+    # The legend is of bars of no length, which belong to no draft: it stays when drafts are hidden.
+    traces[:0] = [
+        _bars([], name) | {"x": [None], "y": [None], "legendgroup": name, "meta": {"legend": True}} for name in names
+    ]
+    legend = {"orientation": "h", "y": 1 + 24 / inner, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
+    about = {"barmode": "stack", "bargap": 0.25, "showlegend": True, "legend": legend, "annotations": titles}
+    height, margin = inner + TOP + BOTTOM, {"l": 56, "r": 16, "t": TOP, "b": BOTTOM}
+    return Figure("causes", traces, layout(height, **about, **axes) | {"margin": margin}, height)
+
+
+def _bars(items: Sequence[Attribution], name: str) -> Trace:
+    """The bars of one cause; nothing where a domain loses nothing to it."""
+    found = [(place, item, cause) for place, item in enumerate(items) for cause in item.causes if cause.name == name]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [place for place, _, _ in found],
+        "x": [cause.share.value for _, _, cause in found],
+        "text": [_told(item, cause) for _, item, cause in found],
+        "textposition": "none",
+        "hoverinfo": "text",
+        "marker": {"color": COLOURS[CAUSES.index(name)]},
+    }
+
+
+def _told(item: Attribution, cause: Cause) -> str:
+    now, then = reached(item.tokens_per_round, item.speedup), reached(cause.tokens_per_round, cause.speedup)
+    what = "speedup" if cause.speedup is not None else "tokens per round"
+    gained = f"{what} at γ {item.gamma}: {now} now, at most {then} with it" if then != fmt.NOTHING else ""
+    return said(
+        f"<b>{label(fmt.short(item.domain))}</b>, {label(item.draft)}, {item.rule}: {cause.name}",
+        f"{fmt.share_interval(cause.share)} of the positions; lost in all {fmt.share_interval(item.lost)}",
+        gained,
+        f"remedy: {cause.remedy}",
+    )
+
+
+def difficulty(report: Report, style: Style) -> Figure | None:
+    """Acceptance in tenths of the positions, a panel for the margin and one for the entropy."""
+    if not report.difficulty:
+        return None
+    kinds = _kinds(report.difficulty)
+    titles = [f"{what}{kind}" for kind in kinds for what in AXES.values()]
+    grid = Grid(
+        titles,
+        {"title": "tenths of the positions (fewer where values tie), lowest first", "dtick": 1},
+        _accepted(),
+        columns=2,
+    )
+    for row, key in enumerate(kinds.values()):
+        for column, measure in enumerate(AXES):
+            mine = [item for item in report.difficulty if item.axis == measure and _kind(item) == key]
+            for draft, rule in dict.fromkeys((item.draft, item.rule) for item in mine):
+                chosen = [item for item in mine if (item.draft, item.rule) == (draft, rule) and item.accepted is not None]
+                for trace in _curve(chosen, draft, rule, style):
+                    grid.add(2 * row + column, trace)
+    return grid.figure("difficulty")
+
+
+def _accepted() -> dict[str, object]:
+    return {"title": "accepted", "range": [0, 1.02]}
+
+
+def _kind(item: Tenth | Decile) -> tuple[str, str, bool]:
+    return item.continuation, str(item.sampling), item.on_policy
+
+
+def _kinds(items: Sequence[Tenth] | Sequence[Decile]) -> dict[str, tuple[str, str, bool]]:
+    """Kinds of text by what a title adds for them: nothing where there is one."""
+
+    def told(item: Tenth | Decile) -> str:
+        return fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", not the target's own")
+
+    found = {told(item): _kind(item) for item in items}
+    return {f" ({name})" if len(found) > 1 else "": key for name, key in found.items()}
+
+
+def _curve(items: Sequence[Tenth], draft: str, rule: str, style: Style) -> list[Trace]:
+    known = [item.accepted for item in items if item.accepted is not None]
+    x = [item.place for item in items if item.accepted is not None]
+    about = {"meta": meta(draft, rule)}
+    text = [said(f"{label(draft)}, {rule}", _range(item), f"accepted {fmt.share_interval(item.accepted)}") for item in items]
+    line = {"type": "scatter", "mode": "lines+markers", "x": x, "y": [item.value for item in known], **about}
+    line |= {"line": style.line(draft, rule), "marker": {"size": 5}, "text": text, "hoverinfo": "text"}
+    return [*band(x, known, style.faint(draft), about), line]
+
+
+def _range(item: Tenth | Decile) -> str:
+    low = "" if item.low is None else f"from {item.low:.3g} "
+    high = "" if item.high is None else f"below {item.high:.3g}"
+    return f"{item.axis} {low}{high}, {fmt.count(item.positions)} positions"
+
+
+def certified(report: Report, style: Style) -> Figure | None:
+    """What was certain beside what was accepted, in tenths by the margin, a panel a rule."""
+    if report.certificates is None:
+        return None
+    deciles = [item for item in report.certificates.deciles if item.axis == "margin"]
+    kinds = _kinds(deciles)
+    keys = [(rule, key, kind) for kind, key in kinds.items() for rule in dict.fromkeys(item.rule for item in deciles)]
+    if not keys:
+        return None
+    titles = [f"{rule}{kind}" for rule, _, kind in keys]
+    grid = Grid(titles, {"title": "tenths by margin, smallest first", "dtick": 1}, {"title": "share", "range": [0, 1.02]})
+    for panel, (rule, key, _) in enumerate(keys):
+        mine = [item for item in deciles if item.rule == rule and _kind(item) == key]
+        for draft in dict.fromkeys(item.draft for item in mine):
+            known = [item for item in mine if item.draft == draft and item.certified is not None]
+            if known:
+                grid.add(panel, _tenths(known, "certified", style))
+                grid.add(panel, _tenths(known, "accepted", style))
+    return grid.figure("certified")
+
+
+def _tenths(items: Sequence[Decile], name: str, style: Style) -> Trace:
+    values = [item.certified if name == "certified" else item.accepted for item in items]
+    draft = items[0].draft
+    text = [
+        said(
+            f"{label(draft)}, {item.rule}",
+            _range(item),
+            f"certified {fmt.share_interval(item.certified)}",
+            f"accepted {fmt.share_interval(item.accepted)}",
+        )
+        for item in items
+    ]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [item.place for item in items],
+        "y": [value.value if value is not None else None for value in values],
+        "marker": {"size": 4},
+        "line": {"color": style.colour(draft), "width": 2, "dash": "solid" if name == "certified" else "dot"},
+        "text": text,
+        "hoverinfo": "text",
+        "meta": meta(draft),
+    }

@@ -16,10 +16,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from alphaprof.errors import ExtraMissing
-from alphaprof.render.html.causes import causes
-from alphaprof.render.html.figures import acceptance, bursts, depths, speedups, step_times
+from alphaprof.render.html.figures import acceptance, bursts, causes, certified, depths, difficulty, speedups, step_times
 from alphaprof.render.html.plots import Figure, Style, by_text
-from alphaprof.render.html.rejections import certified, difficulty
 from alphaprof.render.json import plain_values
 from alphaprof.render.wording import at_best, best_at, named, of_all, pays, reached, speedup_lines, times_lines
 from alphaprof.report import format as fmt

@@ -11,8 +11,7 @@ import numpy as np
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
 from alphaprof.log.manifest import LOOKUP as LOOKUP_KIND
 from alphaprof.log.store import Run
-from alphaprof.report.model import Result
-from alphaprof.report.model_causes import Attribution, Cause
+from alphaprof.report.model import Attribution, Cause, Result
 from alphaprof.report.sections.losses import (
     BEYOND,
     CAUSES,
@@ -32,9 +31,9 @@ from alphaprof.report.sections.losses import (
 )
 from alphaprof.rules import SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, share
+from alphaprof.totals.documents import Text
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
-from alphaprof.totals.texts import Text
 
 Array = np.ndarray[Any, Any]
 KEEP_THE_TEXT = ("strict", "one_hot", "lossless")  # told of where the verdict concerns another rule, too

@@ -1,19 +1,134 @@
-"""The certificates of a run: what its thresholds say about its drafts, with intervals over documents."""
+"""Certificates of a run: where acceptance was certain, what was accepted without that, what divergences promise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from alphaprof.log.store import Run
 from alphaprof.report.model import Certificate, Certificates, Decile, LosslessBounds
-from alphaprof.theory.bounds import budget, mean_beta_bound
-from alphaprof.theory.certified import LosslessTally, Tally, inexact_share, lossless_tally, tallies
-from alphaprof.totals.log_sample import LogPart
-from alphaprof.totals.texts import Text, kinds
+from alphaprof.rules import GREEDY, BoundRule, rules_of
+from alphaprof.theory.bounds import beta_bound, budget, mean_beta_bound
+from alphaprof.totals.count import READ, Shape
+from alphaprof.totals.documents import Text, kinds
+from alphaprof.totals.log_sample import AXES, LogPart, shards
 
 Array = np.ndarray[Any, Any]
+SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take from a divergence
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One rule, summed per document: `judged` positions, those of them that are `certified`, `accepted`, both, and the
+    sum of their `divergence` [documents]; `by` [documents, bins, 3]: judged, certified and accepted by axis; `thresholds`
+    [judged positions] in corpus order.
+    """
+
+    judged: Array
+    certified: Array
+    accepted: Array
+    both: Array
+    divergence: Array
+    by: Mapping[str, Array]
+    thresholds: Array
+
+
+@dataclass(frozen=True)
+class LosslessTally:
+    """Sums per document over positions with a divergence: their number, beta = sum min(p, q), the best bound of it that
+    the divergence gives (`sharp`), and the divergence itself, the smaller one of KL(p||q) and KL(q||p); all [documents].
+    """
+
+    positions: Array
+    beta: Array
+    sharp: Array
+    divergence: Array
+
+
+def tallies(run: Run, draft: str, edges: Mapping[str, Array]) -> dict[str, Tally]:
+    """What the log says of every rule that it holds thresholds of, by id of the rule."""
+    rules = rules_of(list(run.log_rules.certified))
+    names = [*READ, *AXES.values(), "kl_target_draft", *(f"threshold_{rule.id}" for rule in rules)]
+    parts: dict[str, list[Tally]] = {rule.id: [] for rule in rules}
+    for columns, shape in shards(run, draft, names):
+        bins = {axis: np.searchsorted(edges[axis], columns[name], side="right") for axis, name in AXES.items()}
+        for rule in rules:
+            parts[rule.id].append(_tally(rule, columns, shape, bins, edges))
+    return {rule: _joined(found) for rule, found in parts.items() if found}
+
+
+def inexact_share(run: Run) -> float:
+    """Share of positions where the threshold of some rule is only a lower bound."""
+    draft = next(iter(run.manifest.drafts))
+    parts = [columns["thresholds_exact"] for columns, _ in shards(run, draft, ["thresholds_exact"])]
+    return float(1 - np.concatenate(parts).mean())
+
+
+def _tally(
+    rule: BoundRule, columns: dict[str, Array], shape: Shape, bins: Mapping[str, Array], edges: Mapping[str, Array]
+) -> Tally:
+    threshold, divergence = columns[f"threshold_{rule.id}"], np.maximum(columns["kl_target_draft"], 0)
+    judged = judged_positions(rule, columns, shape)
+    certified = judged & (divergence + SLACK < threshold)
+    # A certificate is about the target's top token of the scoring pass, whatever rounding made the text's token.
+    accepted = judged & (rule.accept(columns | {"greedy": np.zeros(len(judged), dtype=bool)}) > 0)
+    document = shape.each(np.arange(len(shape.document)))
+
+    def by(axis: str) -> Array:
+        size = len(edges[axis]) + 1
+        cell = document * size + bins[axis]
+        counts = [np.bincount(cell, mask, len(shape.document) * size) for mask in (judged, certified, accepted)]
+        return np.stack(counts, axis=-1).reshape(len(shape.document), size, 3)
+
+    return Tally(
+        judged=shape.sums(judged),
+        certified=shape.sums(certified),
+        accepted=shape.sums(accepted),
+        both=shape.sums(certified & accepted),
+        divergence=_sums(divergence, judged, shape),
+        by={axis: by(axis) for axis in AXES},
+        thresholds=threshold[judged],
+    )
+
+
+def judged_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> Array:
+    """Where the draft proposes something and has a distribution, [positions]. What a tree accepts is known where the token
+    that was emitted is the target's top one, and all there is to greedy text but for near-ties.
+    """
+    judged = (columns["proposed"] > 0) & ~np.isnan(columns["kl_target_draft"])
+    if rule.name == "tree":
+        judged &= (columns["token"] == columns["target_top"]) & shape.each(shape.policy == GREEDY)
+    return np.asarray(judged)
+
+
+def lossless_tally(run: Run, draft: str) -> LosslessTally | None:
+    """What divergences promise about lossless sampling, and what it is; None for a draft without a distribution."""
+    parts = []
+    for columns, shape in shards(run, draft, ["overlap", "kl_target_draft", "kl_draft_target"]):
+        known = ~np.isnan(columns["overlap"])
+        divergence = np.maximum(0, np.minimum(columns["kl_target_draft"], columns["kl_draft_target"]))
+        values = [known, columns["overlap"], beta_bound(divergence)]
+        parts.append([_sums(value, known, shape) for value in (*values, divergence)])
+    joined = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+    return LosslessTally(*joined) if joined and joined[0].any() else None
+
+
+def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
+    """Sums [documents] of chosen values, infinite ones included."""
+    chosen_values = np.where(chosen, values, 0.0)
+    finite = np.isfinite(chosen_values)
+    infinite = shape.sums(~finite) > 0
+    return np.where(infinite, np.inf, shape.sums(np.where(finite, chosen_values, 0.0)))
+
+
+def _joined(parts: Sequence[Tally]) -> Tally:
+    """The tallies of several shards as one."""
+    names = ("judged", "certified", "accepted", "both", "divergence", "thresholds")
+    by = {axis: np.concatenate([part.by[axis] for part in parts]) for axis in AXES}
+    return Tally(by=by, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def certificates(part: LogPart, confidence: float) -> Certificates | None:

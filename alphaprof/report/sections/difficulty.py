@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, time_spent
-from alphaprof.report.model_difficulty import DocumentResult, Tenth
-from alphaprof.report.sections.tenths import accepted_by_tenth
-from alphaprof.rules import rules_of
-from alphaprof.totals.documents import Documents
-from alphaprof.totals.log_sample import LogPart
+from alphaprof.log.store import Run
+from alphaprof.report.model import DocumentResult, Tenth
+from alphaprof.rules import GREEDY, BoundRule, rules_of
+from alphaprof.totals.count import columns_of
+from alphaprof.totals.documents import Documents, kinds
+from alphaprof.totals.log_sample import AXES, LogPart, shards
 from alphaprof.totals.pool import Pool
-from alphaprof.totals.texts import kinds
 
+Array = np.ndarray[Any, Any]
 EXTREMES = 5  # documents at either end
 SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from luck
+
+
+def accepted_by_tenth(
+    run: Run, draft: str, rules: Sequence[BoundRule], edges: Mapping[str, Array]
+) -> dict[tuple[str, str], Array]:
+    """By id of the rule and axis, counts [documents, bins, 2]: positions with a proposal, and the sum of beta_t over them.
+
+    `edges`: see `certified.decile_edges`. Nothing where the run has no complete shard.
+    """
+    names = list(dict.fromkeys([*columns_of([rule.id for rule in rules]), *AXES.values()]))
+    parts: dict[tuple[str, str], list[Array]] = {}
+    for columns, shape in shards(run, draft, names):
+        columns["greedy"] = shape.each(shape.policy == GREEDY)
+        proposed = columns["proposed"] > 0
+        documents = len(shape.document)
+        document = shape.each(np.arange(documents))
+        accepted = {rule.id: np.where(proposed, rule.accept(columns), 0.0) for rule in rules}
+        for axis, name in AXES.items():
+            size = len(edges[axis]) + 1
+            cell = document * size + np.searchsorted(edges[axis], columns[name], side="right")
+            for rule, accept in accepted.items():
+                counts = [np.bincount(cell, values, documents * size) for values in (proposed, accept)]
+                parts.setdefault((rule, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 2))
+    return {key: np.concatenate(found) for key, found in parts.items()}
 
 
 def tenths(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Tenth, ...]:

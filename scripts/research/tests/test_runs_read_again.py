@@ -19,10 +19,10 @@ import yaml
 
 from alphaprof.config.load import load_profile
 from alphaprof.log.store import Run
+from alphaprof.report.sections.certificates import tallies
 from alphaprof.rules import parse_rule, rules_of
 from alphaprof.theory.bounds import coverage_bound, margin_bound
 from alphaprof.theory.certificates import DIVERGENCES
-from alphaprof.theory.certified import tallies
 from alphaprof.totals.log_sample import decile_edges
 from tests.conftest import ROOT
 from tests.synthetic import Domain, Recipe, interrupted, write_run

@@ -1,17 +1,27 @@
-"""What the formulas say of numbers that a user gives: no run, no model. Filled here, shown by `prediction.py`."""
+"""`alphaprof predict`: what the formulas say of numbers that a user gives, and its text (rich). No run, no model."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
 from alphaprof.errors import OptionInvalid
+from alphaprof.render.json import plain_values
+from alphaprof.report import format as fmt
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
+FORMAT = "alphaprof-predict"
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -125,3 +135,58 @@ def _gamma(option: str, gamma: int) -> int:
         problem = f"{option} is {gamma}; a round drafts 1 to {LONGEST} tokens"
         raise OptionInvalid(problem, "choose a gamma in that range; 3 to 5 are usual")
     return gamma
+
+
+def prediction_json(prediction: Prediction) -> str:
+    """The prediction as JSON. Unknown values are null."""
+    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(prediction))
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def prediction_terminal(prediction: Prediction, console: Console) -> None:
+    """Print what was assumed, a row for each gamma, and which number is which."""
+    for line in (*_assumed(prediction), ""):
+        console.print(line, highlight=False)
+    console.print(_table(prediction))
+    best = prediction.best
+    word = "pays" if best.speedup > 1 else "does not pay"
+    which = f"best gamma {best.gamma}" if len(prediction.gammas) > 1 else f"gamma {best.gamma}"
+    console.print(f"{which}: {fmt.number(best.speedup, unit='x')}, the draft {word} if all of this holds\n", highlight=False)
+    for line in (
+        "alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.",
+        "accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.",
+        "tokens/round: emitted by a round, the target's own token included (engines: mean acceptance length).",
+        "break-even: tokens/round where the speedup is 1 (what a round costs in plain decode steps), and the alpha for it.",
+        "These are formulas: no text was measured, so there is no interval. alphaprof profile measures.",
+    ):
+        console.print(line, style="dim", highlight=False)
+
+
+def _assumed(prediction: Prediction) -> tuple[str, ...]:
+    burst, rate, cost = prediction.burstiness, prediction.engine_rate, prediction.cost
+    kind = "independent from position to position" if burst == 0 else f"with burstiness (lag-1 autocorrelation) {burst:g}"
+    lines = [f"alpha {fmt.share(prediction.alpha)}, acceptance {kind}"]
+    if rate is not None:
+        says = f"an engine's {rate.accepted_per_drafted:g} accepted/drafted at gamma {rate.gamma}"
+        assumes = "assuming independence: bursts would mean a higher one" if burst == 0 else "assuming that burstiness"
+        lines.append(f"this alpha is worked out from {says}, {assumes}")
+    slope = f" + {cost.verify_slope:g} a drafted token" if cost.verify_slope else ""
+    steps = f"draft step {cost.draft:g}, verification {cost.verify:g}{slope}, overhead of a round {cost.overhead:g}"
+    return (*lines, f"in plain decode steps: {steps}")
+
+
+def _table(prediction: Prediction) -> Table:
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("gamma", "tokens/round", "accepted/drafted", "break-even", "break-even alpha", "speedup"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for item in prediction.gammas:
+        table.add_row(
+            str(item.gamma),
+            fmt.number(item.tokens_per_round),
+            fmt.share(item.accepted_per_drafted),
+            fmt.number(item.break_even_length),
+            "none" if item.break_even_alpha is None else fmt.share(item.break_even_alpha),
+            fmt.number(item.speedup, unit="x"),
+            style="bold" if item.gamma == prediction.best_gamma else "",
+        )
+    return table
