@@ -128,10 +128,10 @@ class OpenedRun:
         import pyarrow as pa
         import pyarrow.dataset as ds
 
-        from alphaprof.totals.count import Request
+        from alphaprof.totals.count import TotalsRequest
         from alphaprof.totals.files import read_totals
 
-        request, tables = Request(self._run.rules, self._run.gammas), []
+        request, tables = TotalsRequest(self._run.rules, self._run.gammas), []
         for number, name in enumerate(self.drafts):
             table = read_totals(self._run, name, request)
             drafts = pa.DictionaryArray.from_arrays(pa.array([number] * len(table), pa.int32()), pa.array(self.drafts))

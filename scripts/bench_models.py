@@ -34,7 +34,7 @@ from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.run.shards import Loaded, Progress
 from alphaprof.profiling.scoring.scorer import Layout
-from alphaprof.profiling.scoring.statistics import Side, columns
+from alphaprof.profiling.scoring.statistics import ProcessedLogits, columns
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.totals.files import write_totals
@@ -125,13 +125,18 @@ def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
     heads = (scorer.target, *scorer.drafts)
     rows = [head.rows(layout.ids, layout.row, layout.column)[:128] for head in heads]
     with torch.inference_mode():
-        sides = [Side(head.logits(found)[:, : scorer.width]) for head, found in zip(heads, rows, strict=True)]
+        sides = [ProcessedLogits(head.logits(found)[:, : scorer.width]) for head, found in zip(heads, rows, strict=True)]
         token = layout.token[:128].to(sides[0].logits.device)
 
         def work() -> None:
             for start in range(0, len(token), 16):
                 part = slice(start, start + 16)
-                columns(Side(sides[0].logits[part]), [Side(item.logits[part]) for item in sides[1:]], token[part], [])
+                columns(
+                    ProcessedLogits(sides[0].logits[part]),
+                    [ProcessedLogits(item.logits[part]) for item in sides[1:]],
+                    token[part],
+                    [],
+                )
 
         work()
         return 1000 * float(np.median([seconds(work) for _ in range(bench.repeats)])) / len(token)

@@ -31,7 +31,7 @@ from alphaprof.log.manifest import Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, arrow_schema
 from alphaprof.log.store import Run
 from alphaprof.rules import DEFAULT_RULES, rules_of
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals, write_totals
 from tests.synthetic import Domain, Recipe, latency, manifest
 
@@ -100,7 +100,9 @@ def write_many(path: Path, size: Size) -> Run:
     """A complete run in `path` without a position log: documents, totals and step times of many documents."""
     small = dataclasses.replace(size, documents=min(size.documents, DISTINCT * size.shard))
     source = write_log(path.with_name(f"{path.name}-base"), small)
-    base = {draft: read_totals(source, draft, Request(source.rules, source.gammas)) for draft in source.manifest.drafts}
+    base = {
+        draft: read_totals(source, draft, TotalsRequest(source.rules, source.gammas)) for draft in source.manifest.drafts
+    }
     size = dataclasses.replace(size, shard=small.documents)
     run = _opened(path, size)
     texts = [source.continuations(shard.index) for shard in source.shards]

@@ -18,7 +18,7 @@ from alphaprof.cli.app import app
 from alphaprof.cli.show import render_comparison
 from alphaprof.commands.compare.build import Comparison, compare
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.log.run_draft import Side, side_of
+from alphaprof.log.run_draft import RunDraft, side_of
 from alphaprof.log.store import Run
 from alphaprof.stats.estimate import ratio
 from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def found(run: Run) -> Comparison:
-    return compare(Side(run, "small"), Side(run, "large"))
+    return compare(RunDraft(run, "small"), RunDraft(run, "large"))
 
 
 def changed(run: Run, folder: Path, **changes: object) -> Run:
@@ -68,15 +68,15 @@ def test_tokens_per_round_are_given_where_the_rule_has_rounds(found: Comparison)
 
 
 def test_one_gamma_can_be_asked_for(run: Run) -> None:
-    found = compare(Side(run, "small"), Side(run, "large"), ["strict"], 3)
+    found = compare(RunDraft(run, "small"), RunDraft(run, "large"), ["strict"], 3)
     assert [[one.gamma for one in item.tokens_per_round] for item in found.differences] == [[3], [3]]
     with pytest.raises(OptionInvalid, match="gamma 9 was not replayed") as caught:
-        compare(Side(run, "small"), Side(run, "large"), gamma=9)
+        compare(RunDraft(run, "small"), RunDraft(run, "large"), gamma=9)
     assert "1, 2, 3, 4" in caught.value.hint
 
 
 def test_exchanged_sides_change_the_sign_and_nothing_else(run: Run, found: Comparison) -> None:
-    back = compare(Side(run, "large"), Side(run, "small"))
+    back = compare(RunDraft(run, "large"), RunDraft(run, "small"))
     for one, other in zip(found.differences, back.differences, strict=True):
         assert one.difference is not None
         assert other.difference is not None
@@ -171,7 +171,7 @@ def test_no_other_draft_with_the_same_or_a_lower_alpha_has_an_easier_bound_than_
 
 def test_one_document_says_nothing(tmp_path: Path) -> None:
     single = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains={"code": Domain(documents=1)}))
-    (strict, *_) = compare(Side(single, "small"), Side(single, "large")).differences
+    (strict, *_) = compare(RunDraft(single, "small"), RunDraft(single, "large")).differences
     assert strict.first is not None
     assert strict.difference is not None
     assert (strict.difference.low, strict.difference.high) == pytest.approx((-strict.first, 1 - strict.first))
@@ -187,7 +187,7 @@ def test_documents_are_paired_by_prompt_whatever_their_order(tmp_path: Path) -> 
     runs = [
         write_run(tmp_path / str(n), dataclasses.replace(RECIPE, domains=d, seed=n)) for n, d in enumerate((first, second))
     ]
-    found = compare(Side(runs[0], "small"), Side(runs[1], "small"))
+    found = compare(RunDraft(runs[0], "small"), RunDraft(runs[1], "small"))
     assert (found.documents, found.unpaired, found.same_text) == (29, (5, 0), False)
     code = next(item for item in found.differences if (item.domain, item.rule) == ("code", "strict"))
     alphas = []
@@ -203,7 +203,7 @@ def test_texts_with_another_limit_have_no_partner(tmp_path: Path) -> None:
     domains = [{"code": Domain(documents=9, shortest=size, longest=size)} for size in (20, 30)]
     runs = [write_run(tmp_path / str(n), dataclasses.replace(RECIPE, domains=d)) for n, d in enumerate(domains)]
     with pytest.raises(NotComparable, match="share 9 prompts, but no kind of text") as caught:
-        compare(Side(runs[0], "small"), Side(runs[1], "large"))
+        compare(RunDraft(runs[0], "small"), RunDraft(runs[1], "large"))
     assert "max_new_tokens" in caught.value.hint
 
 
@@ -214,13 +214,13 @@ def test_clusters_of_either_run_belong_together(tmp_path: Path) -> None:
         for number, options in enumerate((DOMAINS["code"], grouped))
     ]
     for one, other in (runs, runs[::-1]):
-        (strict, *_) = compare(Side(one, "small"), Side(other, "large")).differences
+        (strict, *_) = compare(RunDraft(one, "small"), RunDraft(other, "large")).differences
         assert (strict.documents, strict.clusters) == (20, 4)
 
 
 def test_a_draft_is_not_compared_with_itself(run: Run) -> None:
     with pytest.raises(NotComparable, match="compared with itself"):
-        compare(Side(run, "small"), Side(run, "small"))
+        compare(RunDraft(run, "small"), RunDraft(run, "small"))
 
 
 def test_another_target_tokenizer_or_processing_is_refused(tmp_path: Path, run: Run) -> None:
@@ -232,19 +232,19 @@ def test_another_target_tokenizer_or_processing_is_refused(tmp_path: Path, run: 
     }
     for reason, other in others.items():
         with pytest.raises(NotComparable, match=reason):
-            compare(Side(run, "small"), Side(other, "small"))
+            compare(RunDraft(run, "small"), RunDraft(other, "small"))
 
 
 def test_runs_without_a_common_prompt_are_refused(tmp_path: Path, run: Run) -> None:
     foreign = {"code": dataclasses.replace(DOMAINS["code"], prompts=[f"other {row}" for row in range(20)])}
     other = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=foreign))
     with pytest.raises(NotComparable, match="no prompt in common"):
-        compare(Side(run, "small"), Side(other, "small"))
+        compare(RunDraft(run, "small"), RunDraft(other, "small"))
 
 
 def test_an_interrupted_run_is_named(tmp_path: Path, run: Run) -> None:
     part = changed(run, tmp_path / "part", status="running")
-    result = compare(Side(run, "small"), Side(part, "large"))
+    result = compare(RunDraft(run, "small"), RunDraft(part, "large"))
     assert result.interrupted == (f"{part.path}:large",)
     assert "interrupted run" in render_comparison(result, "terminal", to_file=True)
 

@@ -18,7 +18,13 @@ from alphaprof.profiling.models.processing import PLAIN, Processing, processed
 from alphaprof.profiling.scoring import scorer as module
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.scoring.statistics import Side, distribution, draft_columns, proposal_columns, target_columns
+from alphaprof.profiling.scoring.statistics import (
+    ProcessedLogits,
+    distribution,
+    draft_columns,
+    proposal_columns,
+    target_columns,
+)
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import GraphStepper, Stepper, common_mode, stepper
@@ -144,13 +150,13 @@ def test_columns_in_float32_are_those_of_a_cpu(settings: Processing | None) -> N
             assert equal.mean() > 0.97 if cut else equal.all(), name
 
 
-def side(logits: torch.Tensor, settings: Processing) -> Side:
+def side(logits: torch.Tensor, settings: Processing) -> ProcessedLogits:
     """Logits [n, V] of the CPU as rows of a wider matrix on the device, with NaN beyond them; cuts as the CPU has them."""
     rows = torch.full((len(logits), logits.shape[1] + 11), torch.nan, dtype=logits.dtype, device="cuda")
     rows[:, : logits.shape[1]] = logits
     scaled, kept = processed(logits, settings)
     least = None if kept is None else scaled.where(kept, torch.inf).amin(1).cuda()
-    return Side(rows[:, : logits.shape[1]], settings.temperature, least)
+    return ProcessedLogits(rows[:, : logits.shape[1]], settings.temperature, least)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

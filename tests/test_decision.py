@@ -18,7 +18,7 @@ from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, fr
 from alphaprof.report.decision import decide, documents_needed, held_out
 from alphaprof.report.verdict import Question, choose_and_decide, pooled_speedup
 from alphaprof.totals.documents import Units, lots_of
-from alphaprof.totals.pool import Pool
+from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
@@ -223,7 +223,7 @@ def sampled(rng: np.random.Generator, size: int, value: float, spread: float, lu
     return dataclasses.replace(plain, rounds=rounds, drafted=rounds[:, None], control=-3 * known)
 
 
-def pool(counts: RoundCounts) -> Pool:
+def pool(counts: RoundCounts) -> DocumentTotals:
     """Documents as a pool of one domain with gamma 1."""
     columns = {
         "tokens": counts.tokens,
@@ -232,7 +232,7 @@ def pool(counts: RoundCounts) -> Pool:
         "accepted_depths_1": counts.full[:, None],
         "control_1": counts.control,
     }
-    return Pool(columns, Units.named(counts.cluster.tolist()), "greedy", "greedy", None)
+    return DocumentTotals(columns, Units.named(counts.cluster.tolist()), "greedy", "greedy", None)
 
 
 DRAFTS, SIZE, REPEATS, TRUTH = 20, 40, 400, 1.5
@@ -243,7 +243,7 @@ TIMING = Timing(TIMES, "by these step times", {})
 
 
 @pytest.fixture(scope="module")
-def equal_drafts() -> list[dict[str, dict[str, Pool]]]:
+def equal_drafts() -> list[dict[str, dict[str, DocumentTotals]]]:
     """Samples of 40 documents under 20 drafts, all of which are worth exactly the threshold."""
     rng = np.random.default_rng(3)
     return [{name: {"code": pool(documents(rng, SIZE, TRUTH, 0.3))} for name in TIMES} for _ in range(REPEATS)]

@@ -25,7 +25,7 @@ from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.report.build import build_report
 from alphaprof.rules import parse_rule
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
 
@@ -81,7 +81,7 @@ def test_the_tokenizer_adds_no_bos_and_chat_text_is_what_the_template_says(demo_
 
 def totals_of(run: Run, draft: str, rule: str, flavour: Flavour = "engine") -> pd.DataFrame:
     """Totals of one draft and rule by document."""
-    found = read_totals(run, draft, Request([rule], run.gammas, flavour)).to_pandas()
+    found = read_totals(run, draft, TotalsRequest([rule], run.gammas, flavour)).to_pandas()
     return found[found["rule"] == rule].set_index("document")
 
 

@@ -19,10 +19,10 @@ from alphaprof.cli import app
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.build import export
 from alphaprof.commands.export.formats import EXPORTS, Acceptance, Depths, RankAcceptance
-from alphaprof.commands.export.scope import Wanted
+from alphaprof.commands.export.scope import ExportRequest
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import SERVED
-from alphaprof.log.run_draft import Side
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, expected_rounds_of, log_of, only, recounted, rows_of
@@ -155,8 +155,8 @@ def reported_length(item: Any, to: str) -> float:
     return proposed([rate or 0.0 for rate in item.conditional], [1.0] * item.gamma)
 
 
-def written(side: Side, to: str, **wanted: Any) -> str:
-    return export(side, to, Wanted(**wanted)).text
+def written(side: RunDraft, to: str, **wanted: Any) -> str:
+    return export(side, to, ExportRequest(**wanted)).text
 
 
 def counted_again(run: Run, draft: str, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def test_every_format_has_a_reader_here_and_a_choice_on_the_command_line() -> No
 def test_the_acceptance_length_of_a_domain_is_the_reports(run: Run, to: str, gamma: int) -> None:
     result = only(build_report(run), "code")
     expected = reported_length(next(item for item in result.gammas if item.gamma == gamma), to)
-    read = READERS[to](written(Side(run, "small"), to, gamma=gamma, domain="code"))
+    read = READERS[to](written(RunDraft(run, "small"), to, gamma=gamma, domain="code"))
     assert read == pytest.approx(expected, abs=CLOSE)
 
 
@@ -195,7 +195,7 @@ def test_the_acceptance_length_of_a_domain_is_the_reports(run: Run, to: str, gam
 @pytest.mark.parametrize("to", CHAINS)
 def test_the_acceptance_length_of_the_traffic_is_that_of_all_rounds_counted_together(run: Run, to: str, draft: str) -> None:
     found = counted_again(run, draft, 3, ["code", "chat"])
-    assert READERS[to](written(Side(run, draft), to, gamma=3)) == pytest.approx(length_of(found, to), abs=CLOSE)
+    assert READERS[to](written(RunDraft(run, draft), to, gamma=3)) == pytest.approx(length_of(found, to), abs=CLOSE)
     assert found["with"] < found["rounds"] or draft == "small"
 
 
@@ -221,7 +221,7 @@ def test_a_reader_that_proposes_as_many_comes_back_to_the_length_of_the_report(r
     of = counted_again(run, "lookup", 5, ["chat"])["of"]
     assert of[5] < 0.7 * of[1:].sum()
     lengths = np.repeat(np.arange(1, 6), 400 * of[1:].astype(int))  # so many that chance is less than the tolerance
-    rates = RATES[to](written(Side(run, "lookup"), to, gamma=5, domain="chat"))
+    rates = RATES[to](written(RunDraft(run, "lookup"), to, gamma=5, domain="chat"))
     assert simulated(rates, lengths) == pytest.approx(expected, rel=0.015)  # the ends of texts
     lost = [accepted / of[1:].sum() for accepted in counted_again(run, "lookup", 5, ["chat"])["by_depth"]]
     assert simulated(lost, lengths) < 0.97 * expected  # what shares of all proposals would give
@@ -236,9 +236,9 @@ def test_domains_count_by_the_shares_of_tokens_that_the_decision_gives_them(run:
         name: sum(share * parts[domain][name] / parts[domain]["tokens"] for domain, share in shares.items())
         for name in ("by_depth", "rounds", "tested")
     }
-    text = written(Side(run, "lookup").asked(config), to, gamma=2)
+    text = written(RunDraft(run, "lookup").asked(config), to, gamma=2)
     assert READERS[to](text) == pytest.approx(length_of(found, to), abs=CLOSE)
-    assert READERS[to](text) != pytest.approx(READERS[to](written(Side(run, "lookup"), to, gamma=2)), abs=1e-3)
+    assert READERS[to](text) != pytest.approx(READERS[to](written(RunDraft(run, "lookup"), to, gamma=2)), abs=1e-3)
 
 
 @pytest.mark.parametrize("to", CHAINS)
@@ -246,7 +246,7 @@ def test_weights_of_the_shares_observed_change_nothing(run: Run, to: str) -> Non
     tokens = {domain: counted_again(run, "small", 1, [domain])["tokens"] for domain in ("code", "chat")}
     weights = {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
     config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"weights": weights}}
-    side = Side(run, "small")
+    side = RunDraft(run, "small")
     assert READERS[to](written(side.asked(config), to, gamma=3)) == pytest.approx(
         READERS[to](written(side, to, gamma=3)), abs=CLOSE
     )
@@ -316,7 +316,7 @@ def test_the_profile_of_nvidia_by_hand() -> None:
 
 
 def test_the_mean_over_requests_gives_short_and_long_texts_the_same_weight(run: Run) -> None:
-    profile = json.loads(written(Side(run, "lookup"), "nvidia", gamma=3))
+    profile = json.loads(written(RunDraft(run, "lookup"), "nvidia", gamma=3))
     log, means = log_of(run), {}
     for domain in ("code", "chat"):
         rows = rows_of(log, domain, "lookup")
@@ -329,7 +329,7 @@ def test_the_mean_over_requests_gives_short_and_long_texts_the_same_weight(run: 
 
 @pytest.mark.parametrize("to", CHAINS)
 def test_rounds_that_are_expectations_are_the_reports_and_say_so(mixed: Run, to: str) -> None:
-    found = export(Side(mixed, "small"), to, Wanted(rule="lossless", gamma=4, domain="story"))
+    found = export(RunDraft(mixed, "small"), to, ExportRequest(rule="lossless", gamma=4, domain="story"))
     expected = reported_length(only(build_report(mixed), "story", rule="lossless").gammas[-1], to)
     assert READERS[to](found.text) == pytest.approx(expected, abs=CLOSE)
     assert any("expectations" in warning for warning in found.warnings)
@@ -344,7 +344,7 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
         ratio = text["draft_token_prob"].astype(float) / text["target_token_prob"].astype(float)
         rounds += expected_rounds_of(ratio.clip(upper=1).tolist(), text["proposed"].tolist(), 2)
         tokens += len(text) - 1
-    profile = json.loads(written(Side(mixed, "small"), "nvidia", rule="lossless", gamma=2, domain="story"))
+    profile = json.loads(written(RunDraft(mixed, "small"), "nvidia", rule="lossless", gamma=2, domain="story"))
     assert sum(profile["acceptance_length_histogram"].values()) == pytest.approx(rounds, abs=1e-3)
     assert 1 < tokens / rounds <= profile["mean_accept_length"]
 
@@ -352,22 +352,22 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
 def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed: Run) -> None:
     config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"draft": "lookup"}}
     report = build_report(run, config=config)
-    assert json.loads(written(Side(run, "lookup"), "vllm"))["num_speculative_tokens"] == report.traffic.gamma
+    assert json.loads(written(RunDraft(run, "lookup"), "vllm"))["num_speculative_tokens"] == report.traffic.gamma
     for domain in ("code", "chat"):
         best = only(report, domain, "lookup").best_gamma
-        assert json.loads(written(Side(run, "lookup"), "vllm", domain=domain))["num_speculative_tokens"] == best
-    conditions = json.loads(written(Side(mixed, "small"), "nvidia"))["measurement_conditions"]
+        assert json.loads(written(RunDraft(run, "lookup"), "vllm", domain=domain))["num_speculative_tokens"] == best
+    conditions = json.loads(written(RunDraft(mixed, "small"), "nvidia"))["measurement_conditions"]
     assert conditions["rule"] == "strict and one_hot"
     assert conditions["domains"] == {"code": 0.6, "story": 0.4}
     fixed = config | {"decision": config["decision"] | {"gamma": 2}}
-    assert json.loads(written(Side(run, "small").asked(fixed), "vllm"))["num_speculative_tokens"] == 2
+    assert json.loads(written(RunDraft(run, "small").asked(fixed), "vllm"))["num_speculative_tokens"] == 2
 
 
 def test_a_reader_of_few_drafts_gets_the_best_of_those_it_takes(tmp_path: Path) -> None:
     recipe = Recipe(domains={"code": Domain(alpha=0.97, spread=0.01)}, gammas=(2, 4, 8), draft_ms=0.1, extra_ms=0.1)
-    side = Side(write_run(tmp_path / "run", recipe), "small")
+    side = RunDraft(write_run(tmp_path / "run", recipe), "small")
     assert json.loads(written(side, "vllm"))["num_speculative_tokens"] == 8
-    found = export(side, "dynamo", Wanted())
+    found = export(side, "dynamo", ExportRequest())
     assert options_of(found.text)["--aic-nextn"] == "4"
     assert any("takes no more" in note for note in found.notes)
 
@@ -392,7 +392,7 @@ def by_batch(schedule: list[list[int]]) -> dict[int, int]:
 
 def test_the_schedule_is_the_best_gamma_of_the_report_at_every_batch_size(run: Run, tmp_path: Path) -> None:
     config = table(tmp_path / "times.csv", run)
-    found = export(Side(run, "small").asked(config), "vllm", Wanted(gamma=5, domain="code"))
+    found = export(RunDraft(run, "small").asked(config), "vllm", ExportRequest(gamma=5, domain="code"))
     schedule = by_batch(json.loads(found.text)["num_speculative_tokens_per_batch_size"])
     expected = {}
     for size in range(1, 17):
@@ -404,20 +404,20 @@ def test_the_schedule_is_the_best_gamma_of_the_report_at_every_batch_size(run: R
     assert schedule == expected
     assert len(set(expected.values())) > 2
     assert 0 in expected.values()
-    clipped = json.loads(written(Side(run, "small").asked(config), "vllm", gamma=2, domain="code"))
+    clipped = json.loads(written(RunDraft(run, "small").asked(config), "vllm", gamma=2, domain="code"))
     assert max(by_batch(clipped["num_speculative_tokens_per_batch_size"]).values()) == 2
 
 
 def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(run: Run, tmp_path: Path) -> None:
-    side = Side(run, "small").asked(table(tmp_path / "times.csv", run, batches=(2, 3)))
-    found = export(side, "vllm", Wanted(gamma=1, domain="code"))
+    side = RunDraft(run, "small").asked(table(tmp_path / "times.csv", run, batches=(2, 3)))
+    found = export(side, "vllm", ExportRequest(gamma=1, domain="code"))
     assert json.loads(found.text)["num_speculative_tokens_per_batch_size"] == [[1, 3, 1]]
     assert any("takes gamma 1 beyond 3 sequences" in warning for warning in found.warnings)
     assert any("at concurrency 2 gamma 2 would be better" in note for note in found.notes), found.notes
 
 
 def test_there_is_no_schedule_from_the_times_of_one_batch_size(run: Run) -> None:
-    assert "num_speculative_tokens_per_batch_size" not in json.loads(written(Side(run, "small"), "vllm", gamma=3))
+    assert "num_speculative_tokens_per_batch_size" not in json.loads(written(RunDraft(run, "small"), "vllm", gamma=3))
 
 
 def search(vector: Sequence[float], budget: int, levels: int) -> float:
@@ -446,7 +446,7 @@ def spread(frame: Any) -> None:
 
 def test_sequoia_finds_no_better_tree_for_the_vector_than_the_one_beside_it(tmp_path: Path) -> None:
     run = rewritten(write_run(tmp_path / "run", RECIPE), "small", spread)
-    content = json.loads(written(Side(run, "small"), "sequoia", nodes=7, gamma=3))
+    content = json.loads(written(RunDraft(run, "small"), "sequoia", nodes=7, gamma=3))
     vector, tree = content["acceptance_rate_vector"], content["grow_map"]
     assert (vector[0], sum(vector)) == (0.0, pytest.approx(1, abs=1e-4))
     products = [1.0] * tree["size"]
@@ -459,13 +459,13 @@ def test_sequoia_finds_no_better_tree_for_the_vector_than_the_one_beside_it(tmp_
 
 
 def test_ranks_of_sequoia_are_shares_of_positions_and_the_first_is_alpha(run: Run) -> None:
-    vector = json.loads(written(Side(run, "small"), "sequoia", domain="code"))["acceptance_rate_vector"]
+    vector = json.loads(written(RunDraft(run, "small"), "sequoia", domain="code"))["acceptance_rate_vector"]
     alpha = only(build_report(run), "code").alpha
     assert alpha is not None
     assert vector[1] == pytest.approx(alpha.value, abs=CLOSE)
     rows = log_of(run)
     ranks = rows[rows["draft"] == "small"]["draft_rank_of_token"]
-    whole = json.loads(written(Side(run, "small"), "sequoia"))["acceptance_rate_vector"]
+    whole = json.loads(written(RunDraft(run, "small"), "sequoia"))["acceptance_rate_vector"]
     assert whole[1:3] == pytest.approx([(ranks == 1).mean(), (ranks == 2).mean()], abs=CLOSE)
 
 
@@ -510,24 +510,24 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
 def test_what_is_not_defined_is_refused(mixed: Run, name: str) -> None:
     to, draft, wanted, problem, hint = REFUSED[name]
     with pytest.raises(OptionInvalid) as caught:
-        export(Side(mixed, draft), to, Wanted(**wanted))
+        export(RunDraft(mixed, draft), to, ExportRequest(**wanted))
     assert problem in caught.value.message
     assert hint in caught.value.hint
 
 
 def test_prompt_lookup_has_no_ranks_and_a_reader_its_limit(run: Run) -> None:
     with pytest.raises(OptionInvalid, match="has no ranks"):
-        export(Side(run, "lookup"), "sequoia", Wanted())
+        export(RunDraft(run, "lookup"), "sequoia", ExportRequest())
     deep = dataclasses.replace(run.manifest, config=run.manifest.config | {"gammas": [6]})
-    for wanted in (Wanted(), Wanted(gamma=6)):
+    for wanted in (ExportRequest(), ExportRequest(gamma=6)):
         with pytest.raises(OptionInvalid, match="dynamo takes at most 5 drafts"):
-            export(Side(Run(run.path, deep), "small"), "dynamo", wanted)
+            export(RunDraft(Run(run.path, deep), "small"), "dynamo", wanted)
 
 
 def test_without_step_times_a_gamma_must_be_named(tmp_path: Path) -> None:
-    side = Side(write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False)), "small")
+    side = RunDraft(write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False)), "small")
     with pytest.raises(OptionInvalid, match="no gamma is known to be the best") as caught:
-        export(side, "vllm", Wanted())
+        export(side, "vllm", ExportRequest())
     assert "--gamma 1 or 2 or 3 or 5" in caught.value.hint
     assert of_vllm(written(side, "vllm", gamma=2)) > 1
 
@@ -535,22 +535,24 @@ def test_without_step_times_a_gamma_must_be_named(tmp_path: Path) -> None:
 def test_a_draft_that_proposes_nothing_has_nothing_to_export(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(coverage=0.0)}))
     with pytest.raises(OptionInvalid, match="proposes nothing in domain 'code'"):
-        export(Side(run, "small"), "vllm", Wanted(gamma=2, domain="code"))
+        export(RunDraft(run, "small"), "vllm", ExportRequest(gamma=2, domain="code"))
 
 
 def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(run: Run, tmp_path: Path) -> None:
-    half = Side(interrupted(run, tmp_path / "half", shards=2), "small")
+    half = RunDraft(interrupted(run, tmp_path / "half", shards=2), "small")
     for to in EXPORTS:
-        assert any("is not complete: 8 documents so far" in said for said in export(half, to, Wanted(gamma=2)).warnings)
-    none = Side(interrupted(run, tmp_path / "none", shards=0), "small")
+        assert any(
+            "is not complete: 8 documents so far" in said for said in export(half, to, ExportRequest(gamma=2)).warnings
+        )
+    none = RunDraft(interrupted(run, tmp_path / "none", shards=0), "small")
     with pytest.raises(OptionInvalid, match="no document"):
-        export(none, "vllm", Wanted(gamma=2))
+        export(none, "vllm", ExportRequest(gamma=2))
 
 
 def test_one_domain_and_one_document_are_said_in_the_singular(tmp_path: Path) -> None:
-    side = Side(write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=1)})), "small")
+    side = RunDraft(write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=1)})), "small")
     for to in EXPORTS:
-        said = " ".join(export(side, to, Wanted(gamma=2)).notes)
+        said = " ".join(export(side, to, ExportRequest(gamma=2)).notes)
         assert "whole traffic (1 domain as observed), 1 document" in said
 
 
@@ -558,18 +560,18 @@ def test_texts_without_rounds_are_no_matter_of_the_rule(tmp_path: Path) -> None:
     domains = {"code": Domain(documents=3), "yes or no": Domain(documents=3, shortest=1, longest=1)}
     run = write_run(tmp_path / "run", Recipe(domains=domains))
     for wanted, hint in (
-        (Wanted(gamma=2), "export one domain, --domain 'code', or leave others out by decision.weights"),
-        (Wanted(gamma=2, domain="yes or no"), "profile longer answers, or export another domain, --domain 'code'"),
+        (ExportRequest(gamma=2), "export one domain, --domain 'code', or leave others out by decision.weights"),
+        (ExportRequest(gamma=2, domain="yes or no"), "profile longer answers, or export another domain, --domain 'code'"),
     ):
         with pytest.raises(OptionInvalid, match="no text of 'yes or no' is longer") as caught:
-            export(Side(run, "small"), "vllm", wanted)
+            export(RunDraft(run, "small"), "vllm", wanted)
         assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("to", EXPORTS)
 def test_stdout_is_the_artefact_and_stderr_what_it_assumes(run: Run, alphaprof: Runner, tmp_path: Path, to: str) -> None:
     code, output, errors = alphaprof(f"{run.path}:small", "--to", to, "--gamma", 3)
-    found = export(Side(run, "small"), to, Wanted(gamma=3))
+    found = export(RunDraft(run, "small"), to, ExportRequest(gamma=3))
     assert (code, output) == (0, found.text)
     said = errors.splitlines()
     assert said == [f"note: {line}" for line in found.notes] + [f"warning: {line}" for line in found.warnings]
@@ -603,7 +605,7 @@ def test_another_decision_can_be_asked_for(run: Run, alphaprof: Runner) -> None:
 
 def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=0.2)}, draft_ms=9.0))
-    (warning,) = export(Side(run, "small"), "vllm", Wanted(gamma=4)).warnings
+    (warning,) = export(RunDraft(run, "small"), "vllm", ExportRequest(gamma=4)).warnings
     assert "does not pay at gamma 4" in warning
 
 
@@ -613,7 +615,7 @@ def test_names_from_data_do_harm_nowhere(tmp_path: Path, alphaprof: Runner) -> N
         _, output, errors = alphaprof(run.path, "--to", to, "--gamma", 2)
         assert all(line.isascii() and line.isprintable() for line in output.splitlines())
         assert all(line.isprintable() and len(line) < 1000 for line in errors.splitlines())
-    profile = json.loads(written(Side(run, "small"), "nvidia", gamma=2))
+    profile = json.loads(written(RunDraft(run, "small"), "nvidia", gamma=2))
     assert set(profile["per_category"]) == set(HOSTILE.values())
     for name in HOSTILE.values():
         for to in ("nvidia", "sequoia"):
@@ -627,7 +629,7 @@ def test_a_file_for_others_does_not_say_where_models_lie(tmp_path: Path) -> None
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain()}))
     target = dataclasses.replace(run.manifest.target, reference="/srv/secret/place/org/model")
     moved = Run(run.path, dataclasses.replace(run.manifest, target=target))
-    conditions = json.loads(written(Side(moved, "small"), "nvidia", gamma=1))["measurement_conditions"]
+    conditions = json.loads(written(RunDraft(moved, "small"), "nvidia", gamma=1))["measurement_conditions"]
     assert (conditions["target"], conditions["draft"]) == ("org/model", "synthetic/small")
 
 

@@ -20,7 +20,7 @@ from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import statistics
 from alphaprof.profiling.scoring.extras import TOP, Extras
 from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
-from alphaprof.profiling.scoring.statistics import Side, top_probs
+from alphaprof.profiling.scoring.statistics import ProcessedLogits, top_probs
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import DEFAULT_RULES, BoundRule, parse_rule
@@ -321,8 +321,8 @@ def test_no_draft_is_rejected_within_its_threshold(target: Model, settings: Proc
 def columns_of(target: torch.Tensor, draft: torch.Tensor, extras: Extras) -> dict[str, Array]:
     """All columns that rules read, and thresholds, from logits."""
     top = target.argmax(1)
-    ours, theirs = statistics.columns(Side(target), [Side(draft)], top, [])
-    both = ours | theirs | {"top_probs": top_probs(Side(target), ours, TOP)}
+    ours, theirs = statistics.columns(ProcessedLogits(target), [ProcessedLogits(draft)], top, [])
+    both = ours | theirs | {"top_probs": top_probs(ProcessedLogits(target), ours, TOP)}
     arrays = {name: values.numpy() for name, values in both.items()} | {"token": top.numpy()}
     arrays["greedy"] = np.ones(len(target), dtype=bool)
     return arrays | extras.thresholds(arrays.pop("top_probs"), arrays["target_entropy"], target.shape[1])

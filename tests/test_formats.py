@@ -27,7 +27,7 @@ from alphaprof.cli.show import (
     render_validation,
 )
 from alphaprof.commands.check.build import check_decision
-from alphaprof.commands.check.request import Asked, checked
+from alphaprof.commands.check.request import CheckRequest, checked
 from alphaprof.commands.compare.build import compare
 from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.trees.build import build_trees, request_of
@@ -177,7 +177,7 @@ def test_checks_and_comparisons_are_valid(runs: Callable[[str], Run]) -> None:
     least = {"alpha": ["0.5"], "acceptance_length": ["code=1.2"], "speedup": []}
     against = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
     for path, draft, minimums, baseline in against:
-        asked = Asked(path, draft, None, None if baseline else 2, minimums, baseline, 0.02, False)
+        asked = CheckRequest(path, draft, None, None if baseline else 2, minimums, baseline, 0.02, False)
         assert_valid("check", render_check(checked(asked), "json"))
     for path, first, second in ((run.path, "small", "poor"), (sampled.path, "small", "ngram")):
         assert_valid("compare", render_comparison(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")), "json"))

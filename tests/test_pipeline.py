@@ -58,7 +58,7 @@ from alphaprof.profiling.texts.continuations import generate, thinking
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.report.build import build_report
 from alphaprof.rules import DEFAULT_RULES
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.reporting import as_json
 from tests.tiny import tokenizer
@@ -129,7 +129,7 @@ def run_profile(path: Path, out: Path, resume: bool = False, *overrides: str) ->
 
 def strict_totals(run: Run, draft: str) -> Any:
     """Totals of one draft under strict acceptance."""
-    totals = read_totals(run, draft, Request(run.rules, run.gammas))
+    totals = read_totals(run, draft, TotalsRequest(run.rules, run.gammas))
     return totals.filter(pc.equal(totals["rule"].cast("string"), "strict"))
 
 
@@ -245,7 +245,7 @@ def assert_sums(run: Run) -> None:
     """Totals of every draft and rule against plain sums over the log."""
     log = pd.read_parquet(run.path / "positions")
     for draft in run.manifest.drafts:
-        totals = read_totals(run, draft, Request(run.rules, run.gammas)).to_pandas()
+        totals = read_totals(run, draft, TotalsRequest(run.rules, run.gammas)).to_pandas()
         by_document = log[log["draft"] == draft].groupby("document")
         proposals = by_document["proposed"].agg(lambda values: (values > 0).sum()).tolist()
         for rule, rows in totals.groupby("rule", observed=True):
@@ -657,8 +657,8 @@ def test_padding_is_told_where_every_shard_was_counted() -> None:
     """A shard of an older version, which counted nothing, silences it; one without a position does not."""
     counted = Shard(0, 2, 10, "a", 0, 27, 3)
     empty, older = Shard(1, 2, 0, "b"), Shard(1, 2, 10, "b")
-    assert shards.padding_told([counted, empty]) == "scored 30 tokens, 10.0 % of them padding"
-    assert shards.padding_told([counted, older]) == ""
+    assert shards.padding_summary([counted, empty]) == "scored 30 tokens, 10.0 % of them padding"
+    assert shards.padding_summary([counted, older]) == ""
 
 
 def test_a_text_ends_at_the_tokenizers_eos_too(tiny: Path, own_target: Path, tmp_path: Path) -> None:
@@ -787,7 +787,7 @@ def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(mi
     plain = close["document"].map(documents["temperature"].isna())
     for rows, same in ((plain, True), (nucleus, False)):
         assert np.allclose(close.loc[rows, "target_entropy"], close.loc[rows, "raw_target_entropy"]) == same
-    totals = read_totals(mixed, "close", Request(mixed.rules, mixed.gammas)).to_pandas()
+    totals = read_totals(mixed, "close", TotalsRequest(mixed.rules, mixed.gammas)).to_pandas()
     lossless = totals[totals["rule"] == "lossless"].set_index("document").sort_index()
     assert lossless["impossible"].sum() == 0
     assert lossless["tokens"].notna().tolist() == (documents["continuation"] == "sampled").tolist()
@@ -810,7 +810,7 @@ def test_thinking_totals_are_sums_over_that_phase(mixed: Run) -> None:
     for draft in ("close", "ngram"):
         log = log_of(mixed, draft)
         inside = log[log["phase"] == "thinking"]
-        totals = read_totals(mixed, draft, Request(mixed.rules, mixed.gammas)).to_pandas()
+        totals = read_totals(mixed, draft, TotalsRequest(mixed.rules, mixed.gammas)).to_pandas()
         for rule, rows in totals.groupby("rule", observed=True):
             found = rows.set_index("document").sort_index()
             size = inside.groupby("document").size().reindex(found.index, fill_value=0)
@@ -983,7 +983,7 @@ def test_several_draws_of_a_run_keep_at_least_what_one_does(mixed: Run) -> None:
 
 
 def test_rounds_of_several_draws_are_fewer_and_only_of_sampled_text(mixed: Run) -> None:
-    totals = read_totals(mixed, "close", Request(mixed.rules, mixed.gammas)).to_pandas()
+    totals = read_totals(mixed, "close", TotalsRequest(mixed.rules, mixed.gammas)).to_pandas()
     one, two = (totals[totals["rule"] == rule].set_index("document").sort_index() for rule in ("lossless", "multi_draft_2"))
     kinds = mixed.documents().to_pandas().set_index("document")["continuation"]
     assert two["rounds_4"].notna().tolist() == (kinds == "sampled").tolist()
@@ -1023,7 +1023,7 @@ def test_a_run_of_an_earlier_version_is_read_and_reported_as_it_was(finished: Ru
         assert old.positions(draft, 0).equals(finished.positions(draft, 0))
     assert as_json(build_report(old))["results"] == as_json(build_report(finished))["results"]
     with pytest.raises(OptionInvalid, match="cannot tell of multi_draft_2"):
-        read_totals(old, "close", Request(["strict", "multi_draft_2"], old.gammas))
+        read_totals(old, "close", TotalsRequest(["strict", "multi_draft_2"], old.gammas))
 
 
 def test_the_text_of_an_earlier_version_is_measured_again_with_certificates(

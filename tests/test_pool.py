@@ -9,10 +9,10 @@ import pytest
 
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.store import Run
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import SHARED, Pool, columns_of, pools
+from alphaprof.totals.pool import SHARED, DocumentTotals, columns_of, pools
 from tests.synthetic import Domain, Recipe, write_run
 
 RULES = ("strict", "lossless", "additive_0p1")
@@ -29,9 +29,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(tmp_path_factory.mktemp("pool") / "run", RECIPE)
 
 
-def by_hand(run: Run, rule: str, pool: Pool, name: str) -> list[float]:
+def by_hand(run: Run, rule: str, pool: DocumentTotals, name: str) -> list[float]:
     """A column of the totals, row by row."""
-    table = read_totals(run, "small", Request([rule], run.gammas))
+    table = read_totals(run, "small", TotalsRequest([rule], run.gammas))
     rows = {row["document"]: row for row in table.to_pylist()}
     stem, _, gamma = name.partition("_depths_")
     if not gamma:
@@ -46,7 +46,7 @@ def by_hand(run: Run, rule: str, pool: Pool, name: str) -> list[float]:
 @pytest.mark.parametrize("spread", [1, 3, 100])
 def test_columns_are_those_of_the_totals(run: Run, rule: str, spread: int) -> None:
     """In tables of one document, of some, and of all; other rules in them too."""
-    totals = read_totals(run, "small", Request(RULES, run.gammas), columns_of(run.gammas))
+    totals = read_totals(run, "small", TotalsRequest(RULES, run.gammas), columns_of(run.gammas))
     number = totals["document"].to_numpy()
     tables = [
         totals.filter(pa.array((number >= low) & (number < low + spread))) for low in range(0, int(number.max()) + 1, spread)
@@ -65,7 +65,7 @@ def test_columns_are_those_of_the_totals(run: Run, rule: str, spread: int) -> No
 
 def test_documents_in_another_order(run: Run) -> None:
     """As the pairs of a comparison have them: each row stays that of its document."""
-    totals = read_totals(run, "small", Request(["strict"], run.gammas), columns_of(run.gammas))
+    totals = read_totals(run, "small", TotalsRequest(["strict"], run.gammas), columns_of(run.gammas))
     documents = Documents.of(run.documents())
     shuffled = Documents.of(run.documents().take(pa.array(np.random.default_rng(0).permutation(13))))
     (plain, other) = (dict(pools([totals], some, "strict", run.gammas))["code"] for some in (documents, shuffled))
@@ -76,7 +76,7 @@ def test_documents_in_another_order(run: Run) -> None:
 
 
 def test_columns_that_no_rule_changes_are_taken_over(run: Run) -> None:
-    totals = read_totals(run, "small", Request(["lossless"], run.gammas), columns_of(run.gammas, own=True))
+    totals = read_totals(run, "small", TotalsRequest(["lossless"], run.gammas), columns_of(run.gammas, own=True))
     documents = Documents.of(run.documents())
     shared = [{name: np.full(len(group.rows), index) for name in SHARED} for index, group in enumerate(documents.groups)]
     for index, (_, pool) in enumerate(pools([totals], documents, "lossless", run.gammas, shared)):
@@ -85,7 +85,7 @@ def test_columns_that_no_rule_changes_are_taken_over(run: Run) -> None:
 
 def test_documents_that_totals_lack_are_a_bug(run: Run) -> None:
     """At the end of the run, and in the middle of a table."""
-    totals = read_totals(run, "small", Request(["strict"], run.gammas), columns_of(run.gammas))
+    totals = read_totals(run, "small", TotalsRequest(["strict"], run.gammas), columns_of(run.gammas))
     for missing in (0, 5, 12):
         some = totals.filter(pc.not_equal(totals["document"], missing))
         with pytest.raises(RunUnreadable, match="totals lack documents"):

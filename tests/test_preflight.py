@@ -24,11 +24,11 @@ from alphaprof.commands.preflight import trial as inspection
 from alphaprof.commands.preflight.build import Preflight, build_preflight, require_clear
 from alphaprof.commands.preflight.facts import (
     Bos,
-    Memory,
+    MemoryNeeds,
     ModelSeen,
     NoiseFloor,
+    PreflightFacts,
     Refusal,
-    Seen,
     SelfDraft,
     SourceSeen,
     Special,
@@ -36,7 +36,7 @@ from alphaprof.commands.preflight.facts import (
     Storage,
     estimated,
 )
-from alphaprof.commands.preflight.findings import Check
+from alphaprof.commands.preflight.findings import Finding
 from alphaprof.commands.preflight.measure import preflight
 from alphaprof.config.load import load_profile
 from alphaprof.errors import ColumnMissing
@@ -63,7 +63,7 @@ def beginning(template: str | None = None) -> Any:
     return fast
 
 
-def found(checks: Preflight, name: str, subject: str | None = None) -> list[Check]:
+def found(checks: Preflight, name: str, subject: str | None = None) -> list[Finding]:
     return [check for check in checks.checks if check.name == name and subject in (None, check.subject)]
 
 
@@ -97,10 +97,10 @@ SPEED = Speed(documents=4, positions=64, prompts=100.0, generated=50.0, batch=8,
 STORAGE = Storage(position_bytes=100.0, shard_bytes=1000.0, columns=36, free=None)
 
 
-def seen(**changes: Any) -> Seen:
+def seen(**changes: Any) -> PreflightFacts:
     """Nothing to complain about."""
     small = dataclasses.replace(facts("small"), context=512, vocabulary=260)
-    everything = Seen(
+    everything = PreflightFacts(
         target=ModelSeen("target", dataclasses.replace(small, context=2048), 260),
         drafts=(ModelSeen("small", small, 260, 260),),
         scored_ids=260,
@@ -113,7 +113,7 @@ def seen(**changes: Any) -> Seen:
         noise=NoiseFloor(4, 64, 0, 2, 0.125, 0.25, 0.01),
         speed=SPEED,
         storage=STORAGE,
-        memory=Memory(10**9, 10**8, 2 * 10**8, 0, 12 * 10**8, 11 * 10**8, 10**9),
+        memory=MemoryNeeds(10**9, 10**8, 2 * 10**8, 0, 12 * 10**8, 11 * 10**8, 10**9),
         estimate=estimated([source()], SPEED, STORAGE, 64),
         refusals=(),
     )
@@ -258,28 +258,28 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "at most 1.2 GB: weights 1 GB, and beside them 100 MB while generating, 200 MB while scoring; 1 GB are free beside",
     ),
     "unknown memory": (
-        {"memory": Memory(10**9, None, None, None, None, None, None)},
+        {"memory": MemoryNeeds(10**9, None, None, None, None, None, None)},
         "memory",
         "run",
         "ok",
         "weights 1 GB; what is needed beside them is not known",
     ),
     "halved batches": (
-        {"memory": Memory(10**9, 2 * 10**9, 0, 0, 3 * 10**9, 2 * 10**9, 10**9)},
+        {"memory": MemoryNeeds(10**9, 2 * 10**9, 0, 0, 3 * 10**9, 2 * 10**9, 10**9)},
         "memory",
         "run",
         "note",
         "lower batch_tokens; else batches are halved",
     ),
     "little memory": (
-        {"memory": Memory(10**9, 2 * 10**9, 0, 0, 3 * 10**9, 2 * 10**9 + 1, 10**9)},
+        {"memory": MemoryNeeds(10**9, 2 * 10**9, 0, 0, 3 * 10**9, 2 * 10**9 + 1, 10**9)},
         "memory",
         "run",
         "problem",
         "memory would run out",
     ),
     "steps beyond memory": (
-        {"memory": Memory(10**9, 10**9, 10**9, 2 * 10**9, 3 * 10**9, 2 * 10**9, 10**9)},
+        {"memory": MemoryNeeds(10**9, 10**9, 10**9, 2 * 10**9, 3 * 10**9, 2 * 10**9, 10**9)},
         "memory",
         "run",
         "note",
@@ -518,7 +518,7 @@ def snapshot(folder: Path) -> dict[Path, int]:
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Seen:
+def looked(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> PreflightFacts:
     """A dry run with drafts of every kind, of which one has another vocabulary; one source lacks a column."""
     folder = tmp_path_factory.mktemp("looked")
     path = profile_file(folder, tiny)
@@ -532,7 +532,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Seen:
 
 
 @pytest.mark.models
-def test_a_dry_run_goes_on_behind_what_would_stop_the_run(looked: Seen) -> None:
+def test_a_dry_run_goes_on_behind_what_would_stop_the_run(looked: PreflightFacts) -> None:
     assert [(item.check, item.subject, item.kind, item.exit_code) for item in looked.refusals] == [
         ("vocabulary", "alien", "VocabularyMismatch", 4),
         ("data", "long.jsonl", "ColumnMissing", 3),
@@ -551,7 +551,7 @@ def test_without_a_draft_nothing_is_said_of_speed_and_size(tiny: Path, tmp_path:
 
 
 @pytest.mark.models
-def test_a_dry_run_sees_padding_contexts_and_raw_prompts(looked: Seen) -> None:
+def test_a_dry_run_sees_padding_contexts_and_raw_prompts(looked: PreflightFacts) -> None:
     views = {view.name: view for view in looked.drafts}
     assert (views["wide"].facts.vocabulary, views["wide"].tokens, views["wide"].shared) == (320, 260, 260)
     assert (views["skip"].tokens, looked.scored_ids) == (None, 260)
@@ -564,7 +564,7 @@ def test_a_dry_run_sees_padding_contexts_and_raw_prompts(looked: Seen) -> None:
 
 
 @pytest.mark.models
-def test_the_target_is_its_own_perfect_draft_and_a_batch_changes_nothing_in_float32(looked: Seen) -> None:
+def test_the_target_is_its_own_perfect_draft_and_a_batch_changes_nothing_in_float32(looked: PreflightFacts) -> None:
     assert looked.self_draft is not None
     assert looked.noise is not None
     assert looked.self_draft == SelfDraft("layer_skip", looked.self_draft.positions, *[looked.self_draft.positions] * 2, 0)
@@ -573,7 +573,7 @@ def test_the_target_is_its_own_perfect_draft_and_a_batch_changes_nothing_in_floa
 
 
 @pytest.mark.models
-def test_a_dry_run_measures_speed_and_size(looked: Seen) -> None:
+def test_a_dry_run_measures_speed_and_size(looked: PreflightFacts) -> None:
     assert looked.speed is not None
     assert looked.estimate is not None
     assert looked.storage is not None
@@ -589,7 +589,7 @@ def test_a_dry_run_measures_speed_and_size(looked: Seen) -> None:
 
 @pytest.mark.models
 def test_a_layer_skip_that_is_not_the_target_is_a_problem(
-    looked: Seen, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    looked: PreflightFacts, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scoring itself is held against itself: a draft that should be the target, and lacks a layer, is found."""
     monkeypatch.setattr(trial, "layer_skip", lambda name, target, _: layer_skip(name, target, [1]))

@@ -15,7 +15,7 @@ from alphaprof.report.build import build_report
 from alphaprof.report.model import Report, Result
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
 from alphaprof.totals.documents import Units
-from alphaprof.totals.pool import Pool
+from alphaprof.totals.pool import DocumentTotals
 from tests.reporting import as_json, as_terminal, codes, log_of, only, reported, rows_of
 from tests.synthetic import WORDS, Domain, Recipe, rewritten, write_run
 
@@ -69,13 +69,13 @@ def test_the_self_check_is_what_happened_less_what_was_expected(tmp_path: Path) 
 def test_the_self_check_of_texts_of_one_length_by_hand() -> None:
     """Four texts of ten proposals that differ by 1, 0, 2 and 1: .1 +- t(3 at 99.95 %) x .0816 / 2."""
     columns = {"accepted": np.full(4, 5.0), "emitted": np.array([6.0, 5.0, 7.0, 6.0]), "proposals": np.full(4, 10.0)}
-    check = _self_check(Pool(columns, Units.named("abcd"), "sampled", "sampled", None))
+    check = _self_check(DocumentTotals(columns, Units.named("abcd"), "sampled", "sampled", None))
     assert check is not None
     assert (check.value, check.high - check.value) == pytest.approx((0.1, 12.924 * 0.08165 / 2), rel=1e-4)
     assert check.value - check.low == pytest.approx(check.high - check.value)
 
 
-def pool_of(rng: np.random.Generator, documents: int) -> Pool:
+def pool_of(rng: np.random.Generator, documents: int) -> DocumentTotals:
     """Totals of texts of 20 to 60 tokens, the accept events of which have the probabilities that are said."""
     sizes = rng.integers(20, 61, documents)
     expected, happened = np.zeros(documents), np.zeros(documents)
@@ -83,7 +83,7 @@ def pool_of(rng: np.random.Generator, documents: int) -> Pool:
         chances = rng.beta(2, 2, size)
         expected[index], happened[index] = chances.sum(), (rng.random(size) < chances).sum()
     columns = {"accepted": expected, "emitted": happened, "proposals": sizes.astype(float)}
-    return Pool(columns, Units.named(map(str, range(documents))), "sampled", "sampled", None)
+    return DocumentTotals(columns, Units.named(map(str, range(documents))), "sampled", "sampled", None)
 
 
 def test_the_self_check_is_wrong_as_rarely_as_it_says() -> None:

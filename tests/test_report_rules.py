@@ -15,7 +15,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Report
 from alphaprof.rules import DEFAULT_RULES, parse_rule
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.reporting import as_json, as_terminal, expected_rounds_of, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, contents, write_run
@@ -248,7 +248,7 @@ def test_a_control_variate_takes_the_luck_of_the_draws_out(tmp_path: Path) -> No
     for seed in range(12):
         run = write_run(tmp_path / str(seed), dataclasses.replace(recipe, seed=seed))
         (item,) = only(build_report(run), "story", rule="lossless").gammas
-        totals = read_totals(run, "small", Request(["lossless"], run.gammas)).to_pandas()
+        totals = read_totals(run, "small", TotalsRequest(["lossless"], run.gammas)).to_pandas()
         assert item.tokens_per_round is not None
         adjusted.append(item.tokens_per_round.value)
         plain.append(totals["tokens"].sum() / totals["rounds_3"].sum())

@@ -30,7 +30,7 @@ from alphaprof.commands.trees.build import (
 )
 from alphaprof.commands.trees.text import trees_terminal
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.run_draft import Side
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
@@ -80,16 +80,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def side(run: Run) -> Side:
-    return Side(run, "small")
+def side(run: Run) -> RunDraft:
+    return RunDraft(run, "small")
 
 
 @pytest.fixture(scope="module")
-def found(side: Side) -> TreesReport:
+def found(side: RunDraft) -> TreesReport:
     return build_trees(side, TreeRequest(given={"mine.json": Tree.from_paths(BUSHY)}))
 
 
-def every_document(side: Side, **trees: Tree) -> TreesReport:
+def every_document(side: RunDraft, **trees: Tree) -> TreesReport:
     """The user's trees on all documents."""
     return build_trees(side, TreeRequest(nodes=(), given=trees))
 
@@ -159,7 +159,7 @@ def test_rounds_are_those_of_a_plain_loop_over_tokens(run: Run, found: TreesRepo
 
 
 @pytest.mark.parametrize("nodes", [NODES, ()])
-def test_shares_of_ranks_are_those_of_the_log(run: Run, side: Side, nodes: tuple[int, ...]) -> None:
+def test_shares_of_ranks_are_those_of_the_log(run: Run, side: RunDraft, nodes: tuple[int, ...]) -> None:
     """Whatever the size of the trees asks to know of larger ranks."""
     for text in build_trees(side, TreeRequest(nodes=nodes)).texts:
         ranks = Counter(rank for values in rows_by_document(run, text.domain).values() for rank in values)
@@ -183,7 +183,7 @@ def test_the_share_of_rank_one_is_alpha_where_every_position_has_a_proposal(run:
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 5])
 @pytest.mark.parametrize(("domain", "rule"), [("code", "strict"), ("chat", "strict"), ("story", "one_hot")])
-def test_a_chain_has_the_rounds_of_a_report(run: Run, side: Side, domain: str, rule: str, gamma: int) -> None:
+def test_a_chain_has_the_rounds_of_a_report(run: Run, side: RunDraft, domain: str, rule: str, gamma: int) -> None:
     """Tokens per round with their interval, rounds and acceptance by depth, on all documents."""
     report = every_document(side, mine=Tree.chain(gamma))
     (item,) = [item for item in only(build_report(run), domain, "small", rule).gammas if item.gamma == gamma]
@@ -201,7 +201,7 @@ def test_the_whole_traffic_is_that_of_a_report(tmp_path: Path, weights: dict[str
     domains = {name: RECIPE.domains[name] for name in ("code", "chat")}
     decision = {"draft": "small", "gamma": 3, "weights": weights}
     run = made(tmp_path, dataclasses.replace(RECIPE, domains=domains, lookups=(), decision=decision))
-    report, traffic = every_document(Side(run, "small"), mine=Tree.chain(3)), build_report(run).traffic
+    report, traffic = every_document(RunDraft(run, "small"), mine=Tree.chain(3)), build_report(run).traffic
     row = tokens_of(report, report.traffic, "mine")
     assert row.tokens_per_round is not None
     assert traffic.tokens_per_round is not None
@@ -214,7 +214,7 @@ def test_the_whole_traffic_is_that_of_a_report(tmp_path: Path, weights: dict[str
     )
 
 
-def test_the_model_and_its_error_are_told_for_the_same_documents(run: Run, side: Side) -> None:
+def test_the_model_and_its_error_are_told_for_the_same_documents(run: Run, side: RunDraft) -> None:
     """1 + b_1 + b_2 + b_1 b_1 + b_1 b_3 with the shares of the documents that the rounds are of."""
     report = every_document(side, mine=Tree.from_paths([(1,), (2,), (1, 1), (1, 3)]))
     for text in report.texts[:3]:
@@ -244,7 +244,7 @@ def test_the_traffic_weighs_rounds_as_time_does(tmp_path: Path) -> None:
     """Rounds of a domain in proportion to its share of output tokens, however many documents it has."""
     domains = {"code": RECIPE.domains["code"], "chat": Domain(documents=30, alpha=0.3)}
     run = made(tmp_path, Recipe(domains=domains, decision={"weights": {"code": 0.9, "chat": 0.1}}))
-    report = every_document(Side(run, "small"), mine=Tree.from_paths(BUSHY))
+    report = every_document(RunDraft(run, "small"), mine=Tree.from_paths(BUSHY))
     rounds = {
         text.domain: report.weights[text.domain] * text.trees[0].rounds / (text.positions - text.documents)
         for text in report.texts  # the first token of a document is none of its rounds'
@@ -269,13 +269,13 @@ def test_weights_of_the_profile_count_where_they_fit_the_data(tmp_path: Path, we
     """What lies on text without rounds is left aside."""
     domains = {name: RECIPE.domains[name] for name in ("code", "wiki")}
     run = made(tmp_path, Recipe(domains=domains, decision={"weights": weights}))
-    report = every_document(Side(run, "small"), mine=Tree.chain(2))
+    report = every_document(RunDraft(run, "small"), mine=Tree.chain(2))
     assert (report.weights, report.weights_observed) == ({"code": 1.0}, not used)
 
 
 def test_bursts_make_the_model_promise_too_much(tmp_path: Path) -> None:
     domains = {"code": Domain(documents=30, alpha=0.7, spread=0.0, bursts=0.8, shortest=150, longest=200)}
-    report = every_document(Side(made(tmp_path, Recipe(domains=domains)), "small"), mine=Tree.chain(4))
+    report = every_document(RunDraft(made(tmp_path, Recipe(domains=domains)), "small"), mine=Tree.chain(4))
     assert (report.texts[0].trees[0].iid_error or 0) > 0.1
 
 
@@ -315,7 +315,7 @@ def test_what_the_tested_half_says_changes_no_tree_and_what_the_other_half_says_
             frame.loc[rows, "draft_rank_of_token"] = frame.loc[rows, "draft_rank_of_token"] + 3
 
         rewritten(run, "small", worse)
-    plain, other, chosen = (build_trees(Side(run, "small"), TreeRequest(nodes=(8,))) for run in runs)
+    plain, other, chosen = (build_trees(RunDraft(run, "small"), TreeRequest(nodes=(8,))) for run in runs)
     assert plain.trees == other.trees
     assert plain.traffic[0].rounds < other.traffic[0].rounds
     assert plain.trees[0] != chosen.trees[0]
@@ -329,20 +329,20 @@ def test_no_cluster_lies_in_both_halves(tmp_path: Path) -> None:
         )
         for name in ("code", "chat")
     }
-    report = build_trees(Side(made(tmp_path, Recipe(domains=grouped)), "small"))
+    report = build_trees(RunDraft(made(tmp_path, Recipe(domains=grouped)), "small"))
     for text in report.texts:
         assert (text.documents, text.clusters) == (12, 4)
         assert (text.tested_documents, text.tested_clusters) == (6, 2)
 
 
-def test_nothing_is_held_out_where_nothing_is_chosen(side: Side) -> None:
+def test_nothing_is_held_out_where_nothing_is_chosen(side: RunDraft) -> None:
     report = every_document(side, mine=Tree.from_paths(BUSHY))
     assert (report.held_out, report.chosen_on, report.tested_on) == (False, 0, 35)
     assert [(tree.name, tree.kind) for tree in report.trees] == [("mine", "file"), ("chain 3", "chain")]
     assert [text.tested_documents for text in report.texts] == [14, 11, 10, 0]
 
 
-def test_there_is_a_chain_for_every_depth_and_no_tree_is_deeper_than_asked(side: Side) -> None:
+def test_there_is_a_chain_for_every_depth_and_no_tree_is_deeper_than_asked(side: RunDraft) -> None:
     report = build_trees(side, TreeRequest(nodes=(4, 30), depth=2, given={"deep": Tree.chain(7)}))
     depths = {tree.name: tree.depth for tree in report.trees}
     assert depths == {"optimal 4": 2, "optimal 30": 2, "deep": 7, "chain 2": 2, "chain 7": 7}
@@ -356,7 +356,7 @@ def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) ->
         "hard": Domain(documents=40, alpha=0.1, spread=0.0, shortest=60, longest=60),
     }
     run = made(tmp_path, Recipe(domains=domains, gammas=(8,)))
-    report = build_trees(Side(run, "small"), TreeRequest(nodes=(4, 8)))
+    report = build_trees(RunDraft(run, "small"), TreeRequest(nodes=(4, 8)))
     for text in report.texts:
         assert text.own is not None
         assert text.own.tree.nodes == 8
@@ -384,7 +384,7 @@ def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) ->
     assert fmt.difference(hard.difference, 2) in table
 
 
-def test_domains_that_choose_the_same_tree_say_so(side: Side) -> None:
+def test_domains_that_choose_the_same_tree_say_so(side: RunDraft) -> None:
     report = build_trees(side, TreeRequest(nodes=(1,)))
     owns = [text.own for text in report.texts if text.own is not None]
     assert [(own.same, own.difference, own.tree.paths) for own in owns] == [(True, None, ((1,),))] * 3
@@ -392,7 +392,7 @@ def test_domains_that_choose_the_same_tree_say_so(side: Side) -> None:
 
 
 def test_the_only_domain_has_no_other_tree(tmp_path: Path) -> None:
-    (text,) = build_trees(Side(made(tmp_path, Recipe(domains={"code": Domain()})), "small")).texts
+    (text,) = build_trees(RunDraft(made(tmp_path, Recipe(domains={"code": Domain()})), "small")).texts
     assert text.own is not None
     assert (text.own.same, text.own.difference) == (True, None)
 
@@ -400,7 +400,7 @@ def test_the_only_domain_has_no_other_tree(tmp_path: Path) -> None:
 def test_kinds_of_text_are_kept_apart(tmp_path: Path) -> None:
     sources = [("code", dataclasses.replace(STORY, temperature=temperature)) for temperature in (0.5, 1.0)]
     recipe = Recipe(domains={"code": Domain(documents=9)}, sources=sources)
-    report = build_trees(Side(made(tmp_path, recipe), "small"))
+    report = build_trees(RunDraft(made(tmp_path, recipe), "small"))
     temperatures = [text.sampling["temperature"] if text.sampling else None for text in report.texts]
     assert [(text.domain, text.documents) for text in report.texts] == [("code", 9), ("code", 10), ("code", 10)]
     assert temperatures == [None, 0.5, 1.0]
@@ -414,20 +414,20 @@ def test_kinds_of_text_are_kept_apart(tmp_path: Path) -> None:
 
 def test_one_document_is_never_sure_of_anything(tmp_path: Path) -> None:
     run = made(tmp_path, Recipe(domains={"code": Domain(documents=1)}))
-    (text,) = build_trees(Side(run, "small")).texts
+    (text,) = build_trees(RunDraft(run, "small")).texts
     assert (text.trees, text.own, text.tested_documents) == ((), None, 0)
     assert "tested half" in text.reason
     assert all((share.low, share.high) == (0, 1) for share in text.ranks)
-    report = every_document(Side(run, "small"), mine=Tree.chain(3))
+    report = every_document(RunDraft(run, "small"), mine=Tree.chain(3))
     for row in (report.texts[0].trees[0], report.traffic[0]):
         assert row.tokens_per_round is not None
         assert (row.tokens_per_round.low, row.tokens_per_round.high) == (1, 4)
-    assert "none of its documents is in the tested half" in render_trees(build_trees(Side(run, "small")), "terminal")
+    assert "none of its documents is in the tested half" in render_trees(build_trees(RunDraft(run, "small")), "terminal")
 
 
 def test_a_draft_that_is_always_right_is_not_known_to_be(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=1.0, spread=0.0, shortest=41, longest=41)}))
-    report = every_document(Side(run, "small"), mine=Tree.chain(3))
+    report = every_document(RunDraft(run, "small"), mine=Tree.chain(3))
     tokens = report.texts[0].trees[0].tokens_per_round
     assert tokens is not None
     assert (tokens.value, tokens.high) == (4, 4)
@@ -439,7 +439,7 @@ def test_a_draft_that_is_never_right_gets_a_tree_without_nodes(tmp_path: Path) -
     """And a round of it emits one token, for certain."""
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=8)}))
     rewritten(run, "small", lambda frame: frame.__setitem__("draft_rank_of_token", np.int32(200)))
-    report = build_trees(Side(run, "small"), TreeRequest(nodes=(4,)))
+    report = build_trees(RunDraft(run, "small"), TreeRequest(nodes=(4,)))
     (tree,) = report.trees
     assert (tree.nodes, tree.depth, tree.levels, tree.paths) == (0, 0, (), ())
     assert report.traffic[0].tokens_per_round == Interval(1, 1, 1)
@@ -458,18 +458,20 @@ def test_text_that_the_target_did_not_choose_has_ranks_and_no_rounds(found: Tree
 
 def test_a_run_without_a_text_of_the_target_chooses_no_tree(tmp_path: Path) -> None:
     run = made(tmp_path, Recipe(domains={"wiki": RECIPE.domains["wiki"]}))
-    report = build_trees(Side(run, "small"))
+    report = build_trees(RunDraft(run, "small"))
     assert (report.trees, report.traffic, report.weights) == ((), (), {})
     assert "no tree was chosen" in render_trees(report, "terminal")
     assert json.loads(render_trees(report, "json"))["texts"][0]["trees"] == []
 
 
 def test_an_interrupted_run_is_named_and_one_without_a_shard_is_empty(tmp_path: Path, run: Run) -> None:
-    part = build_trees(Side(interrupted(run, tmp_path / "part", 4), "small"))
+    part = build_trees(RunDraft(interrupted(run, tmp_path / "part", 4), "small"))
     assert not part.complete
     assert sum(text.documents for text in part.texts) == 16
     assert "is an interrupted run" in render_trees(part, "terminal")
-    empty = build_trees(Side(interrupted(run, tmp_path / "empty", 0), "small"), TreeRequest(given={"mine": Tree.chain(2)}))
+    empty = build_trees(
+        RunDraft(interrupted(run, tmp_path / "empty", 0), "small"), TreeRequest(given={"mine": Tree.chain(2)})
+    )
     assert (empty.texts, empty.tested_on) == ((), 0)
     assert [row.tokens_per_round for row in empty.traffic] == [None, None]
     assert "interrupted" in render_trees(empty, "terminal")
@@ -478,14 +480,14 @@ def test_an_interrupted_run_is_named_and_one_without_a_shard_is_empty(tmp_path: 
 
 def test_a_draft_without_ranks_is_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(OptionInvalid, match=r"draft lookup of .* has no ranks") as caught:
-        build_trees(Side(run, "lookup"))
+        build_trees(RunDraft(run, "lookup"))
     assert f"{run.path}:small" in caught.value.hint
     silent = made(tmp_path, Recipe(domains={"code": Domain()}))
     rewritten(
         silent, "small", lambda frame: frame.__setitem__("draft_rank_of_token", pd.array([None] * len(frame), "Int32"))
     )
     with pytest.raises(OptionInvalid, match=r"draft small of .* has no ranks"):
-        build_trees(Side(silent, "small"))
+        build_trees(RunDraft(silent, "small"))
 
 
 # Renderings.
@@ -536,7 +538,7 @@ def test_a_row_holds_the_numbers_of_its_tree_and_of_the_chain_as_deep(found: Tre
 def test_hostile_names_are_harmless(tmp_path: Path, name: str) -> None:
     domains = {name: Domain(documents=5), "code": Domain(documents=5)}
     given = {f"{name}.json": Tree.from_paths(BUSHY)}
-    report = build_trees(Side(made(tmp_path, Recipe(domains=domains)), "small"), TreeRequest(nodes=(4,), given=given))
+    report = build_trees(RunDraft(made(tmp_path, Recipe(domains=domains)), "small"), TreeRequest(nodes=(4,), given=given))
     for width in (100, 150):
         text = as_terminal(report, width)
         assert all(char.isprintable() or char == "\n" for char in text)
@@ -580,7 +582,7 @@ def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return call
 
 
-def test_the_command_prints_what_the_library_finds(side: Side, alphaprof: Runner, tmp_path: Path) -> None:
+def test_the_command_prints_what_the_library_finds(side: RunDraft, alphaprof: Runner, tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     mine.write_text(json.dumps([[rank - 1 for rank in path] for path in BUSHY]))
     request = request_of([16, 4, 16], 3, {"mine.json": Tree.from_paths(BUSHY)})
@@ -593,7 +595,7 @@ def test_the_command_prints_what_the_library_finds(side: Side, alphaprof: Runner
     assert (tmp_path / "out.txt").read_text(encoding="utf-8") == render_trees(expected, "terminal", to_file=True)
 
 
-def test_a_chosen_tree_comes_back_as_a_file(side: Side, alphaprof: Runner, tmp_path: Path) -> None:
+def test_a_chosen_tree_comes_back_as_a_file(side: RunDraft, alphaprof: Runner, tmp_path: Path) -> None:
     """What the JSON holds configures an engine, and this command: --top 1, since its ranks count from 1."""
     content = json.loads(alphaprof(side.label, "--nodes", 16, "--format", "json")[1])
     (tmp_path / "best.json").write_text(json.dumps(content["trees"][0]["paths"]))
@@ -603,7 +605,7 @@ def test_a_chosen_tree_comes_back_as_a_file(side: Side, alphaprof: Runner, tmp_p
     assert again["traffic"][1] | {"tree": "optimal 16"} == content["traffic"][0]
 
 
-def test_no_tree_is_chosen_of_size_zero(side: Side, alphaprof: Runner) -> None:
+def test_no_tree_is_chosen_of_size_zero(side: RunDraft, alphaprof: Runner) -> None:
     content = json.loads(alphaprof(side.label, "--nodes", 0, "--format", "json")[1])
     assert (content["trees"], content["held_out"], content["tested_on"]) == ([], False, 35)
     assert request_of(None, None, {}).nodes == NODES
@@ -634,7 +636,7 @@ FILES: dict[str, tuple[str, str, str]] = {
 
 @pytest.mark.parametrize(("content", "problem", "hint"), FILES.values(), ids=list(FILES))
 def test_a_file_that_is_no_tree_is_refused_in_two_lines(
-    side: Side, alphaprof: Runner, tmp_path: Path, content: str, problem: str, hint: str
+    side: RunDraft, alphaprof: Runner, tmp_path: Path, content: str, problem: str, hint: str
 ) -> None:
     (tmp_path / "tree.json").write_text(content, encoding="utf-8")
     code, output, errors = alphaprof(side.label, "--tree", tmp_path / "tree.json")
@@ -646,7 +648,7 @@ def test_a_file_that_is_no_tree_is_refused_in_two_lines(
     assert hint in second
 
 
-def test_a_tree_that_cannot_be_read_is_refused(side: Side, alphaprof: Runner, tmp_path: Path) -> None:
+def test_a_tree_that_cannot_be_read_is_refused(side: RunDraft, alphaprof: Runner, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path, problem in (("none.json", "No such file"), (".", "Is a directory"), ("binary", "holds no JSON")):
         code, output, errors = alphaprof(side.label, "--tree", tmp_path / path)

@@ -14,7 +14,16 @@ import pytest
 
 from alphaprof.cli import app
 from alphaprof.cli.show import render_rollout
-from alphaprof.commands.rollout.build import SAME, Rolled, Rollout, Rollouts, Way, build_rollout, departure, depth_counts
+from alphaprof.commands.rollout.build import (
+    SAME,
+    Rolled,
+    Rollout,
+    Rollouts,
+    RolloutWay,
+    build_rollout,
+    departure,
+    depth_counts,
+)
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema
 from alphaprof.stats.estimate import Interval, mean_interval, ratio
@@ -126,7 +135,7 @@ def built(*ways: Rolled, sampled: bool = False, regret: float = 0.0) -> Rollout:
     return build_rollout(Rollouts(facts, table(sampled), own, ways, 1), 0.95)
 
 
-def only(found: Rollout) -> Way:
+def only(found: Rollout) -> RolloutWay:
     ((way,),) = [text.ways for text in found.texts]
     return way
 
@@ -249,13 +258,13 @@ def rolled_out(
     folder: Path, tiny: Path, rules: tuple[str, ...], drafts: list[str] | None = None, **changes: Any
 ) -> tuple[Path, Rollout]:
     """A profile over tiny models, and its rollouts at one gamma."""
-    from alphaprof.commands.rollout.measure import request_of, roll
+    from alphaprof.commands.rollout.measure import roll, rollout_request
     from alphaprof.config.load import load_profile
     from tests.test_pipeline import Silent
 
     path = tiny_profile(folder, tiny, **changes)
     options = load_profile(path, None, 3)
-    return path, build_rollout(roll(options, request_of(options, drafts, list(rules), [GAMMA]), Silent()), 0.95)
+    return path, build_rollout(roll(options, rollout_request(options, drafts, list(rules), [GAMMA]), Silent()), 0.95)
 
 
 def loaded_from(path: Path) -> Any:
@@ -271,10 +280,10 @@ def witnessed(loaded: Any, draft: str, rule: str, domain: str) -> dict[str, Any]
     """The numbers of one way on one domain, from rounds one by one and whole forward passes."""
     import torch
 
-    from alphaprof.profiling.decoding.speculative import Drafting, decode
+    from alphaprof.profiling.decoding.speculative import DecodingSetup, decode
     from alphaprof.rules import parse_rule
 
-    (drafting,) = [Drafting(item, parse_rule(rule), GAMMA) for item in loaded.drafts if item.name == draft]
+    (drafting,) = [DecodingSetup(item, parse_rule(rule), GAMMA) for item in loaded.drafts if item.name == draft]
     found: dict[str, Any] = {"tested": 0, "accepted": 0, "rounds": 0, "emitted": 0, "regret": 0.0, "own": 0.0, "tokens": []}
     own_tokens, found["departs"] = 0, []
     for document in [item for item in loaded.documents if item.domain == domain]:
@@ -395,7 +404,7 @@ def test_kinds_of_text_are_kept_apart_and_each_has_the_rules_that_belong_to_it(t
 
 @pytest.mark.models
 def test_what_is_not_asked_for_comes_from_the_profile() -> None:
-    from alphaprof.commands.rollout.measure import request_of
+    from alphaprof.commands.rollout.measure import rollout_request
     from alphaprof.config.profile import ProfileOptions
 
     tree = {
@@ -404,10 +413,10 @@ def test_what_is_not_asked_for_comes_from_the_profile() -> None:
         "data": [{"domain": "a", "path": "a.jsonl", "prompt": "{text}"}],
         "rules": ["strict", "top_m:2", "typical:0.1,0.2"],
     }
-    found = request_of(ProfileOptions.model_validate(tree), None, None, None)
+    found = rollout_request(ProfileOptions.model_validate(tree), None, None, None)
     assert (list(found.drafts), [rule.id for rule in found.rules]) == (["a", "b"], ["top_m_2", "typical_0p1_0p2"])
     assert list(found.gammas) == [1, 2, 3, 5]
     fixed = ProfileOptions.model_validate(tree | {"decision": {"gamma": 4}})
-    assert list(request_of(fixed, ["b"], ["strict"], None).gammas) == [4]
-    assert list(request_of(fixed, ["b"], ["strict"], [7, 6]).gammas) == [6, 7]
-    assert list(request_of(fixed, ["b"], ["strict"], None).drafts) == ["b"]
+    assert list(rollout_request(fixed, ["b"], ["strict"], None).gammas) == [4]
+    assert list(rollout_request(fixed, ["b"], ["strict"], [7, 6]).gammas) == [6, 7]
+    assert list(rollout_request(fixed, ["b"], ["strict"], None).drafts) == ["b"]

@@ -33,7 +33,7 @@ from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import GAMMA_LIMIT, parse_rule
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Trace, run_lengths, steps
 from tests.test_architectures import CONFIGS, network
@@ -562,7 +562,7 @@ def decoded_like(run: Run, model: Model, draft: Draft, row: dict[str, Any]) -> f
     sampled = settings["temperature"] is not None
     rule = "one_hot" if sampled else "strict"
     choice = Choice(Processing(**settings), row["seed"], width=IDS) if sampled else Choice(width=IDS)
-    totals = read_totals(run, draft.name, Request(run.rules, run.gammas))
+    totals = read_totals(run, draft.name, TotalsRequest(run.rules, run.gammas))
     chosen = pc.and_(pc.equal(totals["document"], row["document"]), pc.equal(totals["rule"].cast("string"), rule))
     (expected,) = totals.filter(chosen).to_pylist()
     prompt = np.array(row["prompt_ids"], dtype=np.int32)

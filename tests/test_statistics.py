@@ -18,11 +18,11 @@ from hypothesis.extra import numpy as hnp
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.statistics import (
-    Side,
+    ProcessedLogits,
     columns,
     distribution,
     multi_draft_columns,
-    side,
+    processed_logits,
     softmax,
     target_columns,
     top_probs,
@@ -37,7 +37,7 @@ def both(
     """All columns of a chunk, by the loops of this device; those in torch are the same, and held against them every time."""
     ours, theirs = dispatch.measured([target, draft], [chosen, chosen], token, [])
     found = ours | theirs
-    in_torch = columns(side(target, chosen), [side(draft, chosen)], token, [])
+    in_torch = columns(processed_logits(target, chosen), [processed_logits(draft, chosen)], token, [])
     for name, values in (in_torch[0] | in_torch[1]).items():
         assert found[name].dtype == values.dtype
         assert torch.allclose(found[name].double(), values.double(), atol=1e-5, rtol=1e-5), name
@@ -169,7 +169,7 @@ def test_a_mask_counts_as_infinite_where_the_temperature_makes_it_so(temperature
     logits = torch.randn(1, 40)
     logits[0, 20:] = torch.finfo(torch.float32).min
     chosen = Processing(temperature)
-    (found,) = dispatch.columns(side(logits, chosen), [], torch.tensor([0]), [])
+    (found,) = dispatch.columns(processed_logits(logits, chosen), [], torch.tensor([0]), [])
     assert bool(found["target_entropy"].isfinite()) == (temperature == 1.0)
     assert torch.allclose(found["target_entropy"], distribution(logits, chosen).entropy, equal_nan=True)
 
@@ -223,7 +223,7 @@ def test_large_logits_do_not_overflow() -> None:
 def test_the_largest_probabilities_come_in_order(vocabulary: int, most: int, chosen: Processing) -> None:
     """As many as there are, summing to what they hold of the whole, zeros where truncation leaves fewer."""
     logits = 3 * torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
-    given = side(logits, chosen)
+    given = processed_logits(logits, chosen)
     found = top_probs(given, target_columns(softmax(given), torch.zeros(5, dtype=torch.long)), most)
     whole = np.stack([reference.processed(row.numpy(), chosen) for row in logits])
     assert found.shape == (5, min(most, vocabulary))
@@ -232,7 +232,7 @@ def test_the_largest_probabilities_come_in_order(vocabulary: int, most: int, cho
 
 def test_the_largest_probability_of_all_is_the_top_probability_to_the_last_bit() -> None:
     """So that a threshold and an acceptance that look at it never disagree."""
-    given = side(torch.randn(200, 90, generator=torch.Generator().manual_seed(0)), Processing(0.7, 40))
+    given = processed_logits(torch.randn(200, 90, generator=torch.Generator().manual_seed(0)), Processing(0.7, 40))
     (found,) = dispatch.columns(given, [], torch.zeros(200, dtype=torch.long), [])
     top = top_probs(given, found, 64)
     assert torch.equal(top[:, 0], found["target_top_prob"])
@@ -466,20 +466,20 @@ def test_loops_and_torch_agree_on_any_logits(
 def test_where_kernels_cannot_run_a_gpu_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here no GPU can be used at all; a CPU needs no kernels."""
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no C compiler\nat all")))
-    dispatch.hindrance.cache_clear()
-    assert dispatch.hindrance(torch.device("cuda")) == "no C compiler"
-    assert dispatch.hindrance(torch.device("cpu")) is None
+    dispatch.why_unavailable.cache_clear()
+    assert dispatch.why_unavailable(torch.device("cuda")) == "no C compiler"
+    assert dispatch.why_unavailable(torch.device("cpu")) is None
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")))
-    dispatch.hindrance.cache_clear()
+    dispatch.why_unavailable.cache_clear()
     with pytest.raises(torch.OutOfMemoryError):  # says nothing about kernels
-        dispatch.hindrance(torch.device("cuda"))
-    dispatch.hindrance.cache_clear()
+        dispatch.why_unavailable(torch.device("cuda"))
+    dispatch.why_unavailable.cache_clear()
 
 
 def test_equal_rows_are_exactly_nothing_apart() -> None:
     """A mean divergence of rounding would be a budget to reject on."""
     target, _ = logits_of(20, 1000, torch.bfloat16)
-    found = dispatch.columns(Side(target), [Side(target.clone())], torch.arange(20), [])[1]
+    found = dispatch.columns(ProcessedLogits(target), [ProcessedLogits(target.clone())], torch.arange(20), [])[1]
     assert not found["kl_target_draft"].any()
     assert not found["kl_draft_target"].any()
 

@@ -25,7 +25,7 @@ from alphaprof.log.files import replacing
 from alphaprof.log.schema import Column
 from alphaprof.log.store import Run, begin, require_writable, write_table
 from alphaprof.report.build import build_report
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals, write_totals
 from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
@@ -181,7 +181,7 @@ DAMAGE = {
 
 def read_all(run: Run) -> list[object]:
     """What every table of a run holds, position logs and continuations of its second shard."""
-    request = Request(run.rules, run.gammas)
+    request = TotalsRequest(run.rules, run.gammas)
     tables = [run.positions("small", 1), run.continuations(1), run.documents(), run.latency()]
     tables.append(read_totals(run, "small", request))
     return [None if table is None else table.to_pylist() for table in tables]

@@ -21,7 +21,7 @@ from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.rules import DEFAULT_RULES, RULES, parse_rule
 from alphaprof.theory.trees import MultiDraft
-from alphaprof.totals.count import Request, Shape, columns_of, counts, shard_totals, table_of, trace_of
+from alphaprof.totals.count import Shape, TotalsRequest, columns_of, counts, shard_totals, table_of, trace_of
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
 from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
@@ -71,7 +71,7 @@ def documents(
 
 
 def totals(positions: pa.Table, texts: pa.Table | None = None, draft: ModelFacts = FACTS, **request: Any) -> list[dict]:
-    asked = Request(**({"rules": ["strict"], "gammas": [1, 2]} | request))
+    asked = TotalsRequest(**({"rules": ["strict"], "gammas": [1, 2]} | request))
     table = shard_totals(positions, documents() if texts is None else texts, FACTS, draft, asked)
     return [listed(row, asked.gammas) for row in table.to_pylist()]
 
@@ -151,7 +151,7 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
 @pytest.mark.parametrize(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
 def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
     facts = dataclasses.replace(FACTS, eos=eos)
-    rows = shard_totals(log(), documents(), facts, FACTS, Request(["strict"], [2], "hf")).to_pylist()
+    rows = shard_totals(log(), documents(), facts, FACTS, TotalsRequest(["strict"], [2], "hf")).to_pylist()
     assert rows[0]["drafted_2"] == drafted
 
 
@@ -499,7 +499,7 @@ def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shard
         tmp_path / "run", Recipe(domains={"s": texts}, rules=(*DEFAULT_RULES, "multi_draft_2"), shard_documents=64)
     )
     positions, documents = run.positions("small", 0), run.continuations(0)
-    request = Request(run.rules, [1, 2], flavour)
+    request = TotalsRequest(run.rules, [1, 2], flavour)
 
     def by_document(parts: list[tuple[pa.Table, pa.Table]]) -> pa.Table:
         return table_of([counts(*part, (FACTS, FACTS), request) for part in parts], request.gammas)
@@ -615,8 +615,8 @@ STORED = Recipe(
 )
 
 
-def asked(run: Run, rules: Sequence[str], flavour: Any = "engine") -> Request:
-    return Request(list(rules), run.gammas, flavour)
+def asked(run: Run, rules: Sequence[str], flavour: Any = "engine") -> TotalsRequest:
+    return TotalsRequest(list(rules), run.gammas, flavour)
 
 
 def sorted_rows(table: pa.Table, rules: Sequence[str]) -> list[dict]:

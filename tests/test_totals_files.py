@@ -15,11 +15,11 @@ import pytest
 
 from alphaprof.errors import RunUnreadable
 from alphaprof.log import files
-from alphaprof.log.files import Part, part_name, parts_in, ranges, readable
+from alphaprof.log.files import TotalsPart, part_name, parts_in, ranges, readable
 from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
-from alphaprof.totals.count import Request
-from alphaprof.totals.files import Held, read_totals, write_totals
+from alphaprof.totals.count import TotalsRequest
+from alphaprof.totals.files import DraftTotals, read_totals, write_totals
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 RULES = ("strict", "lossless", "additive_0p1")
@@ -61,7 +61,7 @@ def test_ranges_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_shard_is_read_once() -> None:
     """A file that another one covers, or that reaches beyond complete shards, is left alone."""
     covering = [(0, 2), (0, 0), (1, 1), (3, 9), (3, 3), (4, 4)]
-    found = [Part(Path(part_name(*pair)), *pair) for pair in covering]
+    found = [TotalsPart(Path(part_name(*pair)), *pair) for pair in covering]
     assert [(part.first, part.last) for part in readable(found, 5)] == [(0, 2), (3, 3), (4, 4)]
 
 
@@ -90,13 +90,13 @@ def test_a_run_that_goes_on_has_its_totals_joined_in_the_end(
     monkeypatch.setattr(files, "ENOUGH", 8)  # of another version: what overlaps is replaced
     write_totals(going)
     assert names(going) == ["part-00000-00003.parquet", "part-00004-00007.parquet", "part-00008-00009.parquet"]
-    request = Request(RULES, run.gammas)
+    request = TotalsRequest(RULES, run.gammas)
     assert rows(read_totals(going, "small", request)) == rows(read_totals(run, "small", request))
     assert len(pd.read_parquet(going.path / "totals")) == 20 * len(RULES)
 
 
 def test_what_is_left_of_a_joined_file_is_not_read_twice(run: Run) -> None:
-    request = Request(RULES, run.gammas)
+    request = TotalsRequest(RULES, run.gammas)
     expected = read_totals(run, "small", request)
     (part,) = run.totals_parts("small")
     shutil.copy(part.path, part.path.with_name("part-00003.parquet"))
@@ -114,11 +114,11 @@ def test_what_a_joined_file_covers_is_gone_after_the_next_look(run: Run) -> None
 
 def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: Run, tmp_path: Path) -> None:
     """By a process that goes on with the run: those that the report knew of are gone."""
-    request = Request(RULES, run.gammas)
+    request = TotalsRequest(RULES, run.gammas)
     expected = rows(read_totals(run, "small", request))
     going = interrupted(run, tmp_path / "going")
     write_totals(going)
-    held = Held(going, "small")
+    held = DraftTotals(going, "small")
     assert len(held.parts) == 10
     write_totals(Run(going.path, dataclasses.replace(going.manifest, status="complete")))
     assert names(going) == ["part-00000-00009.parquet"]
@@ -126,14 +126,14 @@ def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: Run
     assert rows(pa.concat_tables(held.read(request, None, list))) == expected
     (going.path / "totals" / "draft=small" / names(going)[0]).write_bytes(b"")
     with pytest.raises(RunUnreadable):
-        Held(going, "small").read(request, None, list)
+        DraftTotals(going, "small").read(request, None, list)
 
 
 def test_totals_that_are_damaged_are_worked_out_and_written_anew_from_the_log(run: Run) -> None:
     (part,) = run.totals_parts("small")
     before = part.read()
     part.path.write_bytes(part.path.read_bytes()[:-1])
-    assert rows(read_totals(run, "small", Request(RULES, run.gammas))) == rows(before)
+    assert rows(read_totals(run, "small", TotalsRequest(RULES, run.gammas))) == rows(before)
     assert run.damaged == {"totals/draft=small/part-00000-00009.parquet"}
     again = Run.open(run.path)
     write_totals(again)
@@ -146,7 +146,7 @@ def test_a_file_without_rows_is_written_and_read(run: Run, tmp_path: Path) -> No
     (part,) = run.totals_parts("small")
     empty = part.read().slice(0, 0)
     files.write_part(tmp_path / part_name(0, 0), empty)
-    assert Part(tmp_path / part_name(0, 0), 0, 0).read(["strict"]).equals(empty)
+    assert TotalsPart(tmp_path / part_name(0, 0), 0, 0).read(["strict"]).equals(empty)
 
 
 def test_rules_and_columns_that_nobody_asked_for_are_not_read(run: Run) -> None:
@@ -154,9 +154,9 @@ def test_rules_and_columns_that_nobody_asked_for_are_not_read(run: Run) -> None:
     (part,) = run.totals_parts("small")
     file = pq.ParquetFile(part.path)
     assert [set(file.read_row_group(group)["rule"].to_pylist()) for group in range(3)] == [{rule} for rule in RULES]
-    found = read_totals(run, "small", Request(["lossless", "top_m_3"], run.gammas), ["document", "rule", "rounds_2"])
+    found = read_totals(run, "small", TotalsRequest(["lossless", "top_m_3"], run.gammas), ["document", "rule", "rounds_2"])
     assert found.column_names == ["document", "rule", "rounds_2"]
-    whole = {row["document"]: row for row in read_totals(run, "small", Request(["lossless"], run.gammas)).to_pylist()}
+    whole = {row["document"]: row for row in read_totals(run, "small", TotalsRequest(["lossless"], run.gammas)).to_pylist()}
     for rule in ("lossless", "top_m_3"):
         mine = [row for row in found.to_pylist() if row["rule"] == rule]
         assert [row["document"] for row in mine] == list(range(20))

@@ -20,7 +20,7 @@ import torch
 from alphaprof.profiling.models.processing import PLAIN, Processing, processed
 from alphaprof.profiling.scoring.statistics import (
     Columns,
-    Side,
+    ProcessedLogits,
     distribution,
     draft_columns,
     proposal_columns,
@@ -68,11 +68,11 @@ def wide(logits: torch.Tensor, padding: int) -> torch.Tensor:
     return found[:, : logits.shape[1]]
 
 
-def side(logits: torch.Tensor, settings: Processing = PLAIN, padding: int = 0) -> Side:
+def side(logits: torch.Tensor, settings: Processing = PLAIN, padding: int = 0) -> ProcessedLogits:
     """Logits with the least of what truncation keeps."""
     scaled, kept = processed(logits, settings)
     least = None if kept is None else scaled.where(kept, torch.inf).amin(1).to(DEVICE)
-    return Side(wide(logits, padding), settings.temperature, least)
+    return ProcessedLogits(wide(logits, padding), settings.temperature, least)
 
 
 def columns(

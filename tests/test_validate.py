@@ -20,11 +20,11 @@ from alphaprof.commands.validate.timings import (
     TAIL,
     ClockError,
     Decodings,
+    DecodingTimes,
     Generated,
-    Measured,
     Outcome,
-    Part,
     RelativeError,
+    TimedGroup,
     TimedPair,
     clock_error,
     contexts_of,
@@ -43,7 +43,7 @@ from alphaprof.errors import (
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run, run_directory
 from alphaprof.stats.estimate import quantile
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.synthetic import Recipe, write_run
 from tests.test_cli_errors import assert_two_lines, profile, run
@@ -76,7 +76,7 @@ def test_without_tokens_or_ticks_of_the_clock_there_is_no_speedup() -> None:
     zero = np.zeros((2, 1))
     assert pair(zero, zero, [0], [0]).speedup() is None
     assert pair(zero, zero + 1).speedup() is None
-    assert pair(zero, zero + 1).error(1.0, np.ones(1), Part(0.0, math.inf)) is None
+    assert pair(zero, zero + 1).error(1.0, np.ones(1), TimedGroup(0.0, math.inf)) is None
 
 
 def tail_of_one_degree(tail: float) -> float:
@@ -86,7 +86,7 @@ def tail_of_one_degree(tail: float) -> float:
 
 def test_the_interval_of_an_error_over_documents_by_hand() -> None:
     """Rounds were predicted to cost the same, and the second document's took 1.2 times as long as the first's."""
-    found = pair(np.ones((2, 2)), [[1.0, 1.2], [1.0, 1.2]]).error(1.0, np.ones(2), Part(0.0, math.inf))
+    found = pair(np.ones((2, 2)), [[1.0, 1.2], [1.0, 1.2]]).error(1.0, np.ones(2), TimedGroup(0.0, math.inf))
     assert found is not None
     half = tail_of_one_degree(TAIL) * 0.1 / 1.1  # residuals of 0.1 on a mean of 1.1
     assert found.value == pytest.approx(0.1)
@@ -94,25 +94,25 @@ def test_the_interval_of_an_error_over_documents_by_hand() -> None:
 
 
 def test_documents_that_were_predicted_to_differ_are_no_source_of_error() -> None:
-    found = pair(np.ones((2, 2)), [[1.0, 3.0], [1.0, 3.0]]).error(0.5, np.array([1.0, 3.0]), Part(0.0, math.inf))
+    found = pair(np.ones((2, 2)), [[1.0, 3.0], [1.0, 3.0]]).error(0.5, np.array([1.0, 3.0]), TimedGroup(0.0, math.inf))
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((0, 0, 0), abs=1e-12)
 
 
 def test_the_interval_of_an_error_over_repeats_and_step_times_by_hand() -> None:
     slower = pair(np.ones((2, 2)), [[1.0, 1.0], [math.exp(0.2)] * 2])  # logs of the speedup 0 and -0.2: variance 0.02
-    found = slower.error(1.0, np.ones(2), Part(0.0, math.inf))
+    found = slower.error(1.0, np.ones(2), TimedGroup(0.0, math.inf))
     assert found is not None
     half = tail_of_one_degree(TAIL) * math.sqrt(0.02 / 2)
     assert math.log((1 + found.high) / (1 + found.value)) == pytest.approx(half)
-    timed_too = slower.error(1.0, np.ones(2), Part(0.01, math.inf))  # as much again, known: 4 degrees of freedom
+    timed_too = slower.error(1.0, np.ones(2), TimedGroup(0.01, math.inf))  # as much again, known: 4 degrees of freedom
     assert timed_too is not None
     assert math.log((1 + timed_too.high) / (1 + timed_too.value)) == pytest.approx(quantile(1 - TAIL, 4) * math.sqrt(0.02))
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (3, 1)])
 def test_one_repeat_or_one_document_says_nothing(shape: tuple[int, int]) -> None:
-    found = pair(np.ones(shape), np.full(shape, 9.0)).error(1.0, np.ones(shape[1]), Part(0.0, math.inf))
+    found = pair(np.ones(shape), np.full(shape, 9.0)).error(1.0, np.ones(shape[1]), TimedGroup(0.0, math.inf))
     assert found == RelativeError(pytest.approx(8.0), -1.0, math.inf)  # type: ignore[arg-type]
     assert clock_error([found], 0.1) == ClockError(pytest.approx(8.0), 0.0, math.inf, pytest.approx(8.0), "too_noisy")  # type: ignore[arg-type]
 
@@ -174,7 +174,7 @@ def simulated(rng: np.random.Generator, noise: Noise, truth: float, timing: floa
         for _ in range(4):
             cost = rng.uniform(0.5, 1.1, DOCUMENTS)
             timed = TimedPair(plain, tokens * cost * noise(rng, REPEATS, DOCUMENTS), tokens, tokens)
-            errors.append(timed.error(off * tokens.sum() / (tokens * cost).sum(), cost, Part(timing**2, math.inf)))
+            errors.append(timed.error(off * tokens.sum() / (tokens * cost).sum(), cost, TimedGroup(timing**2, math.inf)))
     found = clock_error([error for error in errors if error], 0.1)
     assert found is not None
     return found
@@ -220,11 +220,11 @@ def synthetic(folder: Path) -> Run:
     return Run.open(folder / "run")
 
 
-def timed(run_: Run, factor: float) -> Measured:
+def timed(run_: Run, factor: float) -> DecodingTimes:
     """Decodings whose rounds are those of the replay, and which are `factor` times as fast as predicted."""
     documents = run_.documents()
     numbers = documents["document"].to_numpy()
-    totals = read_totals(run_, "small", Request(["strict"], run_.gammas)).to_pydict()
+    totals = read_totals(run_, "small", TotalsRequest(["strict"], run_.gammas)).to_pydict()
     rows = [index for index, rule in enumerate(totals["rule"]) if rule == "strict"]
 
     def column(name: str) -> Any:
@@ -252,7 +252,7 @@ def timed(run_: Run, factor: float) -> Measured:
     plain = way(None, 0, tokens * times["target", "decode", 1], (0 * tokens, 0 * tokens), (tokens, nothing, nothing))
     counts = (rounds, depths["drafted"], depths["accepted"])
     drafted = way("small", GAMMA, spent, (draft / factor, verify / factor), counts)
-    return Measured(numbers, ("strict",) * len(numbers), plain, (drafted,), 0, 0)
+    return DecodingTimes(numbers, ("strict",) * len(numbers), plain, (drafted,), 0, 0)
 
 
 def compared(folder: Path, factor: float = 1.0, tolerance: float = 0.1) -> Validation:
@@ -317,7 +317,7 @@ def test_what_was_not_predicted_has_no_outcome(tmp_path: Path) -> None:
         require_within(found, undecided_fails=False)
 
 
-def busy(measured: Measured, name: str) -> Measured:
+def busy(measured: DecodingTimes, name: str) -> DecodingTimes:
     """The same, with one repeat of the drafted way three times as long by one clock."""
     (way,) = measured.drafted
     seconds = getattr(way, name).copy()

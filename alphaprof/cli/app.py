@@ -149,12 +149,12 @@ def check(
     """
     from alphaprof.cli.show import render_check
     from alphaprof.commands.check.build import require_passed
-    from alphaprof.commands.check.request import Asked, checked, minimums
+    from alphaprof.commands.check.request import CheckRequest, checked, minimums
     from alphaprof.config.load import known_rules
 
     named = known_rules([rule], "--rule")[0] if rule else None
     least = minimums(min_alpha, min_length, min_speedup)
-    found = checked(Asked(run, draft, named, gamma, least, baseline, margin, target_change))
+    found = checked(CheckRequest(run, draft, named, gamma, least, baseline, margin, target_change))
     print_text(render_check(found, output.value, to_file=out is not None), out)
     if found.outcome == "undecided" and undecided is Undecided.passes:
         print(f"warning: {one_line(found.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)

@@ -43,7 +43,7 @@ def export(
 ) -> None:
     """Acceptance as engines and simulators read it. stdout is the file; what it assumes is said on stderr."""
     from alphaprof.commands.export.build import export as exported
-    from alphaprof.commands.export.scope import Wanted
+    from alphaprof.commands.export.scope import ExportRequest
     from alphaprof.config.load import changed_question, known_rules
     from alphaprof.log.run_draft import side_of
 
@@ -51,7 +51,7 @@ def export(
     if overrides:
         side = side.asked(changed_question(side.run.manifest.config, overrides))
     named = known_rules([rule], "--rule")[0] if rule else None
-    found = exported(side, to.value, Wanted(named, gamma, domain, nodes))
+    found = exported(side, to.value, ExportRequest(named, gamma, domain, nodes))
     print_text(found.text, out)
     for kind, lines in (("note", found.notes), ("warning", found.warnings)):
         for line in lines:
@@ -113,17 +113,17 @@ def import_vllm(
     overrides: Overrides = None,
 ) -> None:
     """Per-request speculative decoding metrics of vLLM as a run, for report, check and compare."""
-    from alphaprof.commands.importing.build import Asked, import_requests
+    from alphaprof.commands.importing.build import ImportRequest, import_requests
 
     sampling = _sampling(rule, temperature, top_k, top_p)
     names = _naming(draft, target, domain, domain_key, cluster_key)
-    asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or ())
+    asked = ImportRequest(requests, rule.value, sampling, names, gamma, leave_out, overrides or ())
     with interruptible(None):
         run = import_requests(asked, out)
     _say(run.manifest, out)
 
 
-class Drafting(StrEnum):
+class ServedDrafting(StrEnum):
     """What SGLang drafts in a round."""
 
     chain = "chain"
@@ -139,7 +139,7 @@ def import_sglang(
     out: NewRun,
     rule: Rule,
     drafting: Annotated[
-        Drafting,
+        ServedDrafting,
         typer.Option(
             help="What a round drafted: a chain (--speculative-eagle-topk 1), a tree (topk above 1, or NGRAM), or adaptive "
             "steps (--speculative-adaptive). Of the last two, tokens per round are known alone."
@@ -165,16 +165,16 @@ def import_sglang(
     overrides: Overrides = None,
 ) -> None:
     """Per-request speculative decoding counts of SGLang as a run, for report, check and compare."""
-    from alphaprof.commands.importing.build import SGLANG, Asked, import_requests
+    from alphaprof.commands.importing.build import SGLANG, ImportRequest, import_requests
 
-    if drafting is not Drafting.chain and gamma is None:
+    if drafting is not ServedDrafting.chain and gamma is None:
         raise OptionInvalid(
             f"with --drafting {drafting.value} the counts do not say how many drafts a round may accept",
             "add --gamma: --speculative-num-steps of the server; where they adapt themselves, the most of them",
         )
     sampling = _sampling(rule, temperature, top_k, top_p)
     names = _naming(draft, target, domain, domain_key, cluster_key)
-    asked = Asked(requests, rule.value, sampling, names, gamma, leave_out, overrides or (), SGLANG, drafting.value)
+    asked = ImportRequest(requests, rule.value, sampling, names, gamma, leave_out, overrides or (), SGLANG, drafting.value)
     with interruptible(None):
         run = import_requests(asked, out)
     _say(run.manifest, out)

@@ -213,8 +213,8 @@ def rollout(
     with ConsoleProgress() as progress, interruptible(None):
         from alphaprof.cli.show import render_rollout
         from alphaprof.commands.rollout.build import build_rollout
-        from alphaprof.commands.rollout.measure import request_of, roll
+        from alphaprof.commands.rollout.measure import roll, rollout_request
 
-        rolled = roll(options, request_of(options, draft, rules, gamma), progress)
+        rolled = roll(options, rollout_request(options, draft, rules, gamma), progress)
         found = build_rollout(rolled, options.decision.confidence)
     print_text(render_rollout(found, output.value, to_file=out is not None), out)

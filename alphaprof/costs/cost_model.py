@@ -19,7 +19,7 @@ from alphaprof.costs.roofline import ACCELERATORS, Accelerator, Efficiency, Mode
 from alphaprof.costs.speedup import StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
-from alphaprof.log.manifest import CHAIN, LOOKUP, Manifest, ModelFacts
+from alphaprof.log.manifest import CHAIN, PROMPT_LOOKUP, Manifest, ModelFacts
 from alphaprof.log.store import Run
 
 Array = np.ndarray[Any, Any]
@@ -101,7 +101,7 @@ def shape_of(name: str, facts: ModelFacts) -> ModelShape:
 
 
 @dataclass(frozen=True)
-class Memory:
+class DraftMemoryShare:
     """What a draft takes of the memory that the target leaves for its KV cache."""
 
     draft: str
@@ -132,12 +132,12 @@ class Cost:
     draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full
     lookup_ms: dict[str, float]  # by prompt lookup draft, once a round
     bookkeeping_ms: dict[str, float]  # once a round that drafts
-    memory: tuple[Memory, ...]  # one a draft
+    memory: tuple[DraftMemoryShare, ...]  # one a draft
     beyond_prefill: float | None  # share of prompts longer than any whose prefill was timed; None: no prefill was
 
 
 @dataclass(frozen=True)
-class CostBook:
+class CostModel:
     """All step times that a report may use, for rounds of up to `gamma` drafts at the documents' mean `context`."""
 
     table: StepTable
@@ -174,7 +174,7 @@ class CostBook:
         return f"by step times worked out for {_devices(options)}, not measured"
 
 
-def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostBook | None:
+def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostModel | None:
     """The step times that `costs` options name; None where they ask for none, or were to be measured and were not.
 
     `context`: tokens before a position, on average over the documents. Raises `CostsUnreadable`, also for rounds of which it
@@ -198,15 +198,15 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
         rows: Sequence[StepRow] = measured_rows(measured)
         mode = measured[0].get("mode") or "eager"
     elif options["source"] == TABLE:
-        lookups = [name for name, facts in manifest.drafts.items() if facts.kind == LOOKUP]
+        lookups = [name for name, facts in manifest.drafts.items() if facts.kind == PROMPT_LOOKUP]
         models = [name for name in manifest.drafts if name not in lookups]
         rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"])
     else:
         rows = _roofline(manifest, options, gamma, context)
-    return CostBook(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
+    return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
 
 
-def beyond_prefill(book: CostBook, prompt_tokens: Array) -> float | None:
+def beyond_prefill(book: CostModel, prompt_tokens: Array) -> float | None:
     """The share of prompts that are longer than any whose prefill was timed; None where none was, or a formula gives all."""
     found = book.table.prefill_ms(TARGET, prompt_tokens) if book.options["source"] != ROOFLINE else None
     return found[1] if found is not None else None
@@ -232,7 +232,7 @@ def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, contex
 
 def _shapes(manifest: Manifest, options: Mapping[str, Any]) -> tuple[ModelShape, dict[str, ModelShape | None]]:
     drafts = {
-        name: None if facts.kind == LOOKUP else _shape(name, facts, options, options["draft_weight_bytes"])
+        name: None if facts.kind == PROMPT_LOOKUP else _shape(name, facts, options, options["draft_weight_bytes"])
         for name, facts in manifest.drafts.items()
     }
     return _shape(TARGET, manifest.target, options, options["weight_bytes"]), drafts
@@ -258,7 +258,7 @@ def _devices(options: Mapping[str, Any]) -> str:
     return f"{options['tp']} x {options['accelerator']}" if options["tp"] > 1 else str(options["accelerator"])
 
 
-def cost_of(book: CostBook, concurrency: int, beyond_prefill: float | None) -> Cost:
+def cost_of(book: CostModel, concurrency: int, beyond_prefill: float | None) -> Cost:
     """What a report says of its step times."""
     manifest, options, times = book.manifest, book.options, book.times(concurrency)
     measured = options["source"] == MEASURED
@@ -283,14 +283,14 @@ def cost_of(book: CostBook, concurrency: int, beyond_prefill: float | None) -> C
         target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
         draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
         draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},
-        lookup_ms={draft: time.lookup.ms for draft, time in times.items() if manifest.drafts[draft].kind == LOOKUP},
+        lookup_ms={draft: time.lookup.ms for draft, time in times.items() if manifest.drafts[draft].kind == PROMPT_LOOKUP},
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
         memory=tuple(memory(manifest, options)),
         beyond_prefill=beyond_prefill,
     )
 
 
-def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[Memory]:
+def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[DraftMemoryShare]:
     """What each draft model takes, where its shape and the target's are known."""
     found = []
     for name, facts in manifest.drafts.items():
@@ -305,5 +305,7 @@ def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[Memory]:
             held = draft_memory(target, draft, device, tp, shared)
             pool, lost = held.weight_share, held.lost_share
         each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token
-        found.append(Memory(name, 0.0 if shared else draft.total_weight_bytes, own, own / (each + own), pool, lost))
+        found.append(
+            DraftMemoryShare(name, 0.0 if shared else draft.total_weight_bytes, own, own / (each + own), pool, lost)
+        )
     return found

@@ -122,7 +122,7 @@ def _footer(descriptor: int) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class TotalsPart:
     """One file, and the first and the last shard that it covers."""
 
     path: Path
@@ -152,19 +152,19 @@ def part_name(first: int, last: int) -> str:
     return f"part-{first:05d}.parquet" if first == last else f"part-{first:05d}-{last:05d}.parquet"
 
 
-def parts_in(folder: Path) -> list[Part]:
+def parts_in(folder: Path) -> list[TotalsPart]:
     """All parts in a folder, in the order of their shards; of those that start together the widest first."""
     names = [(path, NAME.fullmatch(path.name)) for path in (folder.iterdir() if folder.is_dir() else ())]
-    found = [Part(path, int(name[1]), int(name[2] or name[1])) for path, name in names if name]
+    found = [TotalsPart(path, int(name[1]), int(name[2] or name[1])) for path, name in names if name]
     return sorted(found, key=lambda part: (part.first, -part.last))
 
 
-def readable(parts: Sequence[Part], shards: int) -> list[Part]:
+def readable(parts: Sequence[TotalsPart], shards: int) -> list[TotalsPart]:
     """Of parts in order those to read: nothing beyond the first `shards`, and no shard twice.
 
     A process that was killed just after it had joined several files leaves them beside the one that covers them all.
     """
-    found: list[Part] = []
+    found: list[TotalsPart] = []
     for part in parts:
         if part.last < shards and not (found and part.first <= found[-1].last):
             found.append(part)

@@ -22,10 +22,10 @@ SERVED = "served"  # the kind of models that another engine ran
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
 ADAPTIVE: Drafting = "adaptive"
-KINDS = ("token ids", "text", "request id")  # what prompts are known by, the best first
-NO_PROMPT = (None, KINDS[-1])  # what requests are known by where the log does not hold all prompts
+PROMPTS_KNOWN_BY = ("token ids", "text", "request id")  # what prompts are known by, the best first
+NO_PROMPT = (None, PROMPTS_KNOWN_BY[-1])  # what requests are known by where the log does not hold all prompts
 LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"
-LOOKUP = "prompt_lookup"  # the kind of draft that has no steps
+PROMPT_LOOKUP = "prompt_lookup"  # the kind of draft that has no steps
 
 
 class RandomOrder(TypedDict):

@@ -13,7 +13,7 @@ from alphaprof.log.store import Run
 
 
 @dataclass(frozen=True)
-class Side:
+class RunDraft:
     """One of the two: a run and one of its drafts."""
 
     run: Run
@@ -24,12 +24,12 @@ class Side:
         """How it is named on the command line."""
         return f"{self.run.path}:{self.draft}"
 
-    def asked(self, config: dict[str, Any]) -> Side:
+    def asked(self, config: dict[str, Any]) -> RunDraft:
         """The same with another decision or other costs than the run's own; nothing is written."""
-        return Side(Run(self.run.path, dataclasses.replace(self.run.manifest, config=config)), self.draft)
+        return RunDraft(Run(self.run.path, dataclasses.replace(self.run.manifest, config=config)), self.draft)
 
 
-def side_of(text: str) -> Side:
+def side_of(text: str) -> RunDraft:
     """A side from RUN or RUN:DRAFT. Raises `RunUnreadable`, and `OptionInvalid` where a draft is missing or not named."""
     path, colon, draft = text, "", ""
     if not os.path.exists(text) and ":" in text:
@@ -42,7 +42,7 @@ def side_of(text: str) -> Side:
     if draft not in names:
         what = f"{path} has no draft {shown(draft)}" if colon else f"{path} has {len(names)} drafts"
         raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))
-    return Side(run, draft)
+    return RunDraft(run, draft)
 
 
 def require_drafts(run: Run) -> None:

@@ -20,7 +20,7 @@ from alphaprof.errors import DiskFull, NoPositionLog, RunExists, RunUnreadable
 from alphaprof.log.claim import Claim
 from alphaprof.log.files import (
     WRITTEN,
-    Part,
+    TotalsPart,
     file_of,
     part_name,
     parts_in,
@@ -359,7 +359,7 @@ class Run:
         tables = [self.continuations(shard.index, schema.names) for shard in self.shards]
         return pa.concat_tables([table.cast(schema) for table in tables]) if tables else schema.empty_table()
 
-    def totals_parts(self, draft: str) -> list[Part]:
+    def totals_parts(self, draft: str) -> list[TotalsPart]:
         """The files that hold a draft's totals, of complete shards only, in their order; see `log.files`. One that is
         damaged is left out where the position log can tell what it held.
         """
@@ -369,7 +369,7 @@ class Run:
             raise RunUnreadable(f"{self._totals(draft)} cannot be read: {error.strerror}", "mend access to it") from None
         return [part for part in readable(named, len(self.shards)) if self._is_whole(part)]
 
-    def _is_whole(self, part: Part) -> bool:
+    def _is_whole(self, part: TotalsPart) -> bool:
         name, hint = self._name(part.path), AGAIN if self.imported else COPY
         try:
             require_same(part.path, self.manifest.files[name], hint)
@@ -380,7 +380,7 @@ class Run:
             return False
         return True
 
-    def totals(self, part: Part, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    def totals(self, part: TotalsPart, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
         with _naming(part.path, AGAIN if self.imported else COPY):
             return part.read(rules, columns)

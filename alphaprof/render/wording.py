@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from alphaprof.costs.cost_model import Cost, Memory
+from alphaprof.costs.cost_model import Cost, DraftMemoryShare
 from alphaprof.report import format as fmt
 from alphaprof.report.model import AtConcurrency, GammaResult, Result, Traffic
 
@@ -142,7 +142,7 @@ def _context(cost: Cost, mean_context: float | None) -> str:
     return taken
 
 
-def _memory(item: Memory) -> str:
+def _memory(item: DraftMemoryShare) -> str:
     weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
     text = f"{item.draft}: {weights}, {item.kv_bytes_per_token / 1e3:.1f} kB of cache a token "
     text += f"({fmt.percent(item.kv_share)} of what target and draft take)"

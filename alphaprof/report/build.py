@@ -18,12 +18,12 @@ from alphaprof.costs.speedup import UNTIMED
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.format import text_kind
-from alphaprof.report.inputs import DraftPools, Found, Inquiry, evidence_of, found_pools
+from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
 from alphaprof.report.model import Report, Result, RunFacts, Traffic
-from alphaprof.report.result import Subject, build_result
-from alphaprof.report.sections.attribution import Basis, Judged, attribution
+from alphaprof.report.result import ResultKey, build_result
+from alphaprof.report.sections.attribution import Basis, ResultOnText, attribution
 from alphaprof.report.sections.certificates import certificates
-from alphaprof.report.sections.difficulty import Played, extremes, tenths
+from alphaprof.report.sections.difficulty import PoolAtGamma, extremes, tenths
 from alphaprof.report.sections.predictability import predictability
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.report.warnings import report_warnings
@@ -50,7 +50,7 @@ def build_report(
     beside those of the verdict, where they are not the profile's. What the log was not written with is evaluated on it.
     `whole_log`: parts that read the position log read all of it, however large it is.
     """
-    inquiry = Inquiry.of(run, flavour, config or run.manifest.config)
+    inquiry = ReportInputs.of(run, flavour, config or run.manifest.config)
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else LIMIT)
@@ -76,29 +76,31 @@ def build_report(
     return report_warnings(report, run, (config or run.manifest.config)["costs"]["source"])
 
 
-def _judged(inquiry: Inquiry, shown: Sequence[str], part: LogPart) -> tuple[list[Judged], list[Found], Traffic]:
+def _judged(
+    inquiry: ReportInputs, shown: Sequence[str], part: LogPart
+) -> tuple[list[ResultOnText], list[DraftPool], Traffic]:
     """The result of every pool, the pools that the verdicts concern, and the verdict on the traffic. Other threads work
     them out while this one reads what comes next; what verdicts concern comes first, of all drafts.
     """
     question, book, gammas = inquiry.question, inquiry.book, inquiry.run.gammas
     of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
-    readers = [DraftPools(inquiry, draft, shown) for draft in inquiry.run.manifest.drafts]
+    readers = [DraftTotalsReader(inquiry, draft, shown) for draft in inquiry.run.manifest.drafts]
     deciding = inquiry.deciding  # what is shown begins with these
-    waiting: deque[tuple[Found, Future[Result]]] = deque()
-    judged: list[Judged] = []
-    found: list[Found] = []
+    waiting: deque[tuple[DraftPool, Future[Result]]] = deque()
+    judged: list[ResultOnText] = []
+    found: list[DraftPool] = []
 
     def collect(left: int) -> None:
         while len(waiting) > left:
             item, result = waiting.popleft()
             text = of_log[item.domain, item.pool.continuation, item.pool.policy, str(item.pool.sampling)]
-            judged.append(Judged(result.result(), item.rule, text))
+            judged.append(ResultOnText(result.result(), item.rule, text))
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for rules in (deciding, shown[len(deciding) :]):
             for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
                 expected = by_chance(item.rule, inquiry.run.manifest.drafts[item.draft])
-                subject = Subject(item.domain, item.draft, item.rule, expected, book)
+                subject = ResultKey(item.domain, item.draft, item.rule, expected, book)
                 waiting.append((item, threads.submit(build_result, subject, item.pool, question, gammas)))
                 if question.rule_for(item.pool.policy) == item.rule.id:  # the others are not needed again, and large
                     found.append(item)
@@ -117,8 +119,8 @@ def settled(run: Run) -> str | None:
     The run stops for the whole traffic; its report judges every domain by itself as well.
     """
     write_totals(run)
-    inquiry = Inquiry.of(run, "engine", run.manifest.config)
-    evidence = evidence_of(inquiry, list(found_pools(inquiry, inquiry.deciding)))
+    inquiry = ReportInputs.of(run, "engine", run.manifest.config)
+    evidence = evidence_of(inquiry, list(draft_pools(inquiry, inquiry.deciding)))
     verdict = judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas).verdict
     if verdict == "UNDECIDED" or inquiry.question.order is None:
         return None
@@ -126,11 +128,11 @@ def settled(run: Run) -> str | None:
     return f"{verdict} after {done} of {available} documents: the other {available - done} are not needed"
 
 
-def _played(inquiry: Inquiry, found: Sequence[Found], results: Sequence[Result]) -> list[Played]:
+def _played(inquiry: ReportInputs, found: Sequence[DraftPool], results: Sequence[Result]) -> list[PoolAtGamma]:
     """The pools whose results carry a verdict, at the gamma that is best for each, with its draft's step times."""
     times = inquiry.book.times(inquiry.question.concurrency) if inquiry.book else {}
     return [
-        Played(item.domain, item.draft, item.rule.id, result.best_gamma, item.pool, times.get(item.draft))
+        PoolAtGamma(item.domain, item.draft, item.rule.id, result.best_gamma, item.pool, times.get(item.draft))
         for item, result in zip(found, results, strict=True)
         if result.best_gamma is not None and item.pool.defined
     ]

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.costs.cost_model import CostBook, open_costs
+from alphaprof.costs.cost_model import CostModel, open_costs
 from alphaprof.log.store import Run
 from alphaprof.report.result import contradiction
 from alphaprof.report.verdict import Evidence, Question, not_defined, order_of
 from alphaprof.rules import BoundRule, rules_of
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, strata_of
-from alphaprof.totals.files import Held
-from alphaprof.totals.pool import SHARED, Pool, columns_of, merged, pools
+from alphaprof.totals.files import DraftTotals
+from alphaprof.totals.pool import SHARED, DocumentTotals, columns_of, merged, pools
 from alphaprof.totals.replay import Flavour
 
 Array = np.ndarray[Any, Any]
@@ -27,7 +27,7 @@ FIRST = 16  # documents that step times are taken for, where documents come one 
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class ReportInputs:
     """What every part of a report rests on. `policies`: those of its texts, the empty one (text that the target
     did not produce) included.
     """
@@ -37,10 +37,10 @@ class Inquiry:
     question: Question
     documents: Documents
     policies: tuple[str, ...]
-    book: CostBook | None
+    book: CostModel | None
 
     @classmethod
-    def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> Inquiry:
+    def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> ReportInputs:
         """From a run and what is asked of it."""
         order = order_of(run.manifest, flavour)
         question = dataclasses.replace(Question.of(config), order=order)
@@ -57,9 +57,9 @@ class Inquiry:
         run = self.run
         return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
 
-    def request(self, rules: Sequence[BoundRule]) -> Request:
+    def request(self, rules: Sequence[BoundRule]) -> TotalsRequest:
         """What is asked of totals."""
-        return Request([rule.id for rule in rules], self.run.gammas, self.flavour)
+        return TotalsRequest([rule.id for rule in rules], self.run.gammas, self.flavour)
 
     def has_rounds(self, rule: BoundRule) -> bool:
         """Whether a rule has rounds on some text of the run: a lossy one has none."""
@@ -82,31 +82,31 @@ class Inquiry:
 
 
 @dataclass(frozen=True)
-class Found:
+class DraftPool:
     """The pool of one draft, rule and domain."""
 
     draft: str
     rule: BoundRule
     domain: str
-    pool: Pool
+    pool: DocumentTotals
 
 
-class DraftPools:
+class DraftTotalsReader:
     """The pools of one draft, rule by rule of those that are `asked` for. What is stored is read rule by rule, in the
     memory of one; what is not is computed once for all of them. Columns that no rule changes are read once.
     """
 
-    def __init__(self, inquiry: Inquiry, draft: str, asked: Sequence[str]) -> None:
+    def __init__(self, inquiry: ReportInputs, draft: str, asked: Sequence[str]) -> None:
         self.draft = draft
-        self._inquiry, self._asked, self._held = inquiry, asked, Held(inquiry.run, draft)
+        self._inquiry, self._asked, self._held = inquiry, asked, DraftTotals(inquiry.run, draft)
         self._shared: list[dict[str, Array]] = []
 
-    def pools(self, name: str) -> Iterator[Found]:
+    def pools(self, name: str) -> Iterator[DraftPool]:
         """Those of one rule, by its id, for each domain and kind of text."""
         inquiry, (rule,), shared = self._inquiry, rules_of([name]), tuple(self._shared)
         gammas = inquiry.run.gammas
 
-        def filled(tables: Iterable[pa.Table]) -> list[tuple[str, Pool]]:
+        def filled(tables: Iterable[pa.Table]) -> list[tuple[str, DocumentTotals]]:
             return list(pools(tables, inquiry.documents, rule.id, gammas, shared))
 
         if self._computed is not None:
@@ -117,7 +117,7 @@ class DraftPools:
         if not shared:
             self._shared += [{column: pool[column] for column in SHARED} for _, pool in found]
         for domain, pool in found:
-            yield Found(self.draft, rule, domain, pool)
+            yield DraftPool(self.draft, rule, domain, pool)
 
     @cached_property
     def _computed(self) -> list[pa.Table] | None:
@@ -127,17 +127,17 @@ class DraftPools:
         return self._held.read(inquiry.request(rules_of(list(self._asked))), columns_of(inquiry.run.gammas), list)
 
 
-def found_pools(inquiry: Inquiry, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[Found]:
+def draft_pools(inquiry: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:
     """The pools of every draft (or of some), rule and domain."""
     for draft in drafts or inquiry.run.manifest.drafts:
-        reader = DraftPools(inquiry, draft, rules)
+        reader = DraftTotalsReader(inquiry, draft, rules)
         for rule in rules:
             yield from reader.pools(rule)
 
 
-def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
+def evidence_of(inquiry: ReportInputs, found: Sequence[DraftPool]) -> Evidence:
     """What of it the verdict on the traffic rests on."""
-    decisive: dict[str, list[tuple[str, Pool]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
+    decisive: dict[str, list[tuple[str, DocumentTotals]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
     undefined: dict[str, str] = {}
     for item in found:
         if inquiry.question.rule_for(item.pool.policy) != item.rule.id:
@@ -150,9 +150,9 @@ def evidence_of(inquiry: Inquiry, found: Sequence[Found]) -> Evidence:
     return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table), inquiry.strata)
 
 
-def by_domain(found: Sequence[tuple[str, Pool]]) -> dict[str, Pool]:
+def by_domain(found: Sequence[tuple[str, DocumentTotals]]) -> dict[str, DocumentTotals]:
     """By domain, the pools of all its kinds of text as one."""
-    parts: dict[str, list[Pool]] = {}
+    parts: dict[str, list[DocumentTotals]] = {}
     for domain, pool in found:
         parts.setdefault(domain, []).append(pool)
     return {domain: merged(several) for domain, several in parts.items()}

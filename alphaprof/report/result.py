@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.cost_model import CostBook
+from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report.decision import Decision
 from alphaprof.report.model import AtConcurrency, GammaResult, Phase, Result
 from alphaprof.report.speeds import (
-    Reading,
-    Scope,
+    PrefillTimes,
+    SpeedupQuestion,
     by_concurrency,
     of_documents,
     pays_up_to,
-    reading_of,
+    prefill_times,
     request_speedup,
     speedup_interval,
     tokens_interval,
@@ -27,7 +27,7 @@ from alphaprof.report.speeds import (
 from alphaprof.report.verdict import Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, quantile, ratio, share
-from alphaprof.totals.pool import Pool
+from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
@@ -36,23 +36,23 @@ UNBELIEVABLE = 0.1  # share of tokens that contradict a text's policy beyond wha
 
 
 @dataclass(frozen=True)
-class Subject:
+class ResultKey:
     """What a result is about. `by_chance`: its rounds are expectations. `book`: all step times; None: there are none."""
 
     domain: str
     draft: str
     rule: BoundRule
     by_chance: bool
-    book: CostBook | None
+    book: CostModel | None
 
 
-def build_result(subject: Subject, pool: Pool, question: Question, gammas: Sequence[int]) -> Result:
+def build_result(subject: ResultKey, pool: DocumentTotals, question: Question, gammas: Sequence[int]) -> Result:
     """Everything about one domain, draft and rule."""
     rule = subject.rule
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
     alpha = share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
-    rounds = Rounds((), (), None, no_decision(not_defined(rule.id, pool.policy)))
+    rounds = RoundResults((), (), None, no_decision(not_defined(rule.id, pool.policy)))
     if pool.defined:
         rounds = _rounds(subject, pool, alpha.value if alpha and coverage == 1 else None, question, gammas)
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
@@ -92,7 +92,7 @@ def build_result(subject: Subject, pool: Pool, question: Question, gammas: Seque
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundResults:
     """What rounds say: by gamma, by concurrency, the gamma that was chosen, and the decision on it."""
 
     gammas: tuple[GammaResult, ...]
@@ -101,12 +101,14 @@ class Rounds:
     decision: Decision
 
 
-def _rounds(subject: Subject, pool: Pool, alpha: float | None, question: Question, gammas: Sequence[int]) -> Rounds:
+def _rounds(
+    subject: ResultKey, pool: DocumentTotals, alpha: float | None, question: Question, gammas: Sequence[int]
+) -> RoundResults:
     """The rounds of a pool that has any. `alpha`: where the textbook formula applies."""
     rule, draft, mix = subject.rule, subject.draft, Mix.of({subject.domain: 1.0})
     book = subject.book if rule.rule.timed else None
     timing = book.timing(question.concurrency).only(draft) if book else UNTIMED
-    clock = Clock(timing.times.get(draft), reading_of(pool, book, draft) if book else None, question.concurrency)
+    clock = StepCosts(timing.times.get(draft), prefill_times(pool, book, draft) if book else None, question.concurrency)
     found = tuple(_gamma(pool, gamma, clock, alpha, question.confidence) for gamma in gammas)
     if not rule.rule.timed:  # a tree drafts more tokens than its depth
         found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
@@ -115,11 +117,11 @@ def _rounds(subject: Subject, pool: Pool, alpha: float | None, question: Questio
         decision = no_decision(without_times([rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    several = by_concurrency({subject.domain: pool}, book, draft, mix, Scope(gammas, question.confidence))
-    return Rounds(found, several, best[1] if best else None, decision)
+    several = by_concurrency({subject.domain: pool}, book, draft, mix, SpeedupQuestion(gammas, question.confidence))
+    return RoundResults(found, several, best[1] if best else None, decision)
 
 
-def _reason(decision: Decision, decides: bool, pool: Pool, rule: BoundRule, question: Question) -> str:
+def _reason(decision: Decision, decides: bool, pool: DocumentTotals, rule: BoundRule, question: Question) -> str:
     if decides:
         return decision.reason
     if not pool.defined:
@@ -127,7 +129,7 @@ def _reason(decision: Decision, decides: bool, pool: Pool, rule: BoundRule, ques
     return f"the verdict concerns {question.rule_for(pool.policy)} only"
 
 
-def contradiction(pool: Pool) -> str:
+def contradiction(pool: DocumentTotals) -> str:
     """Why a text cannot be what it is said to be; empty where nothing contradicts it, or nothing could."""
     if not pool.observed:
         return ""
@@ -142,7 +144,7 @@ def contradiction(pool: Pool) -> str:
     return ""
 
 
-def _self_check(pool: Pool) -> Interval | None:
+def _self_check(pool: DocumentTotals) -> Interval | None:
     """Mean of a_t less mean of beta_t: on text that the rule's own decoding would emit it is 0 on average."""
     difference, counts = by_cluster(pool.cluster, pool["emitted"] - pool["accepted"], pool["proposals"])
     if counts.sum() <= 0:
@@ -152,7 +154,7 @@ def _self_check(pool: Pool) -> Interval | None:
     return Interval(found.value, found.value - half, found.value + half)
 
 
-def _burstiness(pool: Pool, confidence: float) -> Interval | None:
+def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
     """How much acceptance at a position says about the next one; unknown for lossy rules, whose next one is another."""
     sums = (pool["pairs"], pool["pairs_first"], pool["pairs_second"], pool["pairs_both"])
     if np.isnan(sums[1]).any():
@@ -161,7 +163,7 @@ def _burstiness(pool: Pool, confidence: float) -> Interval | None:
     return Interval(found.value, found.low, found.high) if found is not None else None
 
 
-def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
+def _phases(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
     """Acceptance while thinking and while answering; nothing where the profile has no markers."""
     if np.isnan(pool["thinking_positions"].astype(float)).any():
         return {}
@@ -175,15 +177,15 @@ def _phases(pool: Pool, confidence: float) -> dict[str, Phase]:
 
 
 @dataclass(frozen=True)
-class Clock:
+class StepCosts:
     """Step times of one draft at one concurrency, and what its prompts take to read; None where they were not timed."""
 
     times: StepTimes | None
-    reading: Reading | None
+    reading: PrefillTimes | None
     concurrency: int
 
 
-def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence: float) -> GammaResult:
+def _gamma(pool: DocumentTotals, gamma: int, clock: StepCosts, alpha: float | None, confidence: float) -> GammaResult:
     counts, times = pool.counts(gamma), clock.times
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = counted(pool, gamma, free)
@@ -217,7 +219,7 @@ def _gamma(pool: Pool, gamma: int, clock: Clock, alpha: float | None, confidence
     )
 
 
-def counted(pool: Pool, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
+def counted(pool: DocumentTotals, gamma: int, free: Speedup | None) -> tuple[float, Array, Array, Array]:
     """Rounds, and by depth rounds that drafted, were tested and accepted, over all documents; NaN where that is not known.
 
     Where rounds are expectations, the control variate that mends tokens per round mends all of them: tokens stay what

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.cost_model import CostBook
+from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import Mix, Speedup, StepTimes, time_spent, with_prefill
 from alphaprof.costs.steps import TARGET
-from alphaprof.log.manifest import LOOKUP
+from alphaprof.log.manifest import PROMPT_LOOKUP
 from alphaprof.report.model import AtConcurrency, DocumentSpeedups
 from alphaprof.stats.estimate import Interval
-from alphaprof.totals.pool import Pool
+from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Scope:
+class SpeedupQuestion:
     """What is asked of every pool: speculation lengths and the confidence of intervals."""
 
     gammas: Sequence[int]
@@ -40,13 +40,13 @@ def speedup_interval(found: Speedup | None, confidence: float) -> Interval | Non
 
 
 def by_concurrency(
-    pools: Mapping[str, Pool], book: CostBook | None, draft: str, mix: Mix, scope: Scope
+    pools: Mapping[str, DocumentTotals], book: CostModel | None, draft: str, mix: Mix, scope: SpeedupQuestion
 ) -> tuple[AtConcurrency, ...]:
     """Speedups of one draft on a mix of domains at every concurrency; nothing where there are times of one alone."""
     if book is None or len(book.concurrencies) < 2:
         return ()
     single = next(iter(pools.values())) if len(pools) == 1 else None
-    reading = reading_of(single, book, draft) if single is not None else None
+    reading = prefill_times(single, book, draft) if single is not None else None
     found = []
     for concurrency in book.concurrencies:
         times = book.times(concurrency).get(draft)
@@ -82,23 +82,23 @@ def pays_up_to(found: Sequence[AtConcurrency]) -> int | None:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PrefillTimes:
     """Prefill of each document's prompt by `target` and `draft`, in ms, [documents] each."""
 
     target: Array
     draft: Array
 
 
-def reading_of(pool: Pool, book: CostBook, draft: str) -> Reading | None:
+def prefill_times(pool: DocumentTotals, book: CostModel, draft: str) -> PrefillTimes | None:
     """What prompts take to read; nothing for prompt lookup. None where no prefill was timed."""
     target = book.table.prefill_ms(TARGET, pool["prompt_tokens"])
     own = book.table.prefill_ms(draft, pool["prompt_tokens"])
-    if target is None or (own is None and book.manifest.drafts[draft].kind != LOOKUP):
+    if target is None or (own is None and book.manifest.drafts[draft].kind != PROMPT_LOOKUP):
         return None
-    return Reading(target[0], own[0] if own is not None else np.zeros(len(pool.cluster)))
+    return PrefillTimes(target[0], own[0] if own is not None else np.zeros(len(pool.cluster)))
 
 
-def request_speedup(counts: RoundCounts, times: StepTimes, reading: Reading | None, concurrency: int) -> Speedup | None:
+def request_speedup(counts: RoundCounts, times: StepTimes, reading: PrefillTimes | None, concurrency: int) -> Speedup | None:
     """Time of whole requests without the draft / with it: prompts are read one by one, by the target and by a draft model,
     and each request takes its share of the batch's decode steps. None where no prefill was timed.
     """

@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.cost_model import CostBook
+from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, cost_bounds, free_draft, time_spent
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import Manifest
 from alphaprof.report.decision import Decision, Mask, by_times_alone, decide, held_out
 from alphaprof.report.format import short
 from alphaprof.report.model import Traffic
-from alphaprof.report.speeds import Scope, by_concurrency, pays_up_to, speedup_interval, tokens_interval
+from alphaprof.report.speeds import SpeedupQuestion, by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.rules import default_rule, parse_rule, rules_of
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
-from alphaprof.totals.pool import Pool
+from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import Flavour
 
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
 Pair = tuple[str, int]  # a draft and a gamma
-Pools = Mapping[str, Mapping[str, Pool]]  # by draft, then domain
+Pools = Mapping[str, Mapping[str, DocumentTotals]]  # by draft, then domain
 Array = np.ndarray[Any, Any]
 
 
@@ -270,7 +270,7 @@ class Evidence:
     strata: Array
 
 
-def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question, gammas: Sequence[int]) -> Traffic:
+def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
     """One draft, one gamma, one verdict for the whole traffic."""
     timing = book.timing(question.concurrency) if book else UNTIMED
     candidates = evidence.candidates
@@ -283,7 +283,7 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
         book, timing = None, UNTIMED
     times = timing.times
     best: Pair | None = None
-    if hindrance := obstacle(weights, evidence, next(iter(candidates.values()))):
+    if hindrance := why_undecidable(weights, evidence, next(iter(candidates.values()))):
         decision = no_decision(hindrance)
     else:
         best, decision = judge(candidates, timing, mix, question, gammas)
@@ -291,7 +291,9 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
     free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, mix) if best else None
-    several = by_concurrency(candidates[best[0]], book, best[0], mix, Scope(gammas, question.confidence)) if best else ()
+    several = (
+        by_concurrency(candidates[best[0]], book, best[0], mix, SpeedupQuestion(gammas, question.confidence)) if best else ()
+    )
     return Traffic(
         verdict=decision.verdict,
         reason=decision.reason,
@@ -314,7 +316,7 @@ def judge_traffic(evidence: Evidence, book: CostBook | None, question: Question,
     )
 
 
-def obstacle(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, Pool]) -> str:
+def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:
     """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
     if not evidence.observed:
         return "no document is complete yet"

@@ -37,7 +37,7 @@ READ = (
 
 
 @dataclass(frozen=True)
-class Request:
+class TotalsRequest:
     """What totals are asked for: ids of rules, speculation lengths, flavour of rounds."""
 
     rules: Sequence[str]
@@ -86,7 +86,7 @@ def policies(documents: pa.Table) -> Array:
 
 
 def shard_totals(
-    positions: pa.Table, documents: pa.Table, target: ModelFacts, draft: ModelFacts, request: Request
+    positions: pa.Table, documents: pa.Table, target: ModelFacts, draft: ModelFacts, request: TotalsRequest
 ) -> pa.Table:
     """Totals of one shard of one draft's log.
 
@@ -95,7 +95,9 @@ def shard_totals(
     return table_of([counts(positions, documents, (target, draft), request)], request.gammas)
 
 
-def counts(positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, ModelFacts], request: Request) -> Counts:
+def counts(
+    positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, ModelFacts], request: TotalsRequest
+) -> Counts:
     """Totals of one shard; `models`: target and draft."""
     target, draft = models
     shape = Shape.of(documents)
@@ -166,7 +168,7 @@ def by_chance(rule: BoundRule, draft: ModelFacts) -> bool:
     return rule.rule.drawn and draft.kind not in ("prompt_lookup", SERVED)
 
 
-def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: Request) -> dict[int, Rounds]:
+def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: TotalsRequest) -> dict[int, Rounds]:
     """Rounds of the trace's documents by gamma: expectations from `chances`, (a_t, beta_t) [positions]; None: facts."""
     if chances is None:
         return replays(trace, request.gammas, request.flavour)
@@ -180,7 +182,7 @@ def columns_of(rules: Sequence[str], flavour: Flavour = "engine") -> list[str]:
     return [*READ, *more, *(f"{name}_{rule}" for rule in logged for name in ("accept", "emitted"))]
 
 
-def _columns(positions: pa.Table, shape: Shape, request: Request) -> dict[str, Array]:
+def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest) -> dict[str, Array]:
     """The columns that rules and replay read, as arrays; nulls (no proposal, no distribution) become -1 or NaN. `proposed`
     is that of the flavour.
     """

@@ -158,7 +158,7 @@ def _connected(prompts: Array, clusters: Array, size: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Group:
+class TextGroup:
     """Documents of one domain and kind of text: their `rows` in the documents table, ascending.
 
     `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `settings`: values of SETTINGS.
@@ -228,14 +228,14 @@ class Documents:
         return strata
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[TextGroup, ...]:
         """The groups, in the order in which they occur. A domain that has several kinds of text, or one with several
         sampling settings, has a group for each.
         """
         return tuple(_groups(self.table))
 
 
-def _groups(table: pa.Table) -> Iterator[Group]:
+def _groups(table: pa.Table) -> Iterator[TextGroup]:
     names = [table[name].cast(pa.string()) for name in ("domain", "continuation")]
     columns = [*names, table["on_policy"], *(table[name] for name in SETTINGS)]
     code = np.zeros(len(table), dtype=np.int64)
@@ -249,7 +249,7 @@ def _groups(table: pa.Table) -> Iterator[Group]:
     for rows in sorted(parts, key=lambda part: int(part[0])):
         domain, kind, on_policy, *settings = (column[int(rows[0])].as_py() for column in columns)
         (policy,) = policies(table.slice(int(rows[0]), 1)).tolist()
-        yield Group(domain, kind, on_policy, policy, tuple(settings), rows)
+        yield TextGroup(domain, kind, on_policy, policy, tuple(settings), rows)
 
 
 def strata_of(documents: Documents, manifest: Manifest) -> Array:
@@ -277,7 +277,7 @@ def mean_context(documents: pa.Table) -> float | None:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextUnits:
     """Documents of one kind of text: `rows` of the documents table, and the independent unit of each [rows].
 
     `policy`: how the target chose the tokens, greedy or sampled; empty where it did not.
@@ -304,18 +304,18 @@ class Text:
         return distinct(self.cluster[counts[self.rows] > 0])
 
 
-def texts(documents: Documents) -> list[Text]:
+def texts(documents: Documents) -> list[TextUnits]:
     """The kinds of text of a run by domain, in the order in which they occur."""
     codes = documents.units.codes
     return [
-        Text(group.domain, group.continuation, group.policy, group.sampling, group.rows, codes[group.rows])
+        TextUnits(group.domain, group.continuation, group.policy, group.sampling, group.rows, codes[group.rows])
         for group in documents.groups
     ]
 
 
-def kinds(every: Sequence[Text]) -> list[Text]:
+def kinds(every: Sequence[TextUnits]) -> list[TextUnits]:
     """The kinds of text over all domains."""
-    parts: dict[tuple[str, str, str], list[Text]] = {}
+    parts: dict[tuple[str, str, str], list[TextUnits]] = {}
     for text in every:
         parts.setdefault((text.continuation, text.policy, str(text.sampling)), []).append(text)
     return [

@@ -16,11 +16,11 @@ from typing import TypeVar
 import pyarrow as pa
 
 from alphaprof.errors import OptionInvalid, RunUnreadable
-from alphaprof.log.files import Part, of_rule, ranges
+from alphaprof.log.files import TotalsPart, of_rule, ranges
 from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
 from alphaprof.rules import rules_of
-from alphaprof.totals.count import Counts, Request, columns_of, counts, table_of
+from alphaprof.totals.count import Counts, TotalsRequest, columns_of, counts, table_of
 
 DOCUMENTS = ("document", "continuation_tokens", "max_new_tokens", "temperature", "on_policy")
 Source = Callable[[], pa.Table]
@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PartRequest:
     """Which totals of a draft: those of shards from the first to the last, all columns (None) or some."""
 
     first: int
@@ -36,7 +36,7 @@ class Wanted:
     columns: Sequence[str] | None = None
 
 
-def _compute(run: Run, draft: str, index: int, request: Request) -> Counts:
+def _compute(run: Run, draft: str, index: int, request: TotalsRequest) -> Counts:
     """Totals of one shard, from its position log."""
     manifest = run.manifest
     positions = run.positions(draft, index, [*columns_of(request.rules, request.flavour), "phase"])
@@ -44,7 +44,7 @@ def _compute(run: Run, draft: str, index: int, request: Request) -> Counts:
     return counts(positions, documents, (manifest.target, manifest.drafts[draft]), request)
 
 
-def _sources(pool: Executor, held: Held, wanted: Wanted, request: Request) -> list[Source]:
+def _sources(pool: Executor, held: DraftTotals, wanted: PartRequest, request: TotalsRequest) -> list[Source]:
     """What gives the rows of some shards, in their order: files that hold them, and counts that `pool` works out by now."""
     run = held.run
     parts = held.parts if request.flavour == "engine" else []
@@ -81,14 +81,14 @@ def write_totals(run: Run) -> None:
     """Compute and write the totals that complete shards lack or that are damaged, and join those of shards that were written
     one by one, while the run went on: see `log.files.ranges`.
     """
-    request, before = Request(run.rules, run.gammas), run.manifest.files
-    ahead: deque[tuple[Held, Wanted, list[Source]]] = deque()
+    request, before = TotalsRequest(run.rules, run.gammas), run.manifest.files
+    ahead: deque[tuple[DraftTotals, PartRequest, list[Source]]] = deque()
     with _threads() as pool:
         for draft in run.manifest.drafts:
-            held = Held(run, draft)
+            held = DraftTotals(run, draft)
             for first, last in ranges(run.shards, run.manifest.status == "complete"):
                 if not held.stores(first, last):
-                    wanted = Wanted(first, last)
+                    wanted = PartRequest(first, last)
                     ahead.append((held, wanted, _sources(pool, held, wanted, request)))
                 if len(ahead) > 1:  # one is written while the next one is worked out
                     _write(*ahead.popleft())
@@ -99,7 +99,7 @@ def write_totals(run: Run) -> None:
     run.remove_covered()
 
 
-def _write(held: Held, wanted: Wanted, sources: Sequence[Source]) -> None:
+def _write(held: DraftTotals, wanted: PartRequest, sources: Sequence[Source]) -> None:
     tables = [source() for source in sources]
     if len(tables) > 1:
         tables = [of_rule(table, rule) for rule in held.run.rules for table in tables]
@@ -107,14 +107,14 @@ def _write(held: Held, wanted: Wanted, sources: Sequence[Source]) -> None:
 
 
 @dataclass(frozen=True)
-class Held:
+class DraftTotals:
     """The totals of a draft, to be read several times: what tells of their files is read once, as long as they are there."""
 
     run: Run
     draft: str
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[TotalsPart]:
         """The files that hold them."""
         return self.run.totals_parts(self.draft)
 
@@ -122,7 +122,7 @@ class Held:
         """Whether there is a file of these shards."""
         return any((part.first, part.last) == (first, last) for part in self.parts)
 
-    def read(self, request: Request, columns: Sequence[str] | None, use: Callable[[Iterator[pa.Table]], Made]) -> Made:
+    def read(self, request: TotalsRequest, columns: Sequence[str] | None, use: Callable[[Iterator[pa.Table]], Made]) -> Made:
         """What `use` makes of `tables`."""
         try:
             return use(self.tables(request, columns))
@@ -131,9 +131,9 @@ class Held:
                 raise
             # A process that goes on with the run has joined some of them meanwhile.
             manifest = dataclasses.replace(self.run.manifest, files=Run.open(self.run.path).manifest.files)
-            return use(Held(Run(self.run.path, manifest), self.draft).tables(request, columns))
+            return use(DraftTotals(Run(self.run.path, manifest), self.draft).tables(request, columns))
 
-    def tables(self, request: Request, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """What `read_totals` tells of, one table of documents after the other; the next one is read meanwhile."""
         run = self.run
         if unknown := [
@@ -146,7 +146,7 @@ class Held:
         schema = _schema(run, columns)
         with _threads() as pool:
             coming: deque[Future[pa.Table]] = deque()
-            for source in _sources(pool, self, Wanted(0, len(run.shards) - 1, schema.names), request):
+            for source in _sources(pool, self, PartRequest(0, len(run.shards) - 1, schema.names), request):
                 coming.append(pool.submit(source))  # behind all that it waits for
                 if len(coming) > 1:
                     yield _as(schema, coming.popleft().result())
@@ -154,14 +154,14 @@ class Held:
                 yield _as(schema, last.result())
 
 
-def read_totals(run: Run, draft: str, request: Request, columns: Sequence[str] | None = None) -> pa.Table:
+def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[str] | None = None) -> pa.Table:
     """Totals of all complete shards for the rules that `request` names: all columns, or some; each rule's documents ascend.
 
     What is not stored is computed from the log and not written: of an interrupted run, in a flavour other than `engine`, of
     a rule that the profile did not ask for, or where another version of alphaprof stored other columns. Raises
     `OptionInvalid` for a rule that the log cannot tell of.
     """
-    tables = Held(run, draft).read(request, columns, list)
+    tables = DraftTotals(run, draft).read(request, columns, list)
     return pa.concat_tables(tables) if tables else _schema(run, columns).empty_table()
 
 

@@ -28,7 +28,7 @@ SINGLE = ("rounds", "control")  # and at each gamma, where it has rounds
 
 
 @dataclass(frozen=True)
-class Pool:
+class DocumentTotals:
     """Totals of several documents of one kind of text, one array [documents] a column; depth counts are [documents, gamma].
 
     `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `sampling`: the settings that p and
@@ -77,14 +77,14 @@ class Pool:
         return RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
 
 
-def accepted_of(pool: Pool, gamma: int | None) -> tuple[Array, Array]:
+def accepted_of(pool: DocumentTotals, gamma: int | None) -> tuple[Array, Array]:
     """Accepted positions and those with a proposal; at a gamma, accepted drafts and rounds that had any."""
     if gamma is None:
         return pool["accepted"], pool["proposals"]
     return pool[f"accepted_depths_{gamma}"].sum(1), pool[f"drafted_depths_{gamma}"][:, 0]
 
 
-def proposes_nothing(pool: Pool, gamma: int | None) -> bool:
+def proposes_nothing(pool: DocumentTotals, gamma: int | None) -> bool:
     """Whether no position has a proposal; at a gamma, no round."""
     return not accepted_of(pool, gamma)[1].sum()
 
@@ -102,7 +102,7 @@ def pools(
     rule: str,
     gammas: Sequence[int],
     shared: Sequence[Mapping[str, Array]] = (),
-) -> Iterator[tuple[str, Pool]]:
+) -> Iterator[tuple[str, DocumentTotals]]:
     """The pool of each group of some documents of the run, with its domain, in the order in which these occur. `totals` come
     table by table, others in each, with the columns of `columns_of`; those at gammas only where the rule has rounds.
     `shared`: the SHARED columns of the same groups, where they were read for another rule.
@@ -118,7 +118,7 @@ def pools(
         arrays = filled.columns() | {"prompt_tokens": documents.prompt_tokens[group.rows]}
         arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
         units = documents.units.take(group.rows)
-        yield group.domain, Pool(arrays, units, group.continuation, group.policy, group.sampling)
+        yield group.domain, DocumentTotals(arrays, units, group.continuation, group.policy, group.sampling)
 
 
 def lacking() -> RunUnreadable:
@@ -201,7 +201,7 @@ def _fill(groups: Sequence[_Filling], table: pa.Table, names: Sequence[str], gam
                 group.put_depth(f"{name}_depths_{gamma}", gamma, depth, values)
 
 
-def merged(parts: Sequence[Pool]) -> Pool:
+def merged(parts: Sequence[DocumentTotals]) -> DocumentTotals:
     """Several pools of one domain as one; its kind of continuation is that of the first."""
     if len(parts) == 1:
         return parts[0]

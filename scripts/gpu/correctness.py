@@ -33,11 +33,11 @@ from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
-from alphaprof.profiling.scoring.statistics import Side, side
+from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, generate, grouped
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
-from alphaprof.totals.count import Request, counts, table_of
+from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.replay import Trace, expected_replay, run_lengths, steps
 from scripts.gpu.setting import Line, Setting, perturbed
 
@@ -140,7 +140,7 @@ def columns(setting: Setting) -> Iterator[Line]:
     """Compares every column that the kernels write with float64 on the CPU, a line for each vocabulary and dtype."""
     import triton  # noqa: F401  # where it is missing, the check says so
 
-    if reason := dispatch.hindrance(setting.device):
+    if reason := dispatch.why_unavailable(setting.device):
         yield Line(f"the kernels do not run, statistics are those of torch: {reason}", ok=False)
     for width in (300,) if setting.tiny else WIDTHS:
         for dtype in (*setting.dtypes, torch.float32):
@@ -173,7 +173,7 @@ def compare_rows(setting: Setting, target: torch.Tensor, draft: torch.Tensor, ch
     token, proposal = torch.randint(0, target.shape[1], (2, len(target)), generator=torch.Generator().manual_seed(1))
     token[::2] = target[::2].float().argmax(1)
     pair = [logits.to(setting.device) for logits in (target, draft)]
-    sides = [side(logits, chosen) for logits in pair]
+    sides = [processed_logits(logits, chosen) for logits in pair]
     ids = token.to(setting.device), [proposal.to(setting.device)]
     with np.errstate(all="ignore"):  # Triton's interpreter computes in NumPy
         seen = [measured(sides[0], [sides[1]], *ids), dispatch.measured(pair, [chosen, chosen], *ids)]
@@ -235,7 +235,7 @@ def far_rows(setting: Setting) -> Line:
     logits = torch.randn(count + 1, width, dtype=torch.bfloat16, device=setting.device).mul_(3)
     token = torch.arange(count, device=setting.device) % width
     with np.errstate(all="ignore"):
-        seen = named(measured(Side(logits[:-1]), [Side(logits[1:])], token, [token]))
+        seen = named(measured(ProcessedLogits(logits[:-1]), [ProcessedLogits(logits[1:])], token, [token]))
     errors, nothing_cut = Errors(), [-math.inf, -math.inf]
     for row in sorted({0, min(65_535, count - 2), min(65_536, count - 2), count - 2, count - 1}):
         z, y = logits[row : row + 2].float().cpu().numpy().astype(np.float64)
@@ -421,7 +421,7 @@ def seen_of_models(setting: Setting, device: torch.device) -> Seen:
             scored[name] |= by_document(written, arrays)
     documents, facts = continuation_table(texts), target.facts()
     positions = {name: position_table(texts, arrays, LogRules(RULES), name) for name, arrays in scored.items()}
-    request = Request(RULES, GAMMAS)
+    request = TotalsRequest(RULES, GAMMAS)
     totals = {
         each.name: table_of([counts(positions[each.name], documents, (facts, each.facts()), request)], GAMMAS)
         for each in drafts
@@ -511,7 +511,7 @@ def seen_of_run(run: Any) -> Seen:
     return Seen(
         [row for shard in shards for row in run.continuations(shard).to_pylist()],
         {name: pa.concat_tables(run.positions(name, shard) for shard in shards) for name in run.manifest.drafts},
-        {name: read_totals(run, name, Request(RULES, GAMMAS)) for name in run.manifest.drafts},
+        {name: read_totals(run, name, TotalsRequest(RULES, GAMMAS)) for name in run.manifest.drafts},
     )
 
 

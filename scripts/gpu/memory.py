@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from alphaprof.commands.preflight.facts import Memory
+from alphaprof.commands.preflight.facts import MemoryNeeds
 from alphaprof.commands.preflight.memory import Cells, needed
 from alphaprof.commands.preflight.trial import length
 from alphaprof.errors import OutOfMemory
@@ -146,7 +146,7 @@ def _timed(setting: Setting, models: Sequence[Model]) -> Line:
     return _compared(what, memory, memory.timing, held + taken)
 
 
-def _compared(what: str, memory: Memory, promised: int | None, taken: int) -> Line:
+def _compared(what: str, memory: MemoryNeeds, promised: int | None, taken: int) -> Line:
     """Promised and measured bytes of a phase, the weights included and beside them."""
     said, beside = memory.weights + (promised or 0), taken - memory.weights
     figures = {"weights": memory.weights, "promised": said, "measured": taken, "ratio": said / taken}

@@ -28,7 +28,7 @@ from alphaprof.profiling.models.processing import PLAIN
 from alphaprof.profiling.scoring import dispatch, statistics
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer, by_document, position_table
-from alphaprof.profiling.scoring.statistics import Side
+from alphaprof.profiling.scoring.statistics import ProcessedLogits
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
@@ -338,7 +338,7 @@ def statistics_share(setting: Setting, scorer: Scorer, batch: Sequence[Continuat
     forward = timed(setting, lambda: bare(scorer, batch, scorer.head_rows, drafts=False))
     chunk = timed(setting, lambda: scorer._statistics(logits[0], logits[1:], [token], PLAIN))
     share = chunk * len(layout.token) / count / forward
-    reason = dispatch.hindrance(setting.device)
+    reason = dispatch.why_unavailable(setting.device)
     words = f"; torch's, for no kernel runs: {reason}" if reason else ""
     ok = judged(setting, share <= MOST_STATISTICS and reason is None)
     figures = {"share": share, "ms_of_chunk": 1000 * chunk, "rows_of_chunk": count, "forward_ms": 1000 * forward}
@@ -409,7 +409,7 @@ def no_interpreter(module: Any) -> str | None:
     """Why kernels cannot be interpreted on a CPU: that of Triton 3.6 breaks off with NumPy 2.5. None: they can."""
     logits = torch.zeros(1, 8)
     try:
-        module.measured(Side(logits), [Side(logits)], torch.zeros(1, dtype=torch.long), [])
+        module.measured(ProcessedLogits(logits), [ProcessedLogits(logits)], torch.zeros(1, dtype=torch.long), [])
     except Exception as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
@@ -435,7 +435,7 @@ def kernel_seconds(setting: Setting, work: Callable[..., object], width: int, ro
 
     def calls() -> None:
         for ours, theirs in logits:
-            work(Side(ours), [Side(theirs)], token, [])
+            work(ProcessedLogits(ours), [ProcessedLogits(theirs)], token, [])
 
     return timed(setting, calls, 7) / pairs
 
@@ -468,12 +468,14 @@ def tuned(setting: Setting, module: Any, width: int, rows: int) -> Iterator[Line
     yield figure(setting, text, {"torch_ms": 1000 * torch_s})
 
 
-def by_torch(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> None:
+def by_torch(
+    target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
+) -> None:
     """Statistics in torch, as many rows at a time as where no kernel runs."""
     size = statistics.rows_at_once(token.device)
     for start in range(0, len(token), size):
         part = slice(start, start + size)
-        some = [Side(item.logits[part]) for item in (target, *drafts)]
+        some = [ProcessedLogits(item.logits[part]) for item in (target, *drafts)]
         statistics.columns(some[0], some[1:], token[part], proposals)
 
 

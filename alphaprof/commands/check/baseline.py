@@ -22,8 +22,8 @@ from alphaprof.commands.check.build import (
     TOKENS_DIFFERENCE,
     Check,
     Gate,
+    GateResult,
     Item,
-    Judged,
     Measure,
     Unjudged,
     judge,
@@ -35,28 +35,28 @@ from alphaprof.commands.compare.build import Paired, paired_pools, require_compa
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable
 from alphaprof.log.manifest import PARTIAL
-from alphaprof.log.run_draft import Side
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.format import many, percent, text_kind
-from alphaprof.report.inputs import Inquiry
+from alphaprof.report.inputs import ReportInputs
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Estimate, distinct
 from alphaprof.stats.paired import differing, inverse_difference, share_difference
-from alphaprof.totals.pool import Pool, proposes_nothing
+from alphaprof.totals.pool import DocumentTotals, proposes_nothing
 
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers
 
 
 @dataclass(frozen=True)
-class Both:
+class PairedText:
     """The paired documents of one domain and kind of text. `gamma`: that was served; None: alpha is known. `identical`:
     both sides have the same rows; `doubt`: why they may be two drafts all the same.
     """
 
     domain: str
-    old: Pool
-    new: Pool
+    old: DocumentTotals
+    new: DocumentTotals
     gamma: int | None
     identical: bool = False
     doubt: str | None = None
@@ -123,7 +123,7 @@ class Both:
         units, note = distinct(self.old.cluster), _same(self.documents)
         return Item(self.measure, self.domain, threshold, 0.0, None, None, units, "pass", note)
 
-    def item(self, threshold: float, confidence: float, judged: Judged) -> Item:
+    def item(self, threshold: float, confidence: float, judged: GateResult) -> Item:
         """The item of a draft that proposes something."""
         value, note = self.difference(confidence), None
         if self.identical:
@@ -135,16 +135,16 @@ class Both:
         )
 
 
-def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_target_change: bool) -> Check:
+def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool) -> Check:
     """A draft held against an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
     imported runs, no domain's tokens per round. Raises `NotComparable` with the reason.
     """
     require_comparable(old, new, allow_target_change)
     gamma = new.run.gammas[0] if new.run.imported else None
-    inquiry = Inquiry.of(new.run, "engine", new.run.manifest.config)
+    inquiry = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inquiry), inquiry.question.confidence
     found = paired_pools(old, new, [chosen])
-    texts = [Both(key[0], before, found.pools[1][key], gamma) for key, before in found.pools[0].items()]
+    texts = [PairedText(key[0], before, found.pools[1][key], gamma) for key, before in found.pools[0].items()]
     unjudged = [Unjudged(text.domain, reason) for text in texts if (reason := text.hindrance(chosen)) is not None]
     texts = [text for text in texts if text.hindrance(chosen) is None]
     if not texts:
@@ -170,12 +170,12 @@ def check_baseline(new: Side, old: Side, rule: str | None, margin: float, allow_
     )
 
 
-def _items(texts: Sequence[Both], threshold: float, confidence: float) -> tuple[Item, ...]:
+def _items(texts: Sequence[PairedText], threshold: float, confidence: float) -> tuple[Item, ...]:
     """An item for each text, in their order. Those that need no bounds have no part in the correction of the others."""
     estimated = [text for text in texts if not text.silent and not text.unchanged]
     judged = iter(judge([Gate(threshold, text.bounds) for text in estimated], confidence))
 
-    def item(text: Both) -> Item:
+    def item(text: PairedText) -> Item:
         if text.silent:
             return text.lost(threshold)
         return text.kept(threshold) if text.unchanged else text.item(threshold, confidence, next(judged))
@@ -187,7 +187,7 @@ def _same(documents: int) -> str:
     return f"the same draft, identical on all {many(documents, 'document')}"
 
 
-def _compared(old: Side, new: Side, texts: Sequence[Both]) -> list[Both]:
+def _compared(old: RunDraft, new: RunDraft, texts: Sequence[PairedText]) -> list[PairedText]:
     """The texts with what is known of their rows. Logs are read only where totals are equal, and a shard at a time."""
     equal = [text.equal_totals() for text in texts]
     doubt = _doubt(old, new)
@@ -195,14 +195,14 @@ def _compared(old: Side, new: Side, texts: Sequence[Both]) -> list[Both]:
         return [replace(text, identical=same, doubt=doubt) for text, same in zip(texts, equal, strict=True)]
     digests = [_row_digests(side) for side in (old, new)]
 
-    def same_rows(text: Both) -> bool:
+    def same_rows(text: PairedText) -> bool:
         numbers = (pool["document"].tolist() for pool in (text.old, text.new))
         return all(digests[0][before] == digests[1][after] for before, after in zip(*numbers, strict=True))
 
     return [replace(text, identical=same and same_rows(text), doubt=doubt) for text, same in zip(texts, equal, strict=True)]
 
 
-def _doubt(old: Side, new: Side) -> str | None:
+def _doubt(old: RunDraft, new: RunDraft) -> str | None:
     """Why two sides may be two drafts; None: it is the same one, of the same target, and its rows are there to show it.
 
     Tokenizer and `draft_processing` are the same wherever sides can be compared, and so are the continuation's settings of
@@ -221,7 +221,7 @@ def _doubt(old: Side, new: Side) -> str | None:
     return None if missing is None else f"{missing.run.path} has no position log to show it"
 
 
-def _row_digests(side: Side) -> dict[int, bytes]:
+def _row_digests(side: RunDraft) -> dict[int, bytes]:
     """What the log holds of each document's text and of what the draft proposed on it, as a digest, by document."""
     digests: dict[int, bytes] = {}
     for shard in side.run.shards:
@@ -249,7 +249,7 @@ def _unpaired(old: Run, new: Run, found: Paired) -> Iterable[Unjudged]:
             yield Unjudged(domain, "no document of it has a partner with the same prompt and kind of text")
 
 
-def _nothing_to_judge(old: Side, unjudged: Sequence[Unjudged]) -> NotComparable:
+def _nothing_to_judge(old: RunDraft, unjudged: Sequence[Unjudged]) -> NotComparable:
     """Why nothing at all can be held against the baseline."""
     reasons = "; ".join(dict.fromkeys(item.reason for item in unjudged))
     if any("proposes nothing" in item.reason for item in unjudged):

@@ -18,11 +18,11 @@ from alphaprof.log.run_draft import require_drafts
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.format import short
-from alphaprof.report.inputs import Inquiry, by_domain, evidence_of, found_pools
+from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Traffic
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.stats.estimate import bounded_interval, by_cluster, distinct, ratio, share
-from alphaprof.totals.pool import Pool, accepted_of, proposes_nothing
+from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
 Outcome = Literal["pass", "fail", "undecided"]
 Bounds = tuple[float, float]
@@ -46,7 +46,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Judged:
+class GateResult:
     """What became of a gate: the one-sided bounds that it was judged by, the upper one with Holm's correction."""
 
     outcome: Outcome
@@ -54,7 +54,7 @@ class Judged:
     high: float
 
 
-def judge(gates: Sequence[Gate], confidence: float) -> list[Judged]:
+def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
     """Each gate's outcome, in their order."""
     error = 1 - confidence
     highs: dict[int, float] = {}
@@ -69,7 +69,7 @@ def judge(gates: Sequence[Gate], confidence: float) -> list[Judged]:
         left = [index for index in left if index not in failed]
     lows = [gate.bounds(error)[0] for gate in gates]
     return [
-        Judged(_outcome(gate.threshold, low, highs[index]), low, highs[index])
+        GateResult(_outcome(gate.threshold, low, highs[index]), low, highs[index])
         for index, (gate, low) in enumerate(zip(gates, lows, strict=True))
     ]
 
@@ -88,7 +88,7 @@ def _outcome(threshold: float, low: float, high: float) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckTarget:
     """What is checked; None: what the run's decision is about, or what it chose."""
 
     draft: str | None
@@ -162,7 +162,7 @@ def check_decision(run: Run) -> Check:
     )
 
 
-def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Check:
+def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> Check:
     """A run held against least values by domain. Raises `OptionInvalid` for what the run does not have."""
     if run.imported and ALPHA in thresholds:
         raise OptionInvalid(
@@ -175,7 +175,7 @@ def check_thresholds(run: Run, subject: Subject, thresholds: Thresholds) -> Chec
             f"{run.path} was served with drafting {drafting}: acceptance length is over rounds with a draft, not known here",
             "check --baseline compares tokens per round with another run",
         )
-    inquiry = Inquiry.of(run, "engine", run.manifest.config)
+    inquiry = ReportInputs.of(run, "engine", run.manifest.config)
     draft, rule, gamma = _settled(run, inquiry, subject, needs_gamma=bool({LENGTH, SPEEDUP} & set(thresholds)))
     pools = _pools(inquiry, draft, rule)
     times = inquiry.book.times(inquiry.question.concurrency).get(draft) if inquiry.book else None
@@ -215,7 +215,7 @@ def require_passed(check: Check, undecided_fails: bool) -> None:
         raise CheckUndecided(f"check undecided: {check.reason}", "profile more documents, or --undecided pass")
 
 
-def _settled(run: Run, inquiry: Inquiry, subject: Subject, needs_gamma: bool) -> tuple[str, str, int | None]:
+def _settled(run: Run, inquiry: ReportInputs, subject: CheckTarget, needs_gamma: bool) -> tuple[str, str, int | None]:
     """Draft, rule and gamma (None where no threshold needs one): as named, else as the decision fixes them, else as the
     verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does.
     """
@@ -245,8 +245,8 @@ def _chosen(run: Run, draft: str | None, rule: str | None) -> Traffic:
     decision = run.manifest.config["decision"] | {
         name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None
     }
-    inquiry = Inquiry.of(run, "engine", run.manifest.config | {"decision": decision})
-    evidence = evidence_of(inquiry, list(found_pools(inquiry, inquiry.deciding)))
+    inquiry = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
+    evidence = evidence_of(inquiry, list(draft_pools(inquiry, inquiry.deciding)))
     return judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas)
 
 
@@ -260,7 +260,7 @@ def _gammas(run: Run) -> str:
     return f"--gamma {' or '.join(map(str, run.gammas))}"
 
 
-def one_rule(inquiry: Inquiry) -> str:
+def one_rule(inquiry: ReportInputs) -> str:
     """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
     rules = inquiry.decisive
     if not rules:
@@ -272,16 +272,16 @@ def one_rule(inquiry: Inquiry) -> str:
     return rules[0]
 
 
-def _pools(inquiry: Inquiry, draft: str, rule: str) -> dict[str, Pool]:
+def _pools(inquiry: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
     """Pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
-    mine = [item for item in found_pools(inquiry, [rule]) if (item.draft, item.rule.id) == (draft, rule)]
+    mine = [item for item in draft_pools(inquiry, [rule]) if (item.draft, item.rule.id) == (draft, rule)]
     found = by_domain([(item.domain, item.pool) for item in mine if item.pool.defined])
     if not found:
         raise OptionInvalid(f"{rule} has no rounds on the text of {inquiry.run.path}", "name the rule of this text")
     return found
 
 
-def _spread(named: Mapping[str, float], pools: Mapping[str, Pool], run: Run) -> dict[str, float]:
+def _spread(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
     """Thresholds of every domain that has one; a domain's own goes before that of every domain."""
     if unknown := [domain for domain in named if domain != EVERY and domain not in pools]:
         known = ", ".join(map(short, pools))
@@ -290,7 +290,7 @@ def _spread(named: Mapping[str, float], pools: Mapping[str, Pool], run: Run) -> 
     return general | {domain: least for domain, least in named.items() if domain != EVERY}
 
 
-def _value(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None) -> float | None:
+def _value(pool: DocumentTotals, measure: str, gamma: int | None, times: StepTimes | None) -> float | None:
     """The estimate of a measure; None where there is nothing to take it from."""
     if measure == SPEEDUP:
         faster = speedup([pool.counts(gamma)], [1.0], times) if times is not None and gamma is not None else None
@@ -301,14 +301,14 @@ def _value(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None)
     return float(totals.sum() / counts.sum()) + (measure == LENGTH)
 
 
-def _silent(pool: Pool, measure: Measure, gamma: int | None) -> bool:
+def _silent(pool: DocumentTotals, measure: Measure, gamma: int | None) -> bool:
     """Whether the draft proposes nothing on texts that it had every chance on: no luck of the documents, and no unknown."""
     if measure == SPEEDUP or pool["tokens"].sum() == 0:
         return False
     return proposes_nothing(pool, None if measure == ALPHA else gamma)
 
 
-def _held(asked: tuple[Measure, str, float], pool: Pool, value: float | None, found: Judged | None) -> Item:
+def _held(asked: tuple[Measure, str, float], pool: DocumentTotals, value: float | None, found: GateResult | None) -> Item:
     """A threshold and what became of it; `found` is None where the draft proposes nothing."""
     measure, domain, least = asked
     documents = distinct(pool.cluster)
@@ -317,7 +317,9 @@ def _held(asked: tuple[Measure, str, float], pool: Pool, value: float | None, fo
     return Item(measure, domain, least, value, found.low, found.high, documents, found.outcome)
 
 
-def _bounds(pool: Pool, measure: str, gamma: int | None, times: StepTimes | None, tail: float) -> tuple[float, float]:
+def _bounds(
+    pool: DocumentTotals, measure: str, gamma: int | None, times: StepTimes | None, tail: float
+) -> tuple[float, float]:
     """One-sided bounds of a measure, each wrong with probability `tail`."""
     if measure == ALPHA:
         found = share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alphaprof.commands.check.baseline import check_baseline
-from alphaprof.commands.check.build import EVERY, Check, Measure, Subject, check_decision, check_thresholds
+from alphaprof.commands.check.build import EVERY, Check, CheckTarget, Measure, check_decision, check_thresholds
 from alphaprof.errors import VALUE, OptionInvalid, cut, shown
 from alphaprof.log.run_draft import side_of
 from alphaprof.log.store import Run
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckRequest:
     """The options of `alphaprof check`, as they were written; `minimums` by measure: X, or DOMAIN=X."""
 
     run: Path
@@ -36,7 +36,7 @@ def minimums(
     return {"alpha": alpha or [], "acceptance_length": length or [], "speedup": speedup or []}
 
 
-def checked(asked: Asked) -> Check:
+def checked(asked: CheckRequest) -> Check:
     """The check that is asked for. Raises `OptionInvalid`, `NotComparable` and `RunUnreadable`."""
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in asked.minimums.items() if texts}
     if asked.baseline is not None:
@@ -48,7 +48,7 @@ def checked(asked: Asked) -> Check:
         return check_baseline(new, old, asked.rule, asked.margin, asked.target_change)
     run = Run.open(asked.run)
     if thresholds:
-        return check_thresholds(run, Subject(asked.draft, asked.rule, asked.gamma), thresholds)
+        return check_thresholds(run, CheckTarget(asked.draft, asked.rule, asked.gamma), thresholds)
     if asked.draft or asked.rule or asked.gamma:
         raise OptionInvalid(
             "a draft, rule or gamma needs a threshold or a baseline to be held against",

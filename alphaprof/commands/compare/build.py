@@ -12,16 +12,16 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.log.manifest import KINDS, LOG_PROMPTS, NO_PROMPT
-from alphaprof.log.run_draft import Side
+from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT, PROMPTS_KNOWN_BY
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.rules import rules_of
 from alphaprof.stats.estimate import Interval, by_cluster, distinct
 from alphaprof.stats.paired import inverse_difference, share_difference
-from alphaprof.totals.count import Request, policies
+from alphaprof.totals.count import TotalsRequest, policies
 from alphaprof.totals.documents import SETTINGS, Documents, Units
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import Pool, pools
+from alphaprof.totals.pool import DocumentTotals, pools
 
 Array = np.ndarray[Any, Any]
 
@@ -72,7 +72,7 @@ class Comparison:
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
 
 
-def compare(first: Side, second: Side, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
+def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
     """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason.
 
     `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
@@ -103,7 +103,7 @@ class Paired:
     """
 
     rows: tuple[Array, Array]
-    pools: tuple[dict[tuple[str, ...], Pool], dict[tuple[str, ...], Pool]]
+    pools: tuple[dict[tuple[str, ...], DocumentTotals], dict[tuple[str, ...], DocumentTotals]]
     unpaired: tuple[int, int]
 
     @property
@@ -112,7 +112,7 @@ class Paired:
         return len(self.rows[0])
 
 
-def paired_pools(first: Side, second: Side, rules: Sequence[str]) -> Paired:
+def paired_pools(first: RunDraft, second: RunDraft, rules: Sequence[str]) -> Paired:
     """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common."""
     tables = [side.run.documents() for side in (first, second)]
     rows = paired_rows(*tables)
@@ -146,7 +146,7 @@ def _gammas(first: Run, second: Run, wanted: int | None) -> list[int]:
     return [wanted]
 
 
-def _nothing_in_common(first: Side, second: Side, tables: Sequence[pa.Table]) -> NotComparable:
+def _nothing_in_common(first: RunDraft, second: RunDraft, tables: Sequence[pa.Table]) -> NotComparable:
     """Why no document has a partner: other prompts, or other text on the same prompts."""
     if first.run.imported:
         return no_imported_pair(first, second, tables)
@@ -186,18 +186,20 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
     return bool(texts[0].equals(texts[1]))
 
 
-def _pools(side: Side, documents: Documents, rules: Sequence[str]) -> dict[tuple[str, ...], Pool]:
+def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> dict[tuple[str, ...], DocumentTotals]:
     """The pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
     gammas = side.run.gammas
-    totals = read_totals(side.run, side.draft, Request(rules, gammas))
-    found: dict[tuple[str, ...], Pool] = {}
+    totals = read_totals(side.run, side.draft, TotalsRequest(rules, gammas))
+    found: dict[tuple[str, ...], DocumentTotals] = {}
     for rule in rules_of(list(rules)):
         for domain, pool in pools([totals], documents, rule.id, gammas):
             found[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
     return found
 
 
-def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequence[int], confidence: float) -> Difference:
+def _difference(
+    key: tuple[str, ...], first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
+) -> Difference:
     (rule,) = rules_of([key[-1]])
     sides = [summed(pool) for pool in (first, second)]
     counted = all(counts.sum() > 0 for _, counts in sides)  # of imported runs they are not known: NaN
@@ -224,13 +226,13 @@ def _difference(key: tuple[str, ...], first: Pool, second: Pool, gammas: Sequenc
     )
 
 
-def summed(pool: Pool) -> tuple[Array, Array]:
+def summed(pool: DocumentTotals) -> tuple[Array, Array]:
     """Accepted and proposed positions by independent unit."""
     accepted, proposals = by_cluster(pool.cluster, pool["accepted"], pool["proposals"])
     return accepted, proposals
 
 
-def _tokens(first: Pool, second: Pool, gamma: int, confidence: float) -> TokensDifference:
+def _tokens(first: DocumentTotals, second: DocumentTotals, gamma: int, confidence: float) -> TokensDifference:
     sides = [spent_and_base(pool.counts(gamma), free_draft(gamma)) for pool in (first, second)]
     one, two = (float(base.sum() / spent.sum()) for spent, base in sides)
     return TokensDifference(gamma, one, two, _interval(inverse_difference(sides[0], sides[1], confidence, gamma)))
@@ -240,7 +242,7 @@ def _interval(estimate: Any) -> Interval:
     return Interval(*dataclasses.astuple(estimate)[:3])
 
 
-def require_comparable(first: Side, second: Side, other_target: bool = False) -> None:
+def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = False) -> None:
     """Raise `NotComparable` where target, dtype, tokenizer or processing differ: a difference would not be the draft's.
 
     `other_target`: a fine-tuned or quantised target is what is asked about.
@@ -269,7 +271,7 @@ def require_comparable(first: Side, second: Side, other_target: bool = False) ->
         )
 
 
-def _require_same_origin(first: Side, second: Side) -> None:
+def _require_same_origin(first: RunDraft, second: RunDraft) -> None:
     """The same for runs of which one was imported from an engine's metrics, or both."""
     one, two = first.run.manifest, second.run.manifest
     if first.run.imported != second.run.imported:
@@ -296,7 +298,7 @@ def _require_same_origin(first: Side, second: Side) -> None:
         )
 
 
-def no_imported_pair(first: Side, second: Side, tables: Sequence[pa.Table]) -> NotComparable:
+def no_imported_pair(first: RunDraft, second: RunDraft, tables: Sequence[pa.Table]) -> NotComparable:
     """Why no request of two imported runs, whose documents are `tables`, has a partner in the other."""
     runs = f"{first.run.path} and {second.run.path}"
     told = first.run.manifest.imported
@@ -315,7 +317,9 @@ def no_imported_pair(first: Side, second: Side, tables: Sequence[pa.Table]) -> N
             f"{names[1]})",
             "import both with the same --domain or --domain-key, and with the same --temperature, --top-k and --top-p",
         )
-    other = ", or made other token ids of them (another tokenizer or chat template)" if known_by == KINDS[0] else ""
+    other = (
+        ", or made other token ids of them (another tokenizer or chat template)" if known_by == PROMPTS_KNOWN_BY[0] else ""
+    )
     return NotComparable(
         f"{runs} have no prompt in common: they were sent other prompts{other}", "log answers to the same prompts in both"
     )

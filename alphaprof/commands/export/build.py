@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export
-from alphaprof.commands.export.scope import Scope, Wanted, ranks_of, scope_of
+from alphaprof.commands.export.scope import ExportRequest, ExportScope, ranks_of, scope_of
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import LOOKUP, SERVED
-from alphaprof.log.run_draft import Side
+from alphaprof.log.manifest import PROMPT_LOOKUP, SERVED
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.report.format import count, interval, many, percent
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import speedup_interval, tokens_interval
@@ -35,7 +35,7 @@ class Artefact:
     warnings: tuple[str, ...]
 
 
-def export(side: Side, to: str, wanted: Wanted) -> Artefact:
+def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
     """One draft of a run in the format of EXPORTS. Raises `OptionInvalid` where it is not defined, and `RunUnreadable`."""
     form, manifest = EXPORTS[to], side.run.manifest
     if manifest.documents == 0:
@@ -51,7 +51,7 @@ def export(side: Side, to: str, wanted: Wanted) -> Artefact:
     return Artefact(form.write(found), (form.convention, *notes), tuple(warnings))
 
 
-def _acceptance(scope: Scope, scheduled: bool) -> Acceptance:
+def _acceptance(scope: ExportScope, scheduled: bool) -> Acceptance:
     run, draft = scope.side.run, scope.side.draft
     facts, options = run.manifest.drafts[draft], run.manifest.config["drafts"][draft]
     silent = OptionInvalid(f"draft {draft} proposes nothing in {scope.label}", "export another draft or domain of this run")
@@ -59,7 +59,7 @@ def _acceptance(scope: Scope, scheduled: bool) -> Acceptance:
     return Acceptance(
         kind=facts.kind,
         model=facts.reference if facts.kind == "model" else None,
-        max_ngram=options.get("max_ngram", 3) if facts.kind == LOOKUP else None,
+        max_ngram=options.get("max_ngram", 3) if facts.kind == PROMPT_LOOKUP else None,
         gamma=scope.gamma,
         depths={gamma: _depths(scope, gamma, silent) for gamma in run.gammas},
         per_request=mean,
@@ -69,7 +69,7 @@ def _acceptance(scope: Scope, scheduled: bool) -> Acceptance:
     )
 
 
-def _depths(scope: Scope, gamma: int, silent: OptionInvalid) -> Depths:
+def _depths(scope: ExportScope, gamma: int, silent: OptionInvalid) -> Depths:
     """Rounds of all domains together: counts are added up, and divided last. Raises `silent` where none has a proposal."""
     rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
     for domain, scale in scope.scaled().items():
@@ -83,7 +83,7 @@ def _depths(scope: Scope, gamma: int, silent: OptionInvalid) -> Depths:
     return Depths(rounds, float(drafted[0]), float(drafted[-1]), tuple(tested.tolist()), tuple(nested.tolist()))
 
 
-def _per_request(scope: Scope) -> tuple[float, dict[str, float]]:
+def _per_request(scope: ExportScope) -> tuple[float, dict[str, float]]:
     """Acceptance length of a document, all of its rounds counted, on average over documents; and the same by domain."""
     total, weight, by_domain = 0.0, 0.0, {}
     for domain, scale in scope.scaled().items():
@@ -95,7 +95,7 @@ def _per_request(scope: Scope) -> tuple[float, dict[str, float]]:
     return total / weight, by_domain
 
 
-def _schedule(scope: Scope) -> tuple[tuple[int, int, int], ...] | None:
+def _schedule(scope: ExportScope) -> tuple[tuple[int, int, int], ...] | None:
     """The best gamma by concurrency, up to the exported one, 0 where the draft does not pay; None with fewer than two
     concurrencies that were timed.
 
@@ -121,7 +121,7 @@ def _schedule(scope: Scope) -> tuple[tuple[int, int, int], ...] | None:
     return tuple(entries)
 
 
-def _paying(scope: Scope, concurrency: int, most: int) -> int:
+def _paying(scope: ExportScope, concurrency: int, most: int) -> int:
     """The best gamma up to `most` at a concurrency; 0 where decoding is not faster with it."""
     times = scope.times(concurrency)
     if times is None:
@@ -135,7 +135,7 @@ def _paying(scope: Scope, concurrency: int, most: int) -> int:
     return best if speeds[best] >= 1 else 0
 
 
-def _conditions(scope: Scope) -> dict[str, Any]:
+def _conditions(scope: ExportScope) -> dict[str, Any]:
     """What was measured, for a reader who has the file and nothing else. Models by the last two parts of their path."""
     manifest = scope.side.run.manifest
     draft = manifest.drafts[scope.side.draft]
@@ -161,7 +161,7 @@ def _published(reference: str) -> str:
     return "/".join([part for part in reference.replace("\\", "/").split("/") if part][-2:])
 
 
-def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
+def _notes(scope: ExportScope, found: Acceptance, form: Export) -> Iterator[str]:
     """What the artefact assumes."""
     pools = scope.pools.values()
     clusters = distinct(np.concatenate([pool.cluster for pool in pools]))
@@ -195,7 +195,7 @@ def _notes(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
             yield f"at concurrency {least} gamma {better} would be better, and the schedule stops at gamma {scope.gamma}"
 
 
-def _warnings(scope: Scope, found: Acceptance, form: Export) -> Iterator[str]:
+def _warnings(scope: ExportScope, found: Acceptance, form: Export) -> Iterator[str]:
     """Where the artefact may not be what its reader takes it for."""
     manifest, chosen, over = scope.side.run.manifest, found.chosen, form.over or ALL
     if manifest.status != "complete":

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from alphaprof.commands.export.formats import EXPORTS, RankAcceptance
-from alphaprof.commands.trees.build import Sample, sample_of
-from alphaprof.costs.cost_model import CostBook
+from alphaprof.commands.trees.build import TreeSample, tree_sample
+from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, StepTimes
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import CHAIN
-from alphaprof.log.run_draft import Side
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.report.format import many, number, percent, short, text_kind, visible
-from alphaprof.report.inputs import Inquiry, evidence_of, found_pools
-from alphaprof.report.verdict import Evidence, Question, judge, not_defined, obstacle
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.verdict import Evidence, Question, judge, not_defined, why_undecidable
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.theory.trees import Tree, expected_tokens, optimal_tree, replayed
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.documents import observed_weights
-from alphaprof.totals.pool import Pool
+from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
 WIDTH = 32  # ranks, as in Sequoia's own examples (`--W 32`)
@@ -31,7 +31,7 @@ NODES = 16
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportRequest:
     """What is asked for beside a format; None: what the run's own decision says. `nodes`: of a tree."""
 
     rule: str | None = None
@@ -41,16 +41,16 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Scope:
+class ExportScope:
     """What is exported: pools of one draft by domain, all kinds of text as one, their weights (shares of output tokens;
     `given`: by the profile, and not as observed, from `strata`), under `rules`, at
     one gamma. `texts`: kinds of text. `exact`: rounds are facts, and not expectations.
     """
 
-    side: Side
+    side: RunDraft
     question: Question
-    book: CostBook | None
-    pools: Mapping[str, Pool]
+    book: CostModel | None
+    pools: Mapping[str, DocumentTotals]
     weights: Mapping[str, float]
     given: bool
     strata: Array
@@ -94,7 +94,7 @@ def named(domain: str) -> str:
     return f"'{short(visible(domain))}'"
 
 
-def scope_of(side: Side, to: str, wanted: Wanted) -> Scope:
+def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
     """What to export. Raises `OptionInvalid`."""
     run, gammas = side.run, _gammas(side, to, wanted)
     if (drafting := run.manifest.drafting) != CHAIN:
@@ -105,14 +105,14 @@ def scope_of(side: Side, to: str, wanted: Wanted) -> Scope:
     decision = run.manifest.config["decision"] | {"draft": side.draft}
     asked = {"rule": wanted.rule, "gamma": wanted.gamma}
     decision |= {name: value for name, value in asked.items() if value is not None}
-    inquiry = Inquiry.of(run, "engine", run.manifest.config | {"decision": decision})
+    inquiry = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
     for rule in inquiry.deciding:
         _require_chain(rule, to)
-    found = list(found_pools(inquiry, inquiry.deciding, [side.draft]))
+    found = list(draft_pools(inquiry, inquiry.deciding, [side.draft]))
     pools, question = _pools(side, evidence_of(inquiry, found), inquiry.question, wanted.domain), inquiry.question
     used = [item for item in found if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
     observed = observed_weights(inquiry.documents.table)
-    scope = Scope(
+    scope = ExportScope(
         side=side,
         question=question,
         book=inquiry.book,
@@ -129,7 +129,7 @@ def scope_of(side: Side, to: str, wanted: Wanted) -> Scope:
     return dataclasses.replace(scope, gamma=_best(scope, gammas))
 
 
-def _gammas(side: Side, to: str, wanted: Wanted) -> list[int]:
+def _gammas(side: RunDraft, to: str, wanted: ExportRequest) -> list[int]:
     """Gammas that the run has and the reader takes. Raises `OptionInvalid` for another one that is asked for."""
     run, most = side.run, EXPORTS[to].most
     gamma = wanted.gamma or run.manifest.config["decision"]["gamma"]
@@ -142,7 +142,7 @@ def _gammas(side: Side, to: str, wanted: Wanted) -> list[int]:
     return gammas
 
 
-def _pools(side: Side, evidence: Evidence, question: Question, domain: str | None) -> dict[str, Pool]:
+def _pools(side: RunDraft, evidence: Evidence, question: Question, domain: str | None) -> dict[str, DocumentTotals]:
     """The pools to export by domain, in the order of their weights. Raises `OptionInvalid` where they have no rounds."""
     pools, observed = evidence.candidates[side.draft], evidence.observed
     if domain is not None and domain not in observed:
@@ -150,7 +150,7 @@ def _pools(side: Side, evidence: Evidence, question: Question, domain: str | Non
         raise OptionInvalid(f"{side.run.path} has no domain {named(domain)}", f"it has: {known}")
     if domain is None:
         weights = question.weights or dict(observed)
-        reason = obstacle(weights, evidence, pools)
+        reason = why_undecidable(weights, evidence, pools)
     else:
         weights, reason = {domain: 1.0}, evidence.undefined.get(domain, "")
     empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
@@ -185,7 +185,7 @@ def _require_chain(rule: str, to: str) -> None:
         raise OptionInvalid(f"{rule} drafts trees, and {to} describes chains", "--to sequoia exports a tree")
 
 
-def _best(scope: Scope, gammas: Sequence[int]) -> int:
+def _best(scope: ExportScope, gammas: Sequence[int]) -> int:
     """The gamma of the decision, or the one that it would choose for this draft. Raises `OptionInvalid`."""
     question, draft = scope.question, scope.side.draft
     if question.gamma != "auto":
@@ -216,7 +216,7 @@ class Share:
     weight: float
 
 
-def ranks_of(side: Side, wanted: Wanted) -> tuple[RankAcceptance, Said]:
+def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, Said]:
     """Ranks, and the best tree of `nodes` nodes on `gamma` levels for them. Raises `OptionInvalid` where ranks do not say
     what a tree accepts: of a draft without ranks, under another rule than strict, on text that is not the target's greedy.
     """
@@ -224,7 +224,7 @@ def ranks_of(side: Side, wanted: Wanted) -> tuple[RankAcceptance, Said]:
         raise OptionInvalid(
             f"ranks say what a tree accepts where the target decodes greedily, not under {wanted.rule}", "leave out --rule"
         )
-    sample = sample_of(side.run, side.draft, WIDTH, chooses=False)
+    sample = tree_sample(side.run, side.draft, WIDTH, chooses=False)
     parts, ranks = _parts(side, sample, wanted.domain), sample.ranks
     shares = np.asarray(sum(part.weight * ranks.shares(part.rows) for part in parts))
     tree = optimal_tree(shares, wanted.nodes or NODES, wanted.gamma or max(side.run.gammas))
@@ -245,7 +245,7 @@ def ranks_of(side: Side, wanted: Wanted) -> tuple[RankAcceptance, Said]:
     return RankAcceptance(tuple(shares.tolist()), tree.paths), Said(notes, tuple(warnings))
 
 
-def _parts(side: Side, sample: Sample, domain: str | None) -> list[Share]:
+def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[Share]:
     """The domains that are exported. Raises `OptionInvalid` for text that the target did not choose greedily."""
     texts = [text for text in sample.texts if domain in (None, text.domain)]
     if not texts:
@@ -265,13 +265,13 @@ def _parts(side: Side, sample: Sample, domain: str | None) -> list[Share]:
     return [Share(np.sort(sample.domain(name, sample.tested)), weight / total) for name, weight in weights.items()]
 
 
-def _traffic(sample: Sample, parts: list[Share]) -> str:
+def _traffic(sample: TreeSample, parts: list[Share]) -> str:
     return (
         f"whole traffic ({many(len(parts), 'domain')} {'as observed' if sample.weights_observed else 'by decision.weights'})"
     )
 
 
-def _tokens(side: Side, tree: Tree, parts: list[Share]) -> float | None:
+def _tokens(side: RunDraft, tree: Tree, parts: list[Share]) -> float | None:
     """Tokens per round of the tree on these documents, by exact replay; None where a domain has no rounds."""
     chosen = np.zeros(side.run.manifest.documents, dtype=bool)
     chosen[np.concatenate([part.rows for part in parts])] = True

@@ -64,7 +64,7 @@ SGLANG = Engine("SGLang", answers_of, sglang_request, lists=True)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ImportRequest:
     """What `alphaprof import` is asked for. `sampling` None: greedily; `gamma` None: what the metrics say; `drafting`: see
     `log.manifest.Imported`.
     """
@@ -91,7 +91,7 @@ class Read:
     digest: Any = field(default_factory=hashlib.sha256)  # of all lines
 
 
-def import_requests(asked: Asked, out: Path) -> Run:
+def import_requests(asked: ImportRequest, out: Path) -> Run:
     """Write the run of all requests of some files into a new directory.
 
     Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for
@@ -102,7 +102,7 @@ def import_requests(asked: Asked, out: Path) -> Run:
         return _imported(asked, claim)
 
 
-def _imported(asked: Asked, claim: Claim) -> Run:
+def _imported(asked: ImportRequest, claim: Claim) -> Run:
     if not DRAFT_NAME.fullmatch(asked.names.draft) or asked.names.draft in ("auto", "target"):
         raise OptionInvalid(
             f"--draft {shown(asked.names.draft)} is no name", "lower case, at most 200 characters, not auto or target"
@@ -127,14 +127,14 @@ def _imported(asked: Asked, claim: Claim) -> Run:
     target = asked.names.target or _target(requests)
     config = _config(asked, served, list(dict.fromkeys(item.domain for item in read.labelled)))
     known_by = identity(requests)
-    run = Run(claim.folder, _manifest(asked, read, Found(served, config, target, known_by)), claim)
+    run = Run(claim.folder, _manifest(asked, read, ManifestParts(served, config, target, known_by)), claim)
     run.write_totals(totals_table(read.labelled, served), (0, 0), asked.names.draft)
     run.write_documents(documents_table(read.labelled, served, known_by, read.digest.hexdigest()))
     run.write_manifest(run.manifest)
     return run
 
 
-def _read_file(read: Read, source: int, path: Path, asked: Asked) -> None:
+def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> None:
     for line in json_lines(path, read.digest.update, asked.engine.lists):
         for answer in asked.engine.answers(line):
             try:
@@ -173,7 +173,7 @@ def _require_gamma(read: Read, request: EngineRequest) -> None:
         )
 
 
-def _domain(line: Line, source: int, asked: Asked) -> str:
+def _domain(line: Line, source: int, asked: ImportRequest) -> str:
     if asked.names.domain_key:
         found = _named(line, asked.names.domain_key, "--domain-key")
         if found is None:
@@ -211,7 +211,7 @@ def _target(requests: Sequence[EngineRequest]) -> str:
     return str(first.model)
 
 
-def _config(asked: Asked, served: Served, domains: Sequence[str]) -> dict[str, Any]:
+def _config(asked: ImportRequest, served: Served, domains: Sequence[str]) -> dict[str, Any]:
     """The profile that such a run answers to: decision and costs are what reports read of it. Models are in the manifest."""
     if len(domains) > MOST_DOMAINS:
         raise OptionInvalid(
@@ -277,7 +277,7 @@ def _hint(error: ProfileInvalid) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class ManifestParts:
     """What a manifest says beside what was asked for: the profile, the target's name, and what prompts are known by."""
 
     served: Served
@@ -286,7 +286,7 @@ class Found:
     known_by: str | None
 
 
-def _manifest(asked: Asked, read: Read, found: Found) -> Manifest:
+def _manifest(asked: ImportRequest, read: Read, found: ManifestParts) -> Manifest:
     requests = [item.request for item in read.labelled]
     shard = Shard(0, len(requests), sum(request.completion_tokens for request in requests), read.digest.hexdigest())
     return Manifest(

@@ -38,7 +38,7 @@ NO_REQUESTS = "no interval: no requests"
 
 
 @dataclass(frozen=True)
-class Sample:
+class CounterSample:
     """One line of a page."""
 
     name: str
@@ -68,7 +68,7 @@ class Rise:
     by_position: tuple[int, ...]
 
 
-def samples(path: Path) -> Iterator[Sample]:
+def counter_samples(path: Path) -> Iterator[CounterSample]:
     """The samples of a page. Raises `DataUnreadable` for a file that is none, with its line."""
     try:
         with path.open("rb") as file:
@@ -88,7 +88,7 @@ def samples(path: Path) -> Iterator[Sample]:
         raise DataUnreadable(f"cannot read {path}: {error.strerror}", "save the page: curl -s SERVER/metrics") from None
 
 
-def _sample(where: str, text: str) -> Sample:
+def _sample(where: str, text: str) -> CounterSample:
     wrong = DataUnreadable(
         f"{where}: {shown(text)} is no sample of a counter's page", "save Prometheus' text: curl -s SERVER/metrics"
     )
@@ -114,7 +114,7 @@ def _sample(where: str, text: str) -> Sample:
     words = text[place:].split()
     if not 1 <= len(words) <= 2 or not NUMBER.fullmatch(words[0]) or not all(map(TIME.fullmatch, words[1:])):
         raise wrong
-    return Sample(name[0], tuple(sorted(labels.items())), float(words[0]), where)
+    return CounterSample(name[0], tuple(sorted(labels.items())), float(words[0]), where)
 
 
 def _spaces(text: str, place: int) -> int:
@@ -127,7 +127,7 @@ def _spaces(text: str, place: int) -> int:
 def read_page(path: Path) -> Page:
     """The counters of speculative decoding on a page. Raises `DataUnreadable`, and `ColumnMissing` where there are none."""
     page = Page(path)
-    for sample in samples(path):
+    for sample in counter_samples(path):
         name = sample.name.removeprefix(PREFIX)
         if name == sample.name:
             continue

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.errors import shown
-from alphaprof.log.manifest import ADAPTIVE, CHAIN, KINDS, LOG_PROMPTS, NO_PROMPT, SERVED, Drafting, ModelFacts
+from alphaprof.log.manifest import ADAPTIVE, CHAIN, LOG_PROMPTS, NO_PROMPT, PROMPTS_KNOWN_BY, SERVED, Drafting, ModelFacts
 from alphaprof.log.schema import (
     DEPTH_COUNTS,
     DOCUMENT_COLUMNS,
@@ -52,7 +52,7 @@ class Labelled:
 
 def identity(requests: Sequence[EngineRequest]) -> str | None:
     """What all prompts are known by: the best kind that every request has; None where there is none."""
-    return next((kind for kind in KINDS if all(kind in request.names for request in requests)), None)
+    return next((kind for kind in PROMPTS_KNOWN_BY if all(kind in request.names for request in requests)), None)
 
 
 def documents_table(labelled: Sequence[Labelled], served: Served, known_by: str | None, digest: str) -> pa.Table:
@@ -142,7 +142,7 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
     }
     yield from _about_drafting(requests, served)
     if known_by in NO_PROMPT:
-        lacking = [request for request in requests if KINDS[0] not in request.names]
+        lacking = [request for request in requests if PROMPTS_KNOWN_BY[0] not in request.names]
         pairs = "requests of the same id only" if known_by else "none of them"
         yield {
             "code": "prompts_unknown",

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from alphaprof import errors
-from alphaprof.commands.preflight.facts import Seen
-from alphaprof.commands.preflight.findings import NOTE, OK, PROBLEM, Check, model_checks, place_of, warned, work_checks
+from alphaprof.commands.preflight.facts import PreflightFacts
+from alphaprof.commands.preflight.findings import NOTE, OK, PROBLEM, Finding, model_checks, place_of, warned, work_checks
 from alphaprof.render.json import plain_values
 from alphaprof.render.tables import plain
 from alphaprof.report.format import many
@@ -42,15 +42,15 @@ STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 class Preflight:
     """All checks, and the facts that they are about."""
 
-    checks: tuple[Check, ...]  # by name, in the order of the docs
+    checks: tuple[Finding, ...]  # by name, in the order of the docs
     stops: bool  # whether the run would stop
     conclusion: str  # what follows, in words
-    seen: Seen  # the facts
+    seen: PreflightFacts  # the facts
 
 
-def build_preflight(seen: Seen) -> Preflight:
+def build_preflight(seen: PreflightFacts) -> Preflight:
     """The checks of what a dry run has found."""
-    refused = [Check(item.check, item.subject, PROBLEM, item.message, item.hint, stops=True) for item in seen.refusals]
+    refused = [Finding(item.check, item.subject, PROBLEM, item.message, item.hint, stops=True) for item in seen.refusals]
     found = [*model_checks(seen), *work_checks(seen)]
     shown = {check.name for check in found}
     others = dict.fromkeys(place_of(warning) for warning in seen.warnings if place_of(warning) not in shown)
@@ -59,7 +59,7 @@ def build_preflight(seen: Seen) -> Preflight:
     return Preflight(tuple(checks), bool(refused), _conclusion(checks), seen)
 
 
-def _conclusion(checks: Sequence[Check]) -> str:
+def _conclusion(checks: Sequence[Finding]) -> str:
     """What follows, in a line."""
     stopping = sum(check.stops for check in checks)
     problems, notes = (sum(check.level == level for check in checks) for level in (PROBLEM, NOTE))

@@ -131,7 +131,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryNeeds:
     """What the run takes of its device's memory at most, in bytes. None: not known. Of models of an unknown architecture, or
     on several devices, only `weights` and `free` are.
     """
@@ -146,7 +146,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunEstimate:
     """What the run will roughly take."""
 
     documents: int | None  # None: not known, like what follows from it
@@ -158,7 +158,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PreflightFacts:
     """All that a dry run finds, of the drafts and sources that were not refused. What comes after a refusal can be missing:
     None; so is what the run takes where no draft could be loaded.
     """
@@ -175,12 +175,12 @@ class Seen:
     noise: NoiseFloor | None  # alone against in a batch; None also where there is but one document
     speed: Speed | None  # of a run in small
     storage: Storage | None  # of the position log
-    memory: Memory  # what models take
-    estimate: Estimate | None  # what the run will take
+    memory: MemoryNeeds  # what models take
+    estimate: RunEstimate | None  # what the run will take
     refusals: tuple[Refusal, ...]  # what would stop the run
 
 
-def estimated(sources: Sequence[SourceSeen], speed: Speed, storage: Storage, shard_documents: int) -> Estimate | None:
+def estimated(sources: Sequence[SourceSeen], speed: Speed, storage: Storage, shard_documents: int) -> RunEstimate | None:
     """What profiling the planned documents takes at the measured speed and size; None where no document was seen.
 
     Documents of a source are taken to be like its first ones, and continuations to run to their last token: a text that
@@ -197,11 +197,11 @@ def estimated(sources: Sequence[SourceSeen], speed: Speed, storage: Storage, sha
     each_s, each_bytes = _sum(seconds, [1 / seen] * len(sources)), sum(sizes) / seen + storage.shard_bytes / shard_documents
     planned = [source.planned for source in sources if source.planned is not None]
     if len(planned) < len(sources):
-        return Estimate(None, None, None, None, each_s, each_bytes)
+        return RunEstimate(None, None, None, None, each_s, each_bytes)
     shares = [count / source.documents for count, source in zip(planned, sources, strict=True)]
     total = _sum(seconds, shares)
     shards = math.ceil(sum(planned) / shard_documents)
-    return Estimate(
+    return RunEstimate(
         documents=sum(planned),
         positions=round(sum(share * source.new_tokens for share, source in zip(shares, sources, strict=True))),
         seconds=None if total is None else total + (speed.timing_s or 0.0),

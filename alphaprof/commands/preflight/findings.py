@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from alphaprof.commands.preflight.facts import ModelSeen, Seen, SourceSeen
+from alphaprof.commands.preflight.facts import ModelSeen, PreflightFacts, SourceSeen
 from alphaprof.report.format import count, data_size, duration, many, number, percent, share, short
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
@@ -15,7 +15,7 @@ PLACES = {"raw_prompts": "chat template", "json_array": "data", "full_logits": "
 
 
 @dataclass(frozen=True)
-class Check:
+class Finding:
     """One thing that was looked at."""
 
     name: str  # of the check (docs/preflight.md)
@@ -26,24 +26,24 @@ class Check:
     stops: bool = False  # whether the run would end with this
 
 
-def model_checks(seen: Seen) -> Iterator[Check]:
+def model_checks(seen: PreflightFacts) -> Iterator[Finding]:
     """What concerns models and tokenizers."""
     for part in (_vocabulary, _template, _bos, _lost_bos, _context, _self_draft, _noise):
         yield from part(seen)
 
 
-def _vocabulary(seen: Seen) -> Iterator[Check]:
-    yield Check("vocabulary", "target", OK, _sizes(seen.target) + _cut(seen, seen.target))
+def _vocabulary(seen: PreflightFacts) -> Iterator[Finding]:
+    yield Finding("vocabulary", "target", OK, _sizes(seen.target) + _cut(seen, seen.target))
     for draft in seen.drafts:
         if draft.tokens is None or draft.shared is None:
             own = "looks up the target's tokens" if draft.facts.kind == "prompt_lookup" else "shares the target's"
-            yield Check("vocabulary", draft.name, OK, own)
+            yield Finding("vocabulary", draft.name, OK, own)
             continue
         text = f"{_sizes(draft)}{_cut(seen, draft)}; {count(draft.shared)} ids in common, which all mean the same"
         if draft.logits == seen.target.logits:
-            yield Check("vocabulary", draft.name, OK, text)
+            yield Finding("vocabulary", draft.name, OK, text)
         else:
-            yield Check(
+            yield Finding(
                 "vocabulary",
                 draft.name,
                 NOTE,
@@ -58,7 +58,7 @@ def _sizes(model: ModelSeen) -> str:
     return f"{logits} logits" if model.tokens is None else f"{logits} logits for {count(model.tokens)} token ids"
 
 
-def _cut(seen: Seen, model: ModelSeen) -> str:
+def _cut(seen: PreflightFacts, model: ModelSeen) -> str:
     """What becomes of the columns that no token stands behind."""
     cut = model.logits - seen.scored_ids
     if cut > 0:
@@ -67,10 +67,10 @@ def _cut(seen: Seen, model: ModelSeen) -> str:
     return f", {count(missing)} tokens of the target have none: never proposed" if missing > 0 else ""
 
 
-def _specials(seen: Seen, draft: ModelSeen) -> Iterator[Check]:
+def _specials(seen: PreflightFacts, draft: ModelSeen) -> Iterator[Finding]:
     if draft.special:
         pairs = ", ".join(f"{item.name} {short(str(item.target))} / {short(str(item.draft))}" for item in draft.special)
-        yield Check(
+        yield Finding(
             "vocabulary",
             draft.name,
             NOTE,
@@ -79,31 +79,31 @@ def _specials(seen: Seen, draft: ModelSeen) -> Iterator[Check]:
         )
 
 
-def _template(seen: Seen) -> Iterator[Check]:
+def _template(seen: PreflightFacts) -> Iterator[Finding]:
     raw = list(warned(seen, "chat template"))
     used = [source for source in seen.sources if source.prompts in ("chat", "messages")]
     if raw:
         yield from raw
     elif not seen.template:
         if not any(refusal.check == "chat template" for refusal in seen.refusals):
-            yield Check("chat template", "target", OK, "the target has none, and none is asked for")
+            yield Finding("chat template", "target", OK, "the target has none, and none is asked for")
     elif used:
-        yield Check("chat template", "target", OK, f"used for {len(used)} of {many(len(seen.sources), 'source')}")
+        yield Finding("chat template", "target", OK, f"used for {len(used)} of {many(len(seen.sources), 'source')}")
     else:
-        yield Check("chat template", "target", OK, "there is one, and no source is encoded here without it")
+        yield Finding("chat template", "target", OK, "there is one, and no source is encoded here without it")
 
 
-def _bos(seen: Seen) -> Iterator[Check]:
+def _bos(seen: PreflightFacts) -> Iterator[Finding]:
     bos = seen.bos
     if bos.token is None:
-        yield Check("bos", "target", OK, "the tokenizer has no BOS token")
+        yield Finding("bos", "target", OK, "the tokenizer has no BOS token")
     else:
         template = {True: "; the chat template writes it", False: "; the chat template does not", None: ""}[bos.in_template]
         added = "adds it" if bos.added else "does not add it"
-        yield Check("bos", "target", OK, f"BOS is {short(bos.token)}; the tokenizer {added} to plain text{template}")
+        yield Finding("bos", "target", OK, f"BOS is {short(bos.token)}; the tokenizer {added} to plain text{template}")
     for source in seen.sources:
         if source.double_bos:
-            yield Check(
+            yield Finding(
                 "bos",
                 source.path,
                 PROBLEM,
@@ -111,7 +111,7 @@ def _bos(seen: Seen) -> Iterator[Check]:
                 "take it out of the data, or give rendered prompts as prompt_ids",
             )
         if source.without_bos:
-            yield Check(
+            yield Finding(
                 "bos",
                 source.path,
                 NOTE,
@@ -120,10 +120,10 @@ def _bos(seen: Seen) -> Iterator[Check]:
             )
 
 
-def _lost_bos(seen: Seen) -> Iterator[Check]:
+def _lost_bos(seen: PreflightFacts) -> Iterator[Finding]:
     for source in seen.sources:
         if source.lost_bos:
-            yield Check(
+            yield Finding(
                 "bos",
                 source.path,
                 PROBLEM,
@@ -132,18 +132,18 @@ def _lost_bos(seen: Seen) -> Iterator[Check]:
             )
 
 
-def _context(seen: Seen) -> Iterator[Check]:
+def _context(seen: PreflightFacts) -> Iterator[Finding]:
     longest = max((source.longest for source in seen.sources), default=None)
     reach = "" if longest is None else f"; the longest document seen has {count(longest)} with its new tokens"
-    yield Check("context", "target", OK, _limit(seen.target) + reach)
+    yield Finding("context", "target", OK, _limit(seen.target) + reach)
     documents = sum(source.documents for source in seen.sources)
     for draft in seen.drafts:
         if not draft.beyond:
-            yield Check("context", draft.name, OK, _limit(draft))
+            yield Finding("context", draft.name, OK, _limit(draft))
             continue
         part = f"{count(draft.beyond)} of {many(documents, 'document')} ({percent(draft.beyond / documents)})"
         silent = f", in {count(draft.silent)} of them from the start" if draft.silent else ""
-        yield Check(
+        yield Finding(
             "context",
             draft.name,
             PROBLEM if draft.silent == documents else NOTE,
@@ -156,7 +156,7 @@ def _limit(model: ModelSeen) -> str:
     return "no limit" if model.facts.context is None else f"{count(model.facts.context)} tokens"
 
 
-def _self_draft(seen: Seen) -> Iterator[Check]:
+def _self_draft(seen: PreflightFacts) -> Iterator[Finding]:
     found = seen.self_draft
     if found is None:
         return
@@ -164,7 +164,7 @@ def _self_draft(seen: Seen) -> Iterator[Check]:
     where = f"{many(found.positions, 'position')} in {seen.target.facts.dtype}"
     others = found.positions - found.accepted
     if found.agreeing < found.positions:
-        yield Check(
+        yield Finding(
             "self-draft",
             "target",
             PROBLEM,
@@ -172,10 +172,10 @@ def _self_draft(seen: Seen) -> Iterator[Check]:
             "alpha of any draft is wrong by as much: try dtype float32 or another device, and please report the model",
         )
     elif others == 0:
-        yield Check("self-draft", "target", OK, f"the target {way} has alpha 1 at {where}")
+        yield Finding("self-draft", "target", OK, f"the target {way} has alpha 1 at {where}")
     else:
         clear, alpha = others - found.near_ties, share(found.accepted / found.positions)
-        yield Check(
+        yield Finding(
             "self-draft",
             "target",
             NOTE,
@@ -185,7 +185,7 @@ def _self_draft(seen: Seen) -> Iterator[Check]:
         )
 
 
-def _noise(seen: Seen) -> Iterator[Check]:
+def _noise(seen: PreflightFacts) -> Iterator[Finding]:
     found = seen.noise
     if found is None:
         return
@@ -196,9 +196,9 @@ def _noise(seen: Seen) -> Iterator[Check]:
         f"{found.logit_difference:.2g} of a logit, {found.probability_difference:.2g} of a probability"
     )
     if found.flips == 0:
-        yield Check("noise floor", "target", OK, text)
+        yield Finding("noise floor", "target", OK, text)
     else:
-        yield Check(
+        yield Finding(
             "noise floor",
             "target",
             NOTE,
@@ -207,11 +207,11 @@ def _noise(seen: Seen) -> Iterator[Check]:
         )
 
 
-def warned(seen: Seen, name: str) -> Iterator[Check]:
+def warned(seen: PreflightFacts, name: str) -> Iterator[Finding]:
     """What the run itself would warn of that belongs to a check."""
     for warning in seen.warnings:
         if place_of(warning) == name:
-            yield Check(name, "run", NOTE, warning["message"], warning["remedy"])
+            yield Finding(name, "run", NOTE, warning["message"], warning["remedy"])
 
 
 def place_of(warning: Mapping[str, str]) -> str:
@@ -223,7 +223,7 @@ def _part(documents: int, source: SourceSeen) -> str:
     return f"{count(documents)} of {many(source.documents, 'document')}"
 
 
-def work_checks(seen: Seen) -> Iterator[Check]:
+def work_checks(seen: PreflightFacts) -> Iterator[Finding]:
     """What concerns data and resources."""
     yield from _data(seen)
     yield from _costs(seen)
@@ -233,12 +233,12 @@ def work_checks(seen: Seen) -> Iterator[Check]:
     yield from warned(seen, "memory")
 
 
-def _data(seen: Seen) -> Iterator[Check]:
+def _data(seen: PreflightFacts) -> Iterator[Finding]:
     for source in seen.sources:
         yield from _source(source)
     documents = sum(source.documents for source in seen.sources)
     if seen.repeated:
-        yield Check(
+        yield Finding(
             "data",
             "run",
             NOTE,
@@ -248,7 +248,7 @@ def _data(seen: Seen) -> Iterator[Check]:
     yield from warned(seen, "data")
 
 
-def _source(source: SourceSeen) -> Iterator[Check]:
+def _source(source: SourceSeen) -> Iterator[Finding]:
     domains = ", ".join(short(name) for name in source.domains[:3]) + (", ..." if len(source.domains) > 3 else "")
     if source.planned is None:
         planned = f"more than {count(source.documents)}, how many is not known without reading all"
@@ -259,11 +259,11 @@ def _source(source: SourceSeen) -> Iterator[Check]:
         lengths = f"{count(source.shortest_prompt)} to {count(source.longest_prompt)}, median {lengths}"
     text = f"{domains}: {planned}; prompts of {lengths} tokens"
     if source.planned == 1:
-        yield Check("data", source.path, NOTE, text, "a single document has no interval, and no verdict: add more")
+        yield Finding("data", source.path, NOTE, text, "a single document has no interval, and no verdict: add more")
     else:
-        yield Check("data", source.path, OK, text)
+        yield Finding("data", source.path, OK, text)
     for reason, rows in source.skipped.items():
-        yield Check(
+        yield Finding(
             "data",
             source.path,
             NOTE,
@@ -271,7 +271,7 @@ def _source(source: SourceSeen) -> Iterator[Check]:
             "see too_long, max_new_tokens and min_prompt_tokens, or fill the column",
         )
     for reason, texts in source.truncated.items():
-        yield Check(
+        yield Finding(
             "data",
             source.path,
             NOTE,
@@ -280,14 +280,14 @@ def _source(source: SourceSeen) -> Iterator[Check]:
         )
 
 
-def _without(seen: Seen, name: str) -> str:
+def _without(seen: PreflightFacts, name: str) -> str:
     """The drafts and sources that could not be loaded: what a run takes is worked out without them."""
     kinds = {"vocabulary": "draft"} | ({} if name == "memory" else {"data": "source", "chat template": "source"})
     parts = [f"{kinds[item.check]} {short(item.subject)}" for item in seen.refusals if item.check in kinds]
     return ", ".join(dict.fromkeys(parts))
 
 
-def _rough(seen: Seen, check: Check) -> Check:
+def _rough(seen: PreflightFacts, check: Finding) -> Finding:
     """An estimate, or a note where it leaves something out."""
     if not (without := _without(seen, check.name)):
         return check
@@ -296,34 +296,34 @@ def _rough(seen: Seen, check: Check) -> Check:
     return dataclasses.replace(check, level=level, cause=f"without {without}: {check.cause}", remedy=remedy)
 
 
-def _unknown(seen: Seen) -> Iterator[Check]:
+def _unknown(seen: PreflightFacts) -> Iterator[Finding]:
     """What a run takes where no draft could be loaded."""
     if not seen.drafts and seen.sources:
         for name in ("time", "disk"):
             cause = "not known: no draft could be loaded"
-            yield Check(name, "run", NOTE, cause, "mend what was refused first, and look again")
+            yield Finding(name, "run", NOTE, cause, "mend what was refused first, and look again")
 
 
-def _costs(seen: Seen) -> Iterator[Check]:
+def _costs(seen: PreflightFacts) -> Iterator[Finding]:
     speed = seen.speed
     if speed is None:
         return
     if speed.untimed is not None:
         remedy = "the report has no speedup then; give step times of your engine: costs.source=table"
-        yield Check("costs", "run", NOTE, f"no step times: {speed.untimed}", remedy)
+        yield Finding("costs", "run", NOTE, f"no step times: {speed.untimed}", remedy)
     elif speed.timing_s is not None:
         cause = f"steps can be timed here; that takes about {duration(speed.timing_s)}"
         if speed.budget_s is None or speed.timing_s <= speed.budget_s:
-            yield Check("costs", "run", OK, cause)
+            yield Finding("costs", "run", OK, cause)
             return
         rounds = "each batch size and context has some rounds of all steps, or their times would have no bounds"
         remedy = "fewer of costs.concurrency or costs.context, or an idle machine"
-        yield Check("costs", "run", NOTE, f"{cause}, more than costs.budget ({speed.budget_s:g} s): {rounds}", remedy)
+        yield Finding("costs", "run", NOTE, f"{cause}, more than costs.budget ({speed.budget_s:g} s): {rounds}", remedy)
     elif not any(refusal.check == "costs" for refusal in seen.refusals):
-        yield Check("costs", "run", OK, "step times from elsewhere are at hand")
+        yield Finding("costs", "run", OK, "step times from elsewhere are at hand")
 
 
-def _time(seen: Seen) -> Iterator[Check]:
+def _time(seen: PreflightFacts) -> Iterator[Finding]:
     speed, estimate = seen.speed, seen.estimate
     if speed is None or estimate is None:
         return
@@ -334,37 +334,37 @@ def _time(seen: Seen) -> Iterator[Check]:
     if estimate.document_seconds is None:
         unknown = "not known how fast the target generates, since its steps cannot be timed"
         remedy = "profile a few documents with --limit first, and look at the clock"
-        yield Check("time", "run", NOTE, f"{unknown}; {text}", remedy)
+        yield Finding("time", "run", NOTE, f"{unknown}; {text}", remedy)
     elif estimate.seconds is None:
         each = f"roughly {duration(estimate.document_seconds)} a document; how many there are is not known"
-        yield Check("time", "run", NOTE, f"{each}; {text}", "give a source on the hub a limit, or use --limit")
+        yield Finding("time", "run", NOTE, f"{each}; {text}", "give a source on the hub a limit, or use --limit")
     else:
         total = f"roughly {duration(estimate.seconds)} for {many(estimate.documents or 0, 'document')}"
-        yield Check("time", "run", OK, f"{total}, less where texts end early; {text}")
+        yield Finding("time", "run", OK, f"{total}, less where texts end early; {text}")
 
 
-def _disk(seen: Seen) -> Iterator[Check]:
+def _disk(seen: PreflightFacts) -> Iterator[Finding]:
     storage, estimate = seen.storage, seen.estimate
     if storage is None or estimate is None:
         return
     per = f"{number(storage.position_bytes, 0)} bytes a position over all drafts, {storage.columns} columns"
     free = "" if storage.free is None else f"; {data_size(storage.free)} are free"
     if estimate.disk is None:
-        yield Check("disk", "run", OK, f"about {data_size(estimate.document_bytes)} a document ({per}){free}")
+        yield Finding("disk", "run", OK, f"about {data_size(estimate.document_bytes)} a document ({per}){free}")
         return
     text = f"about {data_size(estimate.disk)} for at most {many(estimate.positions or 0, 'position')} ({per}){free}"
     if storage.free is not None and storage.free < estimate.disk:
-        yield Check("disk", "run", PROBLEM, text, "free space or choose another --out: a run ends where the disk is full")
+        yield Finding("disk", "run", PROBLEM, text, "free space or choose another --out: a run ends where the disk is full")
     else:
-        yield Check("disk", "run", OK, text)
+        yield Finding("disk", "run", OK, text)
 
 
-def _memory(seen: Seen) -> Iterator[Check]:
+def _memory(seen: PreflightFacts) -> Iterator[Finding]:
     memory = seen.memory
     free = "" if memory.free is None else f"; {data_size(memory.free)} are free beside the weights"
     weights = f"weights {data_size(memory.weights)}"
     if memory.peak is None or memory.least is None or not seen.sources:
-        yield Check("memory", "run", OK, f"{weights}; what is needed beside them is not known{free}")
+        yield Finding("memory", "run", OK, f"{weights}; what is needed beside them is not known{free}")
         return
     phases = {"generating": memory.generation, "scoring": memory.scoring, "timing steps": memory.timing}
     parts = ", ".join(f"{data_size(size)} while {name}" for name, size in phases.items() if size)
@@ -372,11 +372,11 @@ def _memory(seen: Seen) -> Iterator[Check]:
     room = memory.weights + (memory.peak if memory.free is None else memory.free)
     if memory.least > room:
         remedy = "lower batch_tokens and max_new_tokens, or use a smaller dtype or another device: memory would run out"
-        yield Check("memory", "run", PROBLEM, text, remedy)
+        yield Finding("memory", "run", PROBLEM, text, remedy)
     elif memory.weights + max(memory.generation or 0, memory.scoring or 0) > room:
-        yield Check("memory", "run", NOTE, text, "lower batch_tokens; else batches are halved when memory runs out")
+        yield Finding("memory", "run", NOTE, text, "lower batch_tokens; else batches are halved when memory runs out")
     elif memory.peak > room:
         remedy = "fewer of costs.concurrency or costs.context; else the largest are left out"
-        yield Check("memory", "run", NOTE, text, remedy)
+        yield Finding("memory", "run", NOTE, text, remedy)
     else:
-        yield Check("memory", "run", OK, text)
+        yield Finding("memory", "run", OK, text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.preflight.facts import Bos, ModelSeen, Refusal, Seen, SourceSeen, estimated
+from alphaprof.commands.preflight.facts import Bos, ModelSeen, PreflightFacts, Refusal, SourceSeen, estimated
 from alphaprof.commands.preflight.memory import Cells, needed
 from alphaprof.commands.preflight.trial import (
     Trial,
@@ -67,17 +67,17 @@ class _Subject:
     bos: Bos
 
 
-def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> Seen:
+def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> PreflightFacts:
     """Load what a run into `out` (None: not said where) would load, look at its data, and run it in small.
 
-    Errors that would stop the run are kept in `Seen.refusals`. Raises those without which there is nothing to look at:
+    Errors that would stop the run are kept in `PreflightFacts.refusals`. Raises those without which there is nothing to look at:
     a target that cannot be loaded, or memory that the models alone fill.
     """
     with in_memory():
         return _preflight(options, out, progress)
 
 
-def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> Seen:
+def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> PreflightFacts:
     refusals = _Refusals()
     if out is not None:
         with refusals.kept("disk", str(out)):
@@ -86,7 +86,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
-    dispatch.prepare(target.device, progress.say)
+    dispatch.warm_up(target.device, progress.say)
     bos = bos_of(tokenizer)
     subject = _Subject(options, tokenizer, target, bos)
     drafts, views = _drafts(subject, refusals)
@@ -101,7 +101,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     trial = _trial(loaded, documents, out, refusals, progress)
     measured = trial if drafts else None  # speed and size are of target and drafts together
     every = [document for part in documents for document in part]
-    return Seen(
+    return PreflightFacts(
         target=ModelSeen("target", _facts(target, tokenizer), token_count(tokenizer)),
         drafts=tuple(_with_context(view, every) for view in views),
         scored_ids=scorer.width,

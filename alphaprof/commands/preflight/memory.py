@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alphaprof.commands.preflight.facts import Memory
+from alphaprof.commands.preflight.facts import MemoryNeeds
 from alphaprof.commands.preflight.trial import length, new_tokens
 from alphaprof.costs.roofline import ModelShape, mlp_elements
 from alphaprof.profiling.decoding.drafters import REPEATS
@@ -101,7 +101,7 @@ class Cells:
 
 def needed(
     scorer: Scorer, documents: Sequence[Document], batch_tokens: int, shard_documents: int, cells: Cells | None
-) -> Memory:
+) -> MemoryNeeds:
     """What a run takes at most, if its documents are like these: the first ones of every source, as the run takes them.
 
     `cells`: None where no step is timed. What models of an unknown shape, or on several devices, take beside their weights
@@ -114,7 +114,7 @@ def needed(
     known = [Footprint.of(model) for model in models]
     sizes = [size for size in known if size is not None]
     if len(sizes) < len(known) or _spread(parameters, device):
-        return Memory(weights, None, None, None, None, None, free(device))
+        return MemoryNeeds(weights, None, None, None, None, None, free(device))
     batches = list(generation_batches(documents[:shard_documents], batch_tokens))
     longest = max(map(length, documents), default=1)
     tokens = max(longest, min(batch_tokens, longest * min(shard_documents, len(documents))))
@@ -137,7 +137,7 @@ def needed(
     if device.type != "cpu":
         alone = [[document] for batch in batches for document in batch]
         halved = phases(alone, longest, [place for place in places if place[0] == 1])
-    return Memory(weights, *full, weights + max(full), weights + max(halved), free(device))
+    return MemoryNeeds(weights, *full, weights + max(full), weights + max(halved), free(device))
 
 
 def generation(size: Footprint, batch: Sequence[Document], device: str) -> int:
@@ -189,7 +189,7 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, flo
     cut = _cut(settings, device.type)
     scaled = 0 if dtypes == {torch.float32} and settings.temperature == 1 else 4  # else the logits themselves
     whole = max(PAIR + 2 * scaled, DISTRIBUTION + cut) if scorer.extras.logged else cut
-    if dispatch.hindrance(device) is not None:
+    if dispatch.why_unavailable(device) is not None:
         whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) - 1))
     numbers = 8 + 13 * (len(heads) - 1) + 2 * len(scorer.lookups) + (TOP if scorer.extras.certified else 0)
     numbers += 2 * len(scorer.extras.widths) * (len(heads) - 1)

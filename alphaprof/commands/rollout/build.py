@@ -103,7 +103,7 @@ class OwnText:
 
 
 @dataclass(frozen=True)
-class Way:
+class RolloutWay:
     """One draft by one rule at one gamma, along the texts that this writes.
 
     `alpha`: accepted / `tested` drafts, those reached before their round broke off or the text ended; None where there was
@@ -132,7 +132,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Text:
+class RolloutText:
     """One domain and kind of text: the target's own, and what became of it. `clusters`: independent documents."""
 
     domain: str
@@ -141,7 +141,7 @@ class Text:
     documents: int
     clusters: int
     own: OwnText  # plain decoding
-    ways: tuple[Way, ...]  # one for each draft, rule and gamma
+    ways: tuple[RolloutWay, ...]  # one for each draft, rule and gamma
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,11 @@ class Rollout:
     confidence: float
     documents: int
     foreign: int
-    texts: tuple[Text, ...]
+    texts: tuple[RolloutText, ...]
 
 
 @dataclass(frozen=True)
-class _Group:
+class _RolledGroup:
     """Documents of one kind of text: their rows, the independent unit of each, how their tokens are chosen."""
 
     rows: Array
@@ -176,11 +176,11 @@ def build_rollout(rolled: Rollouts, confidence: float) -> Rollout:
     texts = []
     for item in documents.groups:
         rows, policy = item.rows, item.policy
-        group = _Group(rows, documents.units.codes[rows], policy, confidence)
+        group = _RolledGroup(rows, documents.units.codes[rows], policy, confidence)
         own = _part(rolled.plain, rows)
         ways = [_way(group, _part(way, rows), own) for way in rolled.ways if policy in parse_rule(way.rule).rule.policies]
         texts.append(
-            Text(
+            RolloutText(
                 domain=item.domain,
                 continuation=item.continuation,
                 sampling=item.sampling,
@@ -210,14 +210,14 @@ def _part(way: Rolled, rows: Array) -> Rolled:
     return Rolled(**vars(way) | arrays)
 
 
-def _way(group: _Group, way: Rolled, own: Rolled) -> Way:
+def _way(group: _RolledGroup, way: Rolled, own: Rolled) -> RolloutWay:
     lossy = parse_rule(way.rule).rule.lossy
     nothing = np.zeros(len(way.tokens))
     counts = RoundCounts(way.tokens - 1, way.rounds, way.drafted, way.accepted[:, -1], nothing, group.cluster)
     drafted, tested, accepted = (depths.sum(0) for depths in (way.drafted, way.tested, way.accepted))
     departs = way.departs[way.departs != SAME]
     greedy = group.policy == GREEDY
-    return Way(
+    return RolloutWay(
         draft=way.draft,
         rule=way.rule,
         lossy=lossy,
@@ -237,7 +237,7 @@ def _way(group: _Group, way: Rolled, own: Rolled) -> Way:
     )
 
 
-def _regret(group: _Group, way: Rolled, lossy: bool) -> Interval:
+def _regret(group: _RolledGroup, way: Rolled, lossy: bool) -> Interval:
     """Mean regret per token. Greedy text of the target's own has none by definition, whatever the sample."""
     found = ratio(*by_cluster(group.cluster, way.regret, way.tokens))
     if group.policy == GREEDY and not lossy:
@@ -245,7 +245,7 @@ def _regret(group: _Group, way: Rolled, lossy: bool) -> Interval:
     return _interval(mean_interval(found, group.confidence))
 
 
-def _excess(group: _Group, way: Rolled, own: Rolled) -> Interval:
+def _excess(group: _RolledGroup, way: Rolled, own: Rolled) -> Interval:
     sides = [by_cluster(group.cluster, side.regret, side.tokens) for side in (own, way)]
     return _interval(mean_difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]), group.confidence))
 
@@ -284,7 +284,7 @@ def _table(rollout: Rollout, draft: str) -> Table:
     return table
 
 
-def _row(text: Text, way: Way, rollout: Rollout) -> Iterator[RenderableType]:
+def _row(text: RolloutText, way: RolloutWay, rollout: Rollout) -> Iterator[RenderableType]:
     yield domain_name(text, rollout.texts)
     yield fmt.documents(text.documents, text.clusters)
     yield way.rule

@@ -13,7 +13,7 @@ from alphaprof.errors import VALUE, OptionInvalid, cut
 from alphaprof.log.schema import DOCUMENT_COLUMNS
 from alphaprof.profiling.decoding.speculative import (
     Decoded,
-    Drafting,
+    DecodingSetup,
     chosen_gammas,
     decode,
     own_documents,
@@ -28,7 +28,7 @@ from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
 
 
 @dataclass(frozen=True)
-class Request:
+class RolloutRequest:
     """What is decoded: every draft by every rule at every gamma."""
 
     drafts: Sequence[str]
@@ -36,9 +36,9 @@ class Request:
     gammas: Sequence[int]
 
 
-def request_of(
+def rollout_request(
     options: ProfileOptions, drafts: Sequence[str] | None, rules: list[str] | None, gammas: Sequence[int] | None
-) -> Request:
+) -> RolloutRequest:
     """A request, where need be filled from a profile: all drafts, its lossy rules, the gamma of its decision or usual ones.
 
     Raises `ProfileInvalid`, `OptionInvalid` or `RuleNotDecodable` for what cannot be decoded; no model is loaded.
@@ -53,19 +53,21 @@ def request_of(
         require_decodable(rule, min(policies & set(rule.rule.policies) or policies))
     fixed = options.decision.gamma
     lengths = chosen_gammas(options.gammas, gammas or ([fixed] if isinstance(fixed, int) else None))
-    return Request([name for name in options.drafts if name in (drafts or options.drafts)], chosen, lengths)
+    return RolloutRequest([name for name in options.drafts if name in (drafts or options.drafts)], chosen, lengths)
 
 
-def roll(options: ProfileOptions, request: Request, progress: Progress) -> Rollouts:
+def roll(options: ProfileOptions, request: RolloutRequest, progress: Progress) -> Rollouts:
     """Decode all documents plainly and in every way that is asked for. Raises the errors of `errors.py`."""
     wanted = {name: draft for name, draft in options.drafts.items() if name in request.drafts}
     with in_memory():
         return _roll(load(options.model_copy(update={"drafts": wanted}), progress), request, progress)
 
 
-def _roll(loaded: Loaded, request: Request, progress: Progress) -> Rollouts:
+def _roll(loaded: Loaded, request: RolloutRequest, progress: Progress) -> Rollouts:
     documents, foreign = own_documents(loaded)
-    ways = [Drafting(draft, rule, gamma) for draft in loaded.drafts for rule in request.rules for gamma in request.gammas]
+    ways = [
+        DecodingSetup(draft, rule, gamma) for draft in loaded.drafts for rule in request.rules for gamma in request.gammas
+    ]
     rows = [[row for row, document in enumerate(documents) if _policy(document) in way.rule.rule.policies] for way in ways]
     progress.start("decoding", len(documents) + sum(map(len, rows)), "texts")
     every = list(range(len(documents)))
@@ -87,14 +89,14 @@ def _policy(document: Document) -> str:
     return GREEDY if document.greedy else SAMPLED
 
 
-def _decoded(loaded: Loaded, document: Document, way: Drafting | None, progress: Progress) -> Decoded:
+def _decoded(loaded: Loaded, document: Document, way: DecodingSetup | None, progress: Progress) -> Decoded:
     found = decode(loaded, document, way, regret=True)
     progress.advance(1, positions=len(found.ids))
     return found
 
 
 def _collected(
-    loaded: Loaded, way: Drafting | None, rows: Sequence[int], texts: Sequence[Decoded], plain: Sequence[Decoded]
+    loaded: Loaded, way: DecodingSetup | None, rows: Sequence[int], texts: Sequence[Decoded], plain: Sequence[Decoded]
 ) -> Rolled:
     """The texts of one way; `plain` holds those of all documents."""
     gamma = way.gamma if way is not None else 0

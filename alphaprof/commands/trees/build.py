@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
-from alphaprof.log.run_draft import Side
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.decision import held_out
 from alphaprof.report.speeds import tokens_interval
@@ -23,7 +23,7 @@ from alphaprof.report.verdict import Question
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.paired import inverse_difference
 from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
-from alphaprof.totals.documents import Documents, Text, Units, observed_weights, strata_of, texts
+from alphaprof.totals.documents import Documents, TextUnits, Units, observed_weights, strata_of, texts
 from alphaprof.totals.replay import RoundCounts, Rounds
 from alphaprof.version import __version__
 
@@ -168,14 +168,14 @@ def _other(top: int) -> str:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TreeSample:
     """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
     trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
     neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
     from the profile; `strata` [units]: see `strata_of`.
     """
 
-    texts: tuple[Text, ...]
+    texts: tuple[TextUnits, ...]
     cluster: Array
     ranks: RankCounts
     choosing: Mask
@@ -203,7 +203,7 @@ class Sample:
         return np.asarray(sum(parts) / sum(counted.values())) if parts else None
 
 
-def sample_of(run: Run, draft: str, width: int, chooses: bool) -> Sample:
+def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
     """The documents of complete shards, with ranks 1 to `width` counted. `chooses`: trees are to be chosen on one half.
 
     Raises as `rank_counts`.
@@ -217,7 +217,7 @@ def sample_of(run: Run, draft: str, width: int, chooses: bool) -> Sample:
     tested = _tested(found, grouped.units) if chooses else own
     observed = observed_weights(documents.filter(pa.array(own)))
     weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in found})
-    return Sample(
+    return TreeSample(
         found,
         grouped.units.codes,
         rank_counts(run, draft, width),
@@ -229,7 +229,7 @@ def sample_of(run: Run, draft: str, width: int, chooses: bool) -> Sample:
     )
 
 
-def _tested(every: tuple[Text, ...], units: Units) -> Mask:
+def _tested(every: tuple[TextUnits, ...], units: Units) -> Mask:
     """The held-out half [documents] of the text that the target chose; no cluster lies in both halves."""
     members = {
         f"{text.domain} {text.continuation} {text.sampling}": (text.rows, units.take(text.rows).lots)
@@ -280,7 +280,7 @@ class Replay:
     rows: Array
     rounds: Rounds
 
-    def counts(self, sample: Sample, rows: Array) -> RoundCounts:
+    def counts(self, sample: TreeSample, rows: Array) -> RoundCounts:
         """Rounds of some of its documents."""
         return RoundCounts.of(self.rounds, sample.cluster[self.rows]).rows(np.searchsorted(self.rows, rows))
 
@@ -290,7 +290,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Group:
+class TreeGroup:
     """Documents with one number of tokens per round: rows by domain, how domains are put together, b_r [width] of all."""
 
     rows: Sequence[Array]
@@ -298,13 +298,13 @@ class Group:
     shares: Array | None
 
 
-def build_trees(side: Side, request: TreeRequest | None = None) -> TreesReport:
+def build_trees(side: RunDraft, request: TreeRequest | None = None) -> TreesReport:
     """What trees give one draft of a run. Raises `OptionInvalid` for a draft without ranks, and `RunUnreadable`."""
     request = request or TreeRequest()
     manifest = side.run.manifest
     confidence = Question.of(manifest.config).confidence
     depth = request.depth or max(side.run.gammas)
-    sample = sample_of(side.run, side.draft, request.width, bool(request.nodes))
+    sample = tree_sample(side.run, side.draft, request.width, bool(request.nodes))
     shapes = _shapes(sample, request, depth)
     common = _replays(side, [(shape, sample.tested) for shape in shapes])
     largest = next((item for item in reversed(common) if item.shape.kind == OPTIMAL), None)
@@ -312,7 +312,7 @@ def build_trees(side: Side, request: TreeRequest | None = None) -> TreesReport:
     own = dict(zip(alone, _replays(side, alone.values()), strict=True))
     domains = [domain for domain, weight in sample.weights.items() if weight > 0]
     rows = [sample.domain(domain, sample.tested) for domain in domains]
-    traffic = Group(rows, sample.mix(domains), sample.pooled(sample.tested))
+    traffic = TreeGroup(rows, sample.mix(domains), sample.pooled(sample.tested))
     return TreesReport(
         alphaprof=__version__,
         run=str(side.run.path),
@@ -334,7 +334,7 @@ def build_trees(side: Side, request: TreeRequest | None = None) -> TreesReport:
     )
 
 
-def _shapes(sample: Sample, request: TreeRequest, depth: int) -> tuple[StaticTree, ...]:
+def _shapes(sample: TreeSample, request: TreeRequest, depth: int) -> tuple[StaticTree, ...]:
     """The trees for all traffic: chosen ones by size, the user's, and a chain for every depth that these have."""
     shares, found = sample.pooled(sample.choosing), list[StaticTree]()
     if shares is not None:
@@ -344,7 +344,7 @@ def _shapes(sample: Sample, request: TreeRequest, depth: int) -> tuple[StaticTre
     return (*found, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
 
 
-def _alone(sample: Sample, request: TreeRequest, depth: int) -> dict[int, tuple[StaticTree, Mask]]:
+def _alone(sample: TreeSample, request: TreeRequest, depth: int) -> dict[int, tuple[StaticTree, Mask]]:
     """The best tree of the largest size for each text alone, by its index, with the documents to test it on."""
     found = {}
     for index, text in enumerate(sample.texts):
@@ -361,13 +361,13 @@ def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
     return StaticTree(name, kind, tree.nodes, tree.depth, tuple(levels.tolist()), tree.paths)
 
 
-def _replays(side: Side, asked: Collection[tuple[StaticTree, Mask]]) -> list[Replay]:
+def _replays(side: RunDraft, asked: Collection[tuple[StaticTree, Mask]]) -> list[Replay]:
     jobs = [(Tree(shape.paths), mask) for shape, mask in asked]
     rounds = replayed(side.run, side.draft, jobs)
     return [Replay(shape, np.flatnonzero(mask), found) for (shape, mask), found in zip(asked, rounds, strict=True)]
 
 
-def _tokens(item: Replay, sample: Sample, group: Group, confidence: float) -> TreeTokens:
+def _tokens(item: Replay, sample: TreeSample, group: TreeGroup, confidence: float) -> TreeTokens:
     """Rounds with one tree on a group of documents."""
     shape = item.shape
     counts = [item.counts(sample, rows) for rows in group.rows]
@@ -391,7 +391,9 @@ def _tokens(item: Replay, sample: Sample, group: Group, confidence: float) -> Tr
     )
 
 
-def _text(text: Text, sample: Sample, common: Sequence[Replay], own: OwnTree | None, confidence: float) -> TextTrees:
+def _text(
+    text: TextUnits, sample: TreeSample, common: Sequence[Replay], own: OwnTree | None, confidence: float
+) -> TextTrees:
     cluster, ranks = sample.cluster[text.rows], sample.ranks
     tested = text.rows[sample.tested[text.rows]]
 
@@ -399,7 +401,7 @@ def _text(text: Text, sample: Sample, common: Sequence[Replay], own: OwnTree | N
         found = share_interval(ratio(*by_cluster(cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
         return Interval(found.value, found.low, found.high)
 
-    group = Group([tested], ONE, ranks.shares(tested) if len(tested) else None)
+    group = TreeGroup([tested], ONE, ranks.shares(tested) if len(tested) else None)
     return TextTrees(
         domain=text.domain,
         continuation=text.continuation,
@@ -419,19 +421,19 @@ def _text(text: Text, sample: Sample, common: Sequence[Replay], own: OwnTree | N
     )
 
 
-def _reason(text: Text, tested: Array) -> str:
+def _reason(text: TextUnits, tested: Array) -> str:
     """Why a text has no rounds; empty where it has."""
     if not text.policy:
         return "the target did not choose this text, so that no tree has rounds on it"
     return "" if len(tested) else "none of its documents is in the tested half: profile four or more"
 
 
-def _own(item: Replay | None, common: Replay | None, sample: Sample, confidence: float) -> OwnTree | None:
+def _own(item: Replay | None, common: Replay | None, sample: TreeSample, confidence: float) -> OwnTree | None:
     """A text's own tree against the one of that size for all traffic, on the documents that test it."""
     if item is None or common is None:
         return None
     rows, depth = item.rows, item.shape.depth
-    tokens = _tokens(item, sample, Group([rows], ONE, sample.ranks.shares(rows)), confidence)
+    tokens = _tokens(item, sample, TreeGroup([rows], ONE, sample.ranks.shares(rows)), confidence)
     same = item.shape.paths == common.shape.paths
     if tokens.tokens_per_round is None or same:
         return OwnTree(item.shape, tokens, same, None)

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from alphaprof.commands.validate.timings import (
     ClockError,
     Decodings,
+    DecodingTimes,
     Generated,
-    Measured,
     Outcome,
-    Part,
     RelativeError,
+    TimedGroup,
     TimedPair,
     clock_error,
     together,
@@ -32,10 +32,10 @@ from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.log.store import Run
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.stats.estimate import Interval
-from alphaprof.totals.count import Request
+from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import Pool, pools
+from alphaprof.totals.pool import DocumentTotals, pools
 from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Both:
+class PredictedMeasured:
     """A number as it was predicted and as it was measured."""
 
     predicted: float | None  # None: no step times
@@ -78,7 +78,7 @@ class Cell:
     rule: str
     gamma: int
     documents: int
-    tokens_per_round: Both  # tokens emitted per round, over all rounds
+    tokens_per_round: PredictedMeasured  # tokens emitted per round, over all rounds
     predicted_tokens: Interval | None
     predicted_speedup: float | None  # from the rounds of the replay and the step times of the run
     timing_error: float | None
@@ -88,7 +88,7 @@ class Cell:
     cpu_error: RelativeError | None
     same_text: int | None
     same_rounds: int | None
-    decode_ms: Both
+    decode_ms: PredictedMeasured
     predicted_round_ms: RoundTime | None  # None: no step times
     measured_round_ms: RoundTime | None  # None: no rounds
     prefill_ms: float
@@ -153,16 +153,16 @@ def within_interval(cell: Cell) -> bool | None:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _MeasuredGroup:
     """Documents of one kind of text: their places among the measured ones, and what the log says of them."""
 
     domain: str
     rule: str
     rows: Array
-    pool: Pool
+    pool: DocumentTotals
 
 
-def build_validation(run: Run, measured: Measured, tolerance: float, kept: bool) -> Validation:
+def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool) -> Validation:
     """Hold a run against decodings of its documents. `kept`: whether the run stays, and is worth naming."""
     manifest = run.manifest
     documents = run.documents()
@@ -237,19 +237,19 @@ def narrowing(validation: Validation) -> str:
     return "use an idle machine, more --documents and --repeats, or a higher costs.budget"
 
 
-def _groups(run: Run, draft: str, documents: pa.Table, measured: Measured) -> Iterator[_Group]:
+def _groups(run: Run, draft: str, documents: pa.Table, measured: DecodingTimes) -> Iterator[_MeasuredGroup]:
     """The measured documents by kind of text, each under the rule that it was decoded by."""
     rules = list(dict.fromkeys(measured.rules))
-    totals = read_totals(run, draft, Request(rules, run.gammas))
+    totals = read_totals(run, draft, TotalsRequest(rules, run.gammas))
     measured_documents = Documents.of(documents)
     for rule in rules:
         found = pools([totals], measured_documents, rule, run.gammas)
         for group, (domain, pool) in zip(measured_documents.groups, found, strict=True):
             if measured.rules[group.rows[0]] == rule:
-                yield _Group(domain, rule, group.rows, pool)
+                yield _MeasuredGroup(domain, rule, group.rows, pool)
 
 
-def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | None, on_cpu: bool) -> Cell:
+def _cell(group: _MeasuredGroup, way: Decodings, plain: Decodings, times: StepTimes | None, on_cpu: bool) -> Cell:
     pool, rows, counts = group.pool, group.rows, group.pool.counts(way.gamma)
     free = speedup([counts], [1.0], free_draft(way.gamma))
     faster = speedup([counts], [1.0], times) if times is not None else None
@@ -267,7 +267,7 @@ def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | No
         rule=group.rule,
         gamma=way.gamma,
         documents=len(rows),
-        tokens_per_round=Both(free.value if free else None, float(tokens.sum() / rounds) if rounds else None),
+        tokens_per_round=PredictedMeasured(free.value if free else None, float(tokens.sum() / rounds) if rounds else None),
         predicted_tokens=tokens_interval(free, way.gamma, CONFIDENCE),
         predicted_speedup=faster.value if faster else None,
         timing_error=faster.timing_error if faster else None,
@@ -277,7 +277,9 @@ def _cell(group: _Group, way: Decodings, plain: Decodings, times: StepTimes | No
         cpu_error=_error(cpu, faster, counts, times),
         same_text=None if by_chance else int(way.same_text[rows].sum()),
         same_rounds=None if by_chance else _same_rounds(way, rows, pool),
-        decode_ms=Both(times.decode.ms if times else None, _typical(plain.wall_s, rows) / float(steps) if steps else None),
+        decode_ms=PredictedMeasured(
+            times.decode.ms if times else None, _typical(plain.wall_s, rows) / float(steps) if steps else None
+        ),
         predicted_round_ms=_predicted_round(counts, times) if times else None,
         measured_round_ms=_measured_round(way, rows) if rounds else None,
         prefill_ms=_typical(way.prefill_s, rows) / len(rows),
@@ -290,7 +292,7 @@ def _error(
 ) -> RelativeError | None:
     if pair is None or predicted is None or times is None:
         return None
-    timing = Part(predicted.timing_error**2, predicted.timing_freedom)
+    timing = TimedGroup(predicted.timing_error**2, predicted.timing_freedom)
     return pair.error(predicted.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
 
 
@@ -312,7 +314,7 @@ def _against(found: Generated) -> AgainstGenerate:
     )
 
 
-def _same_rounds(way: Decodings, rows: Array, pool: Pool) -> int:
+def _same_rounds(way: Decodings, rows: Array, pool: DocumentTotals) -> int:
     """Documents whose rounds were as many as replayed, and drafted and accepted as many tokens at every depth."""
     same = way.rounds[rows] == pool[f"rounds_{way.gamma}"]
     for name, counts in (("drafted", way.drafted), ("accepted", way.accepted)):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.commands.validate.timings import Decodings, Generated, Measured, by_depth, contexts_of, decoded_rule
+from alphaprof.commands.validate.timings import Decodings, DecodingTimes, Generated, by_depth, contexts_of, decoded_rule
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
@@ -19,7 +19,7 @@ from alphaprof.log.claim import claimed
 from alphaprof.log.store import Run, begin
 from alphaprof.profiling.decoding.speculative import (
     Decoded,
-    Drafting,
+    DecodingSetup,
     chosen_gammas,
     decode,
     own_documents,
@@ -38,7 +38,7 @@ GENERATED = 2  # documents that `generate` decodes too
 
 
 @dataclass(frozen=True)
-class Way:
+class DecodingMode:
     """One way to decode: with a draft at one gamma, or plainly (None, 0); by our loop, or by transformers' `generate`."""
 
     draft: Draft | None
@@ -47,7 +47,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Text:
+class DecodableText:
     """A document with the continuation that the run holds, and the id of the rule that it is decoded by."""
 
     document: Document
@@ -70,7 +70,7 @@ def validate(
     repeats: int,
     progress: Progress,
     against_generate: bool = False,
-) -> tuple[Run, Measured]:
+) -> tuple[Run, DecodingTimes]:
     """Profile into the new directory `out`, then decode the same documents for real, at batch 1.
 
     `gammas`: default: those of `USUAL_GAMMAS` that the profile has. `against_generate`: decode the first greedy documents by
@@ -95,10 +95,10 @@ def as_decoded(options: ProfileOptions) -> MeasuredCosts:
     return given.model_copy(update={"concurrency": [1], "mode": "eager"})
 
 
-def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress, against_generate: bool) -> Measured:
+def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress, against_generate: bool) -> DecodingTimes:
     """Every document in every way, all ways in turn, `repeats` times; the order rotates, so that none is always first."""
     texts, short, foreign = _texts(plan)
-    ways = [Way(None, 0), *(Way(draft, gamma) for draft in plan.drafts for gamma in gammas)]
+    ways = [DecodingMode(None, 0), *(DecodingMode(draft, gamma) for draft in plan.drafts for gamma in gammas)]
     loop = len(ways)
     calls, places, left_out = _calls(plan, texts, gammas) if against_generate else ([], [], ())
     ways += calls
@@ -125,18 +125,20 @@ def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress
         own = next(place for place, other in enumerate(ways) if other.draft is way.draft and other.gamma == way.gamma)
         generated.append(_generated(way, *(table(each, places) for each in (own, 0, index, loop))))
     rules = tuple(text.rule for text in texts)
-    return Measured(numbers, rules, decodings[0], tuple(decodings[1:]), short, foreign, tuple(generated), left_out)
+    return DecodingTimes(numbers, rules, decodings[0], tuple(decodings[1:]), short, foreign, tuple(generated), left_out)
 
 
-def _calls(plan: Plan, texts: Sequence[Text], gammas: Sequence[int]) -> tuple[list[Way], list[int], tuple[str, ...]]:
+def _calls(
+    plan: Plan, texts: Sequence[DecodableText], gammas: Sequence[int]
+) -> tuple[list[DecodingMode], list[int], tuple[str, ...]]:
     """The ways to call `generate`, plainly first, the places of the texts that it writes, and what is left out, and why."""
     places = [place for place, text in enumerate(texts) if text.document.greedy][:GENERATED]
     if not places:
         return [], [], ("generate draws sampled text by random numbers of its own, and there is no greedy text",)
     left_out = dict(_not_assisting(plan))
     drafts = [draft for draft in plan.drafts if draft.name not in left_out]
-    calls = [Way(draft, gamma, generate=True) for draft in drafts for gamma in gammas]
-    return [Way(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out.values())
+    calls = [DecodingMode(draft, gamma, generate=True) for draft in drafts for gamma in gammas]
+    return [DecodingMode(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out.values())
 
 
 def _not_assisting(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -148,7 +150,7 @@ def _not_assisting(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _generated(
-    way: Way,
+    way: DecodingMode,
     loop: list[list[Decoded]],
     plain_loop: list[list[Decoded]],
     drafted: list[list[Called]],
@@ -175,7 +177,7 @@ def _generated(
     )
 
 
-def _texts(plan: Plan) -> tuple[list[Text], int, int]:
+def _texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
     """What is decoded; how many documents are too short, and how many have text that the target did not write here."""
     stored: dict[int, Ids] = {}
     for shard in plan.run.shards:
@@ -184,7 +186,7 @@ def _texts(plan: Plan) -> tuple[list[Text], int, int]:
     decision = plan.options.decision.rule
     own, foreign = own_documents(plan)
     texts = [
-        Text(document, stored[document.document], decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
+        DecodableText(document, stored[document.document], decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
         for document in own
         if len(stored[document.document]) >= 2
     ]
@@ -193,14 +195,14 @@ def _texts(plan: Plan) -> tuple[list[Text], int, int]:
     return texts, len(own) - len(texts), foreign
 
 
-def _decode(plan: Plan, way: Way, text: Text) -> Decoded | Called:
+def _decode(plan: Plan, way: DecodingMode, text: DecodableText) -> Decoded | Called:
     if way.generate:
         return _call(plan, way, text.document)
-    drafting = None if way.draft is None else Drafting(way.draft, parse_rule(text.rule), way.gamma)
+    drafting = None if way.draft is None else DecodingSetup(way.draft, parse_rule(text.rule), way.gamma)
     return decode(plan, text.document, drafting)
 
 
-def _call(plan: Plan, way: Way, document: Document) -> Called:
+def _call(plan: Plan, way: DecodingMode, document: Document) -> Called:
     """Greedy text by `generate`, with as many drafted tokens a round as our loop drafts."""
     network, draft, how = plan.target.network, way.draft, {}
     if isinstance(draft, PromptLookup):
@@ -222,7 +224,7 @@ def _call(plan: Plan, way: Way, document: Document) -> Called:
     return Called(written[0][0, prompt.shape[1] :].cpu().numpy(), taken)
 
 
-def _collected(way: Way, table: list[list[Decoded]], texts: Sequence[Text]) -> Decodings:
+def _collected(way: DecodingMode, table: list[list[Decoded]], texts: Sequence[DecodableText]) -> Decodings:
     """The decodings [repeats][documents] of one way."""
 
     def taken(name: str) -> np.ndarray[Any, Any]:

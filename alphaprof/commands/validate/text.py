@@ -13,8 +13,8 @@ from rich.text import Text
 
 from alphaprof.commands.validate.build import (
     AgainstGenerate,
-    Both,
     Cell,
+    PredictedMeasured,
     RoundTime,
     Validation,
     narrowing,
@@ -121,7 +121,10 @@ def _rounds(cells: tuple[Cell, ...]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for cell in cells:
         sides = (cell.predicted_round_ms, cell.measured_round_ms)
-        parts = [_both(Both(*(_part(side, name) for side in sides)), 2) for name in ("draft", "verify", "other", "total")]
+        parts = [
+            _both(PredictedMeasured(*(_part(side, name) for side in sides)), 2)
+            for name in ("draft", "verify", "other", "total")
+        ]
         table.add_row(plain(cell.draft), domain_name(cell, cells), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
     return table
 
@@ -132,7 +135,7 @@ def _part(time: RoundTime | None, name: str) -> float | None:
     return time.draft + time.verify + time.other if name == "total" else float(getattr(time, name))
 
 
-def _both(both: Both, digits: int = 2) -> str:
+def _both(both: PredictedMeasured, digits: int = 2) -> str:
     return f"{fmt.number(both.predicted, digits)} | {fmt.number(both.measured, digits)}"
 
 

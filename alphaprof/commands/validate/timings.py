@@ -64,7 +64,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Measured:
+class DecodingTimes:
     """Real decoding of some documents of a run. `documents` [documents]: their numbers, ascending; `rules` [documents]: id
     of the rule that each was verified by; `short`: documents of fewer than two tokens, which have no decode time, and
     `foreign`: documents whose text the target did not write here; both are left out. `generated`, where it was asked for:
@@ -107,7 +107,7 @@ def contexts_of(prompt_tokens: Array, continuation_tokens: Array) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Part:
+class TimedGroup:
     """One source of error: the variance that it gives the logarithm of a speedup, and the degrees of freedom with which that
     was estimated (infinite where it is known).
     """
@@ -153,7 +153,7 @@ class TimedPair:
         ratio = np.median(self.plain, axis=0).sum() / np.median(self.drafted, axis=0).sum()
         return float(ratio * self.drafted_tokens.sum() / self.plain_tokens.sum())
 
-    def error(self, predicted: float, cost_per_token: Array, timing: Part) -> RelativeError | None:
+    def error(self, predicted: float, cost_per_token: Array, timing: TimedGroup) -> RelativeError | None:
         """How far a predicted speedup is off, None where nothing was decoded.
 
         `cost_per_token` [documents]: the predicted time per token with the draft, in units of a plain one; `timing`: the
@@ -172,7 +172,7 @@ class TimedPair:
         low, high = log_interval(predicted / measured, math.sqrt(variance), freedom, TAIL)
         return RelativeError(predicted / measured - 1, low - 1, high - 1)
 
-    def _by_documents(self, cost_per_token: Array) -> Part:
+    def _by_documents(self, cost_per_token: Array) -> TimedGroup:
         """What documents contribute: how much slower than predicted each was with the draft, less the same without.
 
         Their rounds stand on both sides, so these residuals are of the time that a round takes and of the clock. Fewer than
@@ -180,24 +180,24 @@ class TimedPair:
         """
         kept = (self.plain_tokens > 0) & (self.drafted_tokens > 0)
         if kept.sum() < 2:
-            return Part(math.inf, 0.0)
+            return TimedGroup(math.inf, 0.0)
         base, spent = self.plain_tokens[kept], (self.drafted_tokens * cost_per_token)[kept]
         plain, drafted = (np.median(seconds[:, kept], axis=0) for seconds in (self.plain, self.drafted))
         slower = influences(drafted, spent) * (spent.sum() / drafted.sum())
         slower -= influences(plain, base) * (base.sum() / plain.sum())
-        return Part(float((slower**2).sum()), small_sample(base)[1])
+        return TimedGroup(float((slower**2).sum()), small_sample(base)[1])
 
-    def _by_repeats(self) -> Part:
+    def _by_repeats(self) -> TimedGroup:
         """What repeats contribute: how the speedup of all documents differs between them. One repeat says nothing.
 
         The variance of a median is up to pi / 2 times that of the mean.
         """
         repeats = len(self.plain)
         if repeats < 2:
-            return Part(math.inf, 0.0)
+            return TimedGroup(math.inf, 0.0)
         each = np.log(self.plain.sum(1) / self.drafted.sum(1))
         median = math.pi / 2 if repeats > 2 else 1.0
-        return Part(float(each.var(ddof=1)) * median / repeats, repeats - 1)
+        return TimedGroup(float(each.var(ddof=1)) * median / repeats, repeats - 1)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class _Engine:
 @torch.inference_mode()
 def _decode(engine: _Engine, text: _Text, regret: bool) -> Decoded:
     """The prefill, and rounds until the text ends."""
-    clock = _Clock(engine.target.device)
+    clock = _DecodingClock(engine.target.device)
     start = clock.read()
     if engine.drafter is not None:
         engine.drafter.start(text.ids)
@@ -206,7 +206,7 @@ class _Round:
     rows: torch.Tensor
 
 
-def _round(engine: _Engine, text: _Text, clock: _Clock) -> _Round:
+def _round(engine: _Engine, text: _Text, clock: _DecodingClock) -> _Round:
     """Draft, verify, and put caches and text in order again."""
     target, drafter = engine.target, engine.drafter
     last = target.tensor(text.ids[-1:])  # while a GPU has nothing to do: the copy waits for it
@@ -245,7 +245,7 @@ class _Reading:
     cpu: float
 
 
-class _Clock:
+class _DecodingClock:
     """Times a decoding. A GPU is waited for at its ends alone: marks in between are events on its own time line."""
 
     def __init__(self, device: torch.device) -> None:
@@ -280,7 +280,7 @@ class _Clock:
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DecodingSetup:
     """Who drafts, by which rule drafts are kept, and how many tokens a round drafts."""
 
     draft: Draft
@@ -319,7 +319,7 @@ def own_documents(loaded: Loaded) -> tuple[list[Document], int]:
     return own, len(documents) - len(own)
 
 
-def decode(loaded: Loaded, document: Document, drafting: Drafting | None, regret: bool = False) -> Decoded:
+def decode(loaded: Loaded, document: Document, drafting: DecodingSetup | None, regret: bool = False) -> Decoded:
     """Write a document's text with a draft, or plainly. `regret`: see `Decoded`."""
     width = min(loaded.scorer.width, loaded.target.vocabulary)
     choice = Choice(document.processing, document.seed or 0, loaded.options.draft_processing, width)

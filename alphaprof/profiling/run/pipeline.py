@@ -48,7 +48,7 @@ from alphaprof.profiling.run.shards import (
     Writer,
     in_shards,
     measure_shard,
-    padding_told,
+    padding_summary,
     write_shard,
 )
 from alphaprof.profiling.scoring import dispatch
@@ -247,7 +247,7 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
-    dispatch.prepare(target.device, progress.say)
+    dispatch.warm_up(target.device, progress.say)
     documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
@@ -359,5 +359,5 @@ def _finish(plan: Plan, progress: Progress) -> None:
     plan.run.write_documents()
     skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
     plan.run.write_manifest(dataclasses.replace(plan.run.manifest, status="complete", skipped=skipped, truncated=truncated))
-    if told := padding_told(plan.run.shards):
+    if told := padding_summary(plan.run.shards):
         progress.say(told)

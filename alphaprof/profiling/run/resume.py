@@ -15,11 +15,11 @@ from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import RunMismatch
-from alphaprof.log.manifest import LOOKUP, Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import PROMPT_LOOKUP, Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.processing import PLAIN, Processing, not_modelled
-from alphaprof.profiling.scoring.dispatch import hindrance
+from alphaprof.profiling.scoring.dispatch import why_unavailable
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import Document, policy
@@ -48,7 +48,7 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
                 "remedy": "store large data as .jsonl, one object a line",
             }
     yield from _without_verdict(options)
-    if reason := hindrance(scorer.target.model.device):
+    if reason := why_unavailable(scorer.target.model.device):
         yield {
             "code": "slow_statistics",
             "message": f"statistics run in torch, since Triton's kernels cannot run here: {reason}",
@@ -101,7 +101,7 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
         )
     elif isinstance(costs, RooflineCosts):
         for name, facts in {TARGET: target, **drafts}.items():
-            if facts.kind != LOOKUP:
+            if facts.kind != PROMPT_LOOKUP:
                 shape_of(name, facts)
 
 

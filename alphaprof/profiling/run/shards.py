@@ -81,7 +81,7 @@ class Plan(Loaded):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredShard:
     """All that one shard's files hold: its documents with their continuations, and arrays by draft and document number.
 
     `skipped`, `truncated`: what the corpus had left out when the last document of the shard was read. It may be read on
@@ -103,7 +103,7 @@ def in_shards(documents: Iterable[Document], size: int) -> Iterator[list[Documen
         yield shard
 
 
-def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> Measured:
+def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> MeasuredShard:
     """Generate and score one shard. `advance` is called after every batch (see `Progress.advance`)."""
     continuations, read, halved = _continuations(plan, documents, advance)
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
@@ -128,10 +128,10 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
         prompt_padding=read.padding,
     )
     skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
-    return Measured(facts, continuations, scored, _phases(plan, continuations), skipped, truncated)
+    return MeasuredShard(facts, continuations, scored, _phases(plan, continuations), skipped, truncated)
 
 
-def write_shard(run: Run, shard: Measured) -> None:
+def write_shard(run: Run, shard: MeasuredShard) -> None:
     """Write the files of one shard; the manifest names it last, so a shard that it names is whole."""
     index = shard.facts.index
     for draft, arrays in shard.scored.items():
@@ -176,7 +176,7 @@ def _name(item: Document | Continuation) -> str:
     return f"document {document.document} ({document.domain}, {len(document.prompt)} prompt tokens)"
 
 
-def padding_told(shards: Sequence[Shard]) -> str:
+def padding_summary(shards: Sequence[Shard]) -> str:
     """What share of the batches as planned was padding, in words; empty where an older version left some uncounted."""
     if any(shard.positions and not shard.scored_tokens for shard in shards):
         return ""

@@ -17,7 +17,7 @@ import torch
 from alphaprof.profiling.models.load import is_out_of_memory
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import statistics
-from alphaprof.profiling.scoring.statistics import Columns, Side, side
+from alphaprof.profiling.scoring.statistics import Columns, ProcessedLogits, processed_logits
 
 ALONE = ("target_top", "target_top_prob", "target_second_prob", "target_margin", "target_entropy", "target_token_prob")
 TOGETHER = (
@@ -37,23 +37,25 @@ def measured(
     """`statistics.columns` of the logits [n, V] of a target and its drafts, processed with `settings` each, and those of
     their plain softmaxes: truncation makes margins and KL degenerate.
     """
-    target, *drafts = (side(*pair) for pair in zip(logits, settings, strict=True))
+    target, *drafts = (processed_logits(*pair) for pair in zip(logits, settings, strict=True))
     found = columns(target, drafts, token, proposals)
     plain = found
     if any(chosen != PLAIN for chosen in settings):
-        target, *drafts = map(Side, logits)
+        target, *drafts = map(ProcessedLogits, logits)
         plain = columns(target, drafts, token, ())
     for place, raw in enumerate(plain[: len(logits)]):
         found[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
     return found
 
 
-def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
+def columns(
+    target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
+) -> list[Columns]:
     """`statistics.columns`, fast."""
     kind = target.logits.device.type
     if kind == "cpu":
         return _by_rows(target, drafts, token, proposals)
-    if kind == "cuda" and hindrance(target.logits.device) is None:
+    if kind == "cuda" and why_unavailable(target.logits.device) is None:
         from alphaprof.profiling.scoring.gpu_statistics import measured as by_kernels
 
         return by_kernels(target, drafts, token, proposals)
@@ -66,7 +68,7 @@ def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals
     return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
 
-def prepare(device: torch.device, say: Callable[[str], None] = lambda _: None) -> None:
+def warm_up(device: torch.device, say: Callable[[str], None] = lambda _: None) -> None:
     """Have loops for a device compiled before they are needed, and `say` so where they are not kept yet."""
     if device.type == "cpu":
         from alphaprof.profiling.scoring import cpu_loops
@@ -80,12 +82,12 @@ def _loops() -> Any:
     """`row_loops.measure`; a machine compiles it once, which takes some ten seconds."""
     from alphaprof.profiling.scoring import cpu_loops
 
-    prepare(torch.device("cpu"))
+    warm_up(torch.device("cpu"))
     return cpu_loops.measure
 
 
 @functools.cache
-def hindrance(device: torch.device) -> str | None:
+def why_unavailable(device: torch.device) -> str | None:
     """Why kernels cannot run on a GPU, whose statistics are then those of torch: slower, and no others. None: they can, or
     the device is no GPU. Triton needs a C compiler where it runs, which wheels do not bring.
 
@@ -97,7 +99,7 @@ def hindrance(device: torch.device) -> str | None:
         from alphaprof.profiling.scoring.gpu_statistics import measured as by_kernels
 
         logits = torch.zeros((1, 8), device=device)
-        by_kernels(Side(logits), [Side(logits)], torch.zeros(1, dtype=torch.long, device=device), [])
+        by_kernels(ProcessedLogits(logits), [ProcessedLogits(logits)], torch.zeros(1, dtype=torch.long, device=device), [])
     except Exception as error:  # of Triton, of its compilers, of the driver
         if is_out_of_memory(error):
             raise
@@ -110,11 +112,13 @@ def joined(pieces: Sequence[Columns]) -> Columns:
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-def _some(given: Side, rows: slice) -> Side:
-    return Side(given.logits[rows], given.temperature, None if given.least is None else given.least[rows])
+def _some(given: ProcessedLogits, rows: slice) -> ProcessedLogits:
+    return ProcessedLogits(given.logits[rows], given.temperature, None if given.least is None else given.least[rows])
 
 
-def _by_rows(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
+def _by_rows(
+    target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
+) -> list[Columns]:
     """By compiled loops, on as many threads as torch has."""
     measure = _loops()
     sides = [target, *drafts]

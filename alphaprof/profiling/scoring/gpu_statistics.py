@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from alphaprof.profiling.scoring import gpu_kernels as kernels
-from alphaprof.profiling.scoring.statistics import Columns, Side
+from alphaprof.profiling.scoring.statistics import Columns, ProcessedLogits
 
 # Fixed, not tuned where they run: results must not depend on the machine. A thread has 8 ids of a block, which are 16 bytes
 # of bfloat16, the widest load; eight warps leave an H100's registers room for several rows on a multiprocessor.
@@ -24,7 +24,7 @@ WARPS = 8
 
 
 class _Rows(NamedTuple):
-    """A `Side` for kernels. No truncation and a temperature of 1 are None, for which they compile nothing."""
+    """A `ProcessedLogits` for kernels. No truncation and a temperature of 1 are None, for which they compile nothing."""
 
     logits: torch.Tensor
     stride: int
@@ -47,7 +47,9 @@ class _Measured(NamedTuple):
     found: _Found
 
 
-def measured(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
+def measured(
+    target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
+) -> list[Columns]:
     """Columns [n] of the target, of each draft beside it, and of the target at each proposal (int64 [n]; what stands where
     it proposes nothing, -1, means nothing), as in `target_columns`, `draft_columns` and `proposal_columns`.
 
@@ -65,7 +67,7 @@ def measured(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposal
     return columns
 
 
-def _one_side(side: Side, chosen: torch.Tensor, ranked: bool) -> _Measured:
+def _one_side(side: ProcessedLogits, chosen: torch.Tensor, ranked: bool) -> _Measured:
     temperature = None if side.temperature == 1.0 else side.temperature
     rows = _Rows(side.logits, side.logits.stride(0), side.logits.shape[1], temperature, side.least)
     found = _empty(side.logits)

@@ -18,7 +18,14 @@ from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.extras import TOP, Extras
-from alphaprof.profiling.scoring.statistics import Columns, distribution, multi_draft_columns, rows_at_once, side, top_probs
+from alphaprof.profiling.scoring.statistics import (
+    Columns,
+    distribution,
+    multi_draft_columns,
+    processed_logits,
+    rows_at_once,
+    top_probs,
+)
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.rules import rules_of
 
@@ -126,7 +133,7 @@ class Scorer:
         chosen = [settings, *[settings.for_draft(self.draft_processing)] * len(draft_logits)]
         columns = measured(shared, chosen, token, proposals)
         if self.extras.certified:
-            columns[0]["top_probs"] = top_probs(side(shared[0], settings), columns[0], TOP)
+            columns[0]["top_probs"] = top_probs(processed_logits(shared[0], settings), columns[0], TOP)
         if self.extras.logged:
             for place in range(1, len(shared)):
                 columns[place] |= self._drawn(shared[0], shared[place], token, settings)

@@ -67,7 +67,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Side:
+class ProcessedLogits:
     """Logits of one model at the positions of a chunk, and how they become a distribution.
 
     `logits` [n, V] of any float dtype, rows without gaps; `temperature`: they are divided by it, in float32; `least` [n]
@@ -79,14 +79,14 @@ class Side:
     least: torch.Tensor | None = None
 
 
-def side(logits: torch.Tensor, settings: Processing = PLAIN) -> Side:
+def processed_logits(logits: torch.Tensor, settings: Processing = PLAIN) -> ProcessedLogits:
     """Logits [n, V] with the settings that they are processed with. Every truncation keeps the largest logits, and all that
     equal the smallest of them.
     """
     size = rows_at_once(logits.device)
     parts = [_least(logits[start : start + size], settings) for start in range(0, len(logits), size)]
     kept = [part for part in parts if part is not None]
-    return Side(logits, settings.temperature, torch.cat(kept) if kept else None)
+    return ProcessedLogits(logits, settings.temperature, torch.cat(kept) if kept else None)
 
 
 def rows_at_once(device: torch.device) -> int:
@@ -104,10 +104,10 @@ def _least(logits: torch.Tensor, settings: Processing) -> torch.Tensor | None:
 
 def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribution:
     """The softmax of processed logits [n, V]. See `softmax`."""
-    return softmax(side(logits, settings))
+    return softmax(processed_logits(logits, settings))
 
 
-def softmax(given: Side) -> Distribution:
+def softmax(given: ProcessedLogits) -> Distribution:
     """The softmax of a side, in float32. H = log(total) - <weights, shifted>/total.
 
     The entropy is NaN exactly where a logit of the row is NaN or infinite: callers test that instead of every logit.
@@ -124,7 +124,9 @@ def softmax(given: Side) -> Distribution:
     return Distribution(scaled, shifted, kept, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
 
 
-def columns(target: Side, drafts: Sequence[Side], token: torch.Tensor, proposals: Sequence[torch.Tensor]) -> list[Columns]:
+def columns(
+    target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
+) -> list[Columns]:
     """Columns of a target at n positions, of each draft beside it, and of proposals [n] of drafts that have no distribution.
 
     `token` [n]: the tokens of the text.
@@ -146,7 +148,7 @@ def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
     }
 
 
-def top_probs(given: Side, known: Columns, most: int) -> torch.Tensor:
+def top_probs(given: ProcessedLogits, known: Columns, most: int) -> torch.Tensor:
     """The `most` largest probabilities of a target [n, most], largest first; fewer where there are no more.
 
     `known`: its columns, so that a threshold and an acceptance that look at the same probability never disagree.

@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class TimedStep:
     """A kind of step to time, and what runs it once, in seconds."""
 
     model: str
@@ -77,7 +77,7 @@ def measure(
     mode = common_mode([subjects.target, *_models(subjects)], subjects.text, costs.mode, say)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     left_out = []
-    clock = _Clock(costs, tick, say)
+    clock = _TimeBudget(costs, tick, say)
     prefills = _timed_prefills(list(_prefills(subjects, costs.context)), clock)
     for batch, context in itertools.product(costs.concurrency, costs.context):
         place = f"{'1 sequence' if batch == 1 else f'{batch} sequences'} of {context} tokens"
@@ -122,7 +122,7 @@ def _least(costs: MeasuredCosts) -> int:
     return min(ORDERED_ROUNDS, costs.repeats)
 
 
-class _Clock:
+class _TimeBudget:
     """Divides `costs.budget` among the prefills and then the batch sizes and contexts: what one part does not need goes to
     the next.
     """
@@ -183,7 +183,7 @@ class _Clock:
         self._ticked = done
 
 
-def _turns(blocks: Sequence[Sequence[Job]]) -> Iterator[Array]:
+def _turns(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[Array]:
     """Yields the times in ms [jobs] of one round after another. Every second round runs the blocks backwards: what slowly
     grows over a round then favours the last steps as often as the first.
     """
@@ -196,14 +196,14 @@ def _turns(blocks: Sequence[Sequence[Job]]) -> Iterator[Array]:
         yield ms
 
 
-def _timed_prefills(jobs: Sequence[Job], clock: _Clock) -> list[dict[str, Any]]:
+def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[str, Any]]:
     """Rows of prefills, which are no part of a round: each by its own median."""
     times = clock.rounds(_turns([[job] for job in jobs]), PREFILL_WARM_UP, LEAST_PREFILLS, MOST_PREFILLS)
     clock.end_part()
     return [_row(job, float(np.median(ms)), ms) for job, ms in zip(jobs, times.T, strict=True)]
 
 
-def _timed(blocks: Sequence[Sequence[Job]], gamma: int, clock: _Clock, place: str) -> list[dict[str, Any]]:
+def _timed(blocks: Sequence[Sequence[TimedStep]], gamma: int, clock: _TimeBudget, place: str) -> list[dict[str, Any]]:
     """Rows of one batch size and context, `place` in words."""
     jobs = list(itertools.chain.from_iterable(blocks))
     mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], gamma)
@@ -227,7 +227,7 @@ def _models(subjects: Subjects) -> list[Model]:
     return [draft for draft in subjects.drafts if not isinstance(draft, PromptLookup)]
 
 
-def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[Job]]:
+def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[TimedStep]]:
     """The steps at one batch size and context, the target's decode step first. Those of one block follow each other."""
     target, longest = subjects.target, subjects.gamma + 1
     found = stepper(target, fitted(subjects.text, target, context, longest), batch, longest, mode)
@@ -237,7 +237,7 @@ def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[
         if isinstance(draft, PromptLookup):
             history = np.resize(subjects.text, found.context).tolist()
             search = partial(_search, draft, history, batch)
-            blocks.append([Job(draft.name, "lookup", 1, batch, found.context, "eager", search)])
+            blocks.append([TimedStep(draft.name, "lookup", 1, batch, found.context, "eager", search)])
         else:
             drafting = stepper(draft, fitted(subjects.text, draft, context, longest), batch, 2, mode)
             blocks += [[_job(draft.name, "draft", tokens, drafting)] for tokens in (1, 2)]
@@ -245,29 +245,29 @@ def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[
     return blocks
 
 
-def _job(model: str, step: str, tokens: int, found: Stepper) -> Job:
-    return Job(model, step, tokens, found.batch, found.context, found.mode, partial(found.step, tokens))
+def _job(model: str, step: str, tokens: int, found: Stepper) -> TimedStep:
+    return TimedStep(model, step, tokens, found.batch, found.context, found.mode, partial(found.step, tokens))
 
 
-def _settling(model: str, found: Stepper) -> Job:
+def _settling(model: str, found: Stepper) -> TimedStep:
     """What it took to cut the cache back after the model's last step: that of the job before."""
-    return Job(model, "bookkeeping", 1, found.batch, found.context, found.mode, lambda: found.settling_s)
+    return TimedStep(model, "bookkeeping", 1, found.batch, found.context, found.mode, lambda: found.settling_s)
 
 
 def _search(draft: PromptLookup, history: list[int], batch: int) -> float:
     return sum(draft.search(history) for _ in range(batch))
 
 
-def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[Job]:
+def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep]:
     """Prompts of some lengths, alone: a server reads them as they come."""
     for model in (subjects.target, *_models(subjects)):
         for length in sorted({min(SHORT_PROMPT, *contexts), *contexts}):
             text = fitted(subjects.text, model, length, 1)
             name = "target" if model is subjects.target else model.name
-            yield Job(name, "prefill", len(text), 1, 0, "eager", partial(prefill, model, text))
+            yield TimedStep(name, "prefill", len(text), 1, 0, "eager", partial(prefill, model, text))
 
 
-def _row(job: Job, ms: float, rounds: Array) -> dict[str, Any]:
+def _row(job: TimedStep, ms: float, rounds: Array) -> dict[str, Any]:
     p10, p90 = np.percentile(rounds, [10, 90])
     return {
         "model": job.model,

@@ -65,7 +65,7 @@ ABOUT = {  # by name of the figure: its heading, how it is read, and the word of
 
 
 @dataclass(frozen=True)
-class Part:
+class FigurePart:
     """A figure of the page: its heading, how it is read, and the word of the glossary that it links to."""
 
     heading: str
@@ -117,7 +117,7 @@ def render_html(report: Report) -> str:
     )
 
 
-def _parts(report: Report, style: Style) -> Iterator[Part]:
+def _parts(report: Report, style: Style) -> Iterator[FigurePart]:
     level = fmt.level(report.confidence)
     figures = (
         acceptance(report, style),
@@ -132,7 +132,7 @@ def _parts(report: Report, style: Style) -> Iterator[Part]:
     for figure in figures:
         if figure is not None and figure.traces:
             heading, about, term = ABOUT[figure.name]
-            yield Part(heading, about.format(level=level), term, figure)
+            yield FigurePart(heading, about.format(level=level), term, figure)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
-from alphaprof.log.manifest import LOOKUP as LOOKUP_KIND
+from alphaprof.log.manifest import PROMPT_LOOKUP as LOOKUP_KIND
 from alphaprof.log.store import Run
 from alphaprof.report.model import Attribution, Cause, Result
 from alphaprof.report.sections.losses import (
@@ -24,14 +24,14 @@ from alphaprof.report.sections.losses import (
     TIE,
     UNCERTAIN,
     WIDTH,
-    Job,
     Losses,
+    LossQuestion,
     losses,
     rounds_at,
 )
 from alphaprof.rules import SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, share
-from alphaprof.totals.documents import Text
+from alphaprof.totals.documents import TextUnits
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
 
@@ -57,12 +57,12 @@ WITHOUT_REMEDY = (TIE, UNCERTAIN)
 
 
 @dataclass(frozen=True)
-class Judged:
+class ResultOnText:
     """A result, and the documents that its losses are told from."""
 
     result: Result
     rule: BoundRule
-    text: Text
+    text: TextUnits
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Basis:
     confidence: float
 
 
-def attribution(basis: Basis, judged: Sequence[Judged]) -> tuple[Attribution, ...]:
+def attribution(basis: Basis, judged: Sequence[ResultOnText]) -> tuple[Attribution, ...]:
     """What is lost under the rules that verdicts concern, and under the three that keep the text where it is theirs. Nothing
     without a position log.
     """
@@ -89,7 +89,7 @@ def attribution(basis: Basis, judged: Sequence[Judged]) -> tuple[Attribution, ..
         for item in judged
         if item.result.verdict is not None or (item.result.on_policy and item.rule.name in KEEP_THE_TEXT)
     ]
-    groups: dict[tuple[str, str], list[Judged]] = {}
+    groups: dict[tuple[str, str], list[ResultOnText]] = {}
     for item in told:
         groups.setdefault((item.result.draft, item.rule.id), []).append(item)
     jobs = [_job(items, len(basis.part.documents.numbers)) for items in groups.values()]
@@ -104,13 +104,13 @@ def attribution(basis: Basis, judged: Sequence[Judged]) -> tuple[Attribution, ..
     )
 
 
-def _job(items: Sequence[Judged], documents: int) -> Job:
+def _job(items: Sequence[ResultOnText], documents: int) -> LossQuestion:
     """One draft and rule: the texts of a domain are replayed at its best gamma."""
     gamma = np.zeros(documents, dtype=np.int64)
     for item in items:
         if item.result.gammas and item.result.best_gamma:
             gamma[item.text.rows] = item.result.best_gamma
-    return Job(items[0].result.draft, items[0].rule, gamma)
+    return LossQuestion(items[0].result.draft, items[0].rule, gamma)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Setting:
     confidence: float
 
 
-def _attribution(item: Judged, found: Losses, setting: Setting) -> Attribution:
+def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribution:
     result, cluster, rows = item.result, item.text.cluster, item.text.rows
     gamma = result.best_gamma if result.gammas else None
     split, positions = scaled(found.split[rows], found.lost[rows], item.rule), found.positions[rows]
@@ -188,7 +188,7 @@ def _speeds(found: Rounds, cluster: Array, times: StepTimes | None) -> tuple[flo
     return point(free_draft(found.drafted.shape[1])), (point(times) if times is not None else None)
 
 
-def _remedy(name: str, kind: str, item: Judged) -> str:
+def _remedy(name: str, kind: str, item: ResultOnText) -> str:
     if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
         return BY_CHANCE
     return OF_LOOKUP.get(name, REMEDIES[name]) if kind == LOOKUP_KIND else REMEDIES[name]

@@ -13,7 +13,7 @@ from alphaprof.report.model import Certificate, Certificates, Decile, LosslessBo
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.theory.bounds import beta_bound, budget, mean_beta_bound
 from alphaprof.totals.count import READ, Shape
-from alphaprof.totals.documents import Text, kinds
+from alphaprof.totals.documents import TextUnits, kinds
 from alphaprof.totals.log_sample import AXES, LogPart, shards
 
 Array = np.ndarray[Any, Any]
@@ -153,7 +153,7 @@ def certificates(part: LogPart, confidence: float) -> Certificates | None:
     return Certificates(tuple(found), tuple(deciles), tuple(bounds), inexact_share(run))
 
 
-def _certificate(text: Text, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
+def _certificate(text: TextUnits, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
     """One domain's certificate under one rule; nothing where nothing was judged."""
     certified = text.share(tally.certified, tally.judged, confidence)
     accepted = text.share(tally.accepted, tally.judged, confidence)
@@ -183,7 +183,7 @@ def _certificate(text: Text, draft: str, rule: str, tally: Tally, confidence: fl
     )
 
 
-def _deciles(text: Text, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
+def _deciles(text: TextUnits, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
     """The tenths of one draft, rule and axis; `counts` [documents, bins, 3] as in `Tally.by`."""
     draft, rule, axis = key
     bounds = [None, *map(float, edges), None]
@@ -205,7 +205,7 @@ def _deciles(text: Text, key: tuple[str, str, str], counts: Array, edges: Array,
         )
 
 
-def _lossless(text: Text, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
+def _lossless(text: TextUnits, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
     beta, sharp = (text.share(values, tally.positions, confidence) for values in (tally.beta, tally.sharp))
     if beta is None or sharp is None:
         return

@@ -15,7 +15,7 @@ from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.totals.count import columns_of
 from alphaprof.totals.documents import Documents, kinds
 from alphaprof.totals.log_sample import AXES, LogPart, shards
-from alphaprof.totals.pool import Pool
+from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
 EXTREMES = 5  # documents at either end
@@ -77,18 +77,18 @@ def tenths(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Tent
 
 
 @dataclass(frozen=True)
-class Played:
+class PoolAtGamma:
     """One domain, draft and rule at one gamma: its pool, and the draft's step times where there are any."""
 
     domain: str
     draft: str
     rule: str
     gamma: int
-    pool: Pool
+    pool: DocumentTotals
     times: StepTimes | None
 
 
-def extremes(found: Sequence[Played], documents: Documents) -> tuple[DocumentResult, ...]:
+def extremes(found: Sequence[PoolAtGamma], documents: Documents) -> tuple[DocumentResult, ...]:
     """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
 
     By speedup, or by tokens per round where some have no step times. Texts of fewer than SHORTEST tokens are left out.
@@ -103,7 +103,7 @@ def extremes(found: Sequence[Played], documents: Documents) -> tuple[DocumentRes
     return tuple(chosen)
 
 
-def _ends(item: Played, timed: bool, documents: Documents) -> Iterator[DocumentResult]:
+def _ends(item: PoolAtGamma, timed: bool, documents: Documents) -> Iterator[DocumentResult]:
     """The documents of one pool that can be among those at either end."""
     pool, counts = item.pool, item.pool.counts(item.gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))

@@ -22,7 +22,16 @@ from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROPOSE
 from alphaprof.log.store import Run
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.theory.bounds import strict_thresholds
-from alphaprof.totals.count import Request, Shape, by_chance, columns_of, proposed_in, rounds_of, some_documents, trace_of
+from alphaprof.totals.count import (
+    Shape,
+    TotalsRequest,
+    by_chance,
+    columns_of,
+    proposed_in,
+    rounds_of,
+    some_documents,
+    trace_of,
+)
 from alphaprof.totals.log_sample import columns_at
 from alphaprof.totals.lookup import first_proposals
 from alphaprof.totals.replay import Flavour, Rounds, Trace, run_lengths
@@ -44,7 +53,7 @@ SILENT = 2  # the first of them, whose positions have no proposal
 
 
 @dataclass(frozen=True)
-class Job:
+class LossQuestion:
     """One draft and rule; `gamma` [documents of the run]: at which rounds are replayed, 0 where they are not defined."""
 
     draft: str
@@ -73,7 +82,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class Texts:
+class ShardTexts:
     """One shard's documents: `reach` [positions]: tokens that a draft has to read to propose there; `looked_up` [positions]:
     what prompt lookup proposes first.
     """
@@ -83,7 +92,7 @@ class Texts:
     looked_up: Array
 
 
-def losses(run: Run, jobs: Sequence[Job], flavour: Flavour) -> list[Losses]:
+def losses(run: Run, jobs: Sequence[LossQuestion], flavour: Flavour) -> list[Losses]:
     """What each of some drafts and rules loses, in one pass over the log; [jobs]."""
     found: list[list[Losses]] = [[] for _ in jobs]
     at = 0
@@ -91,12 +100,12 @@ def losses(run: Run, jobs: Sequence[Job], flavour: Flavour) -> list[Losses]:
         rows = slice(at, at + len(texts.shape.document))
         for job, parts in zip(jobs, found, strict=True):
             columns = _columns(run, job, shard.index, texts.shape, flavour)
-            parts.append(_losses(run, Part(job, columns, texts, job.gamma[rows]), flavour))
+            parts.append(_losses(run, ShardColumns(job, columns, texts, job.gamma[rows]), flavour))
         at = rows.stop
     return [_joined(parts) for parts in found]
 
 
-def _texts(run: Run) -> Iterator[Texts]:
+def _texts(run: Run) -> Iterator[ShardTexts]:
     """The shards of a run; without a prompt lookup of its own the default one is worked out from the token ids."""
     own = next((name for name, facts in run.manifest.drafts.items() if facts.kind == "prompt_lookup"), None)
     needed = CONTINUATION_COLUMNS if own is None else DOCUMENT_COLUMNS
@@ -110,7 +119,7 @@ def _texts(run: Run) -> Iterator[Texts]:
         else:
             log = run.positions(own, shard.index, ["draft_top", "proposed"])
             found = np.where(log["proposed"].to_numpy() > 0, log["draft_top"].fill_null(-1).to_numpy(), -1)
-        yield Texts(shape, shape.each(prompts) + place - 1, found)
+        yield ShardTexts(shape, shape.each(prompts) + place - 1, found)
 
 
 def _worked_out(table: Any, prompts: Array, shape: Shape) -> Array:
@@ -126,7 +135,7 @@ def _worked_out(table: Any, prompts: Array, shape: Shape) -> Array:
     return first_proposals(tokens, start)[continued]
 
 
-def _columns(run: Run, job: Job, index: int, shape: Shape, flavour: Flavour) -> dict[str, Array]:
+def _columns(run: Run, job: LossQuestion, index: int, shape: Shape, flavour: Flavour) -> dict[str, Array]:
     """What rules, replay and causes read of one shard; nulls become -1 or NaN, and `proposed` is that of the flavour."""
     columns = columns_at(run, job.draft, index, columns_of([job.rule.id], flavour))
     columns["proposed"] = proposed_in(flavour, columns)
@@ -136,16 +145,16 @@ def _columns(run: Run, job: Job, index: int, shape: Shape, flavour: Flavour) -> 
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardColumns:
     """One shard under a job: `columns` [positions], its texts, and `gamma` [documents of the shard]."""
 
-    job: Job
+    job: LossQuestion
     columns: dict[str, Array]
-    texts: Texts
+    texts: ShardTexts
     gamma: Array
 
 
-def _losses(run: Run, part: Part, flavour: Flavour) -> Losses:
+def _losses(run: Run, part: ShardColumns, flavour: Flavour) -> Losses:
     """The losses of one shard."""
     job, columns, texts = part.job, part.columns, part.texts
     shape, rule, facts = texts.shape, job.rule, run.manifest.drafts[job.draft]
@@ -158,7 +167,7 @@ def _losses(run: Run, part: Part, flavour: Flavour) -> Losses:
     cause = causes(rule, columns, texts, own, (run.manifest.target, facts))
     split = np.stack([shape.sums(np.where(cause == number, mass, 0.0)) for number in range(len(CAUSES))], axis=1)
     trace = trace_of(columns, shape, kept, run.manifest.target, facts)
-    source = Source(trace, shape, kept, accept if by_chance(rule, facts) else None)
+    source = ReplaySource(trace, shape, kept, accept if by_chance(rule, facts) else None)
     sizes = part.gamma, int(job.gamma.max(initial=1)), flavour
     replayed = partial(_replayed, source, *sizes)
     unchanged = replayed(np.zeros(len(mass), dtype=bool))
@@ -175,7 +184,7 @@ def _losses(run: Run, part: Part, flavour: Flavour) -> Losses:
 
 
 @dataclass(frozen=True)
-class Source:
+class ReplaySource:
     """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions].
 
     `accept`: None where rounds are facts.
@@ -187,7 +196,7 @@ class Source:
     accept: Array | None
 
 
-def _replayed(source: Source, gamma: Array, widest: int, flavour: Flavour, changed: Array) -> Rounds:
+def _replayed(source: ReplaySource, gamma: Array, widest: int, flavour: Flavour, changed: Array) -> Rounds:
     """Rounds of a shard with the drafts of changed positions accepted; `gamma` [documents], 0: none are wanted.
 
     Expectations keep a control variate: a_t - beta_t of the text at all positions, the changed ones too, since those are
@@ -198,7 +207,7 @@ def _replayed(source: Source, gamma: Array, widest: int, flavour: Flavour, chang
     chances = None if source.accept is None else (kept, source.accept + (kept - source.kept))
     for length in np.unique(gamma[gamma > 0]).tolist():
         trace = some_documents(_granted(source, changed, length), gamma == length)
-        part = rounds_of(trace, chances, Request((), (length,), flavour))[length]
+        part = rounds_of(trace, chances, TotalsRequest((), (length,), flavour))[length]
         for name, values in vars(part).items():
             place = (gamma == length,) if values.ndim == 1 else (gamma == length, slice(length))
             getattr(found, name)[place] = values
@@ -206,7 +215,7 @@ def _replayed(source: Source, gamma: Array, widest: int, flavour: Flavour, chang
 
 
 def causes(
-    rule: BoundRule, columns: dict[str, Array], texts: Texts, own: Array, models: tuple[ModelFacts, ModelFacts]
+    rule: BoundRule, columns: dict[str, Array], texts: ShardTexts, own: Array, models: tuple[ModelFacts, ModelFacts]
 ) -> Array:
     """The cause [positions] that a loss at each position has, as its number in CAUSES. `models`: target and draft.
 
@@ -247,7 +256,7 @@ def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Ar
     return np.asarray(np.where(by_lot, columns["token"] != columns["target_top"], close | ~wrong))
 
 
-def _granted(source: Source, changed: Array, gamma: int) -> Trace:
+def _granted(source: ReplaySource, changed: Array, gamma: int) -> Trace:
     """The trace with the drafts of changed positions accepted, and proposed where there were none."""
     trace, shape = source.trace, source.shape
     place = np.arange(len(changed))
