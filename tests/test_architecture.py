@@ -1,4 +1,4 @@
-"""The structure that the project promises: who may import what, how long functions are, and that nothing heavy loads early."""
+"""The structure that the project promises: who may import what, how long functions are, and what loads early."""
 
 from __future__ import annotations
 

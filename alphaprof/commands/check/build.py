@@ -98,8 +98,8 @@ class CheckTarget:
 
 @dataclass(frozen=True)
 class Item:
-    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by; None where it fails or passes
-    without them, for the reason in `note`.
+    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by; None where it fails or
+    passes without them, for the reason in `note`.
     """
 
     measure: Measure  # what is held against the threshold

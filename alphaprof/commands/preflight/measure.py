@@ -70,7 +70,8 @@ class _Subject:
 def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> PreflightFacts:
     """Load what a run into `out` (None: not said where) would load, look at its data, and run it in small.
 
-    Errors that would stop the run are kept in `PreflightFacts.refusals`. Raises those that leave nothing to look at: a target that cannot be loaded, or memory that the models alone fill.
+    Errors that would stop the run are kept in `PreflightFacts.refusals`. Raises those that leave nothing to look at: a
+    target that cannot be loaded, or memory that the models alone fill.
     """
     with in_memory():
         return _preflight(options, out, progress)
