@@ -488,10 +488,10 @@ def test_the_process_that_compiles_computes_what_others_load(tmp_path: Path) -> 
     """To the last bit: rows of a resumed run must not hang on it."""
     code = """
 import torch
-from alphaprof.profiling import fused
-from alphaprof.profiling.scoring.statistics import Side
+from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.statistics import ProcessedLogits
 p, q = 3 * torch.randn(2, 40, 700, generator=torch.Generator().manual_seed(0))
-found = fused.columns(Side(p), [Side(q)], torch.arange(40), [])
+found = dispatch.columns(ProcessedLogits(p), [ProcessedLogits(q)], torch.arange(40), [])
 print([values.double().sum().item().hex() for columns in found for values in columns.values()])
 """
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}

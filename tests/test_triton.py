@@ -276,13 +276,13 @@ def compile_only(self, *arguments, grid, warmup, **options):
     compiled.setdefault(id(made), (self.__name__, made))
 
 JITFunction.run = compile_only
-from alphaprof.profiling.scoring.statistics import Side
+from alphaprof.profiling.scoring.statistics import ProcessedLogits
 from alphaprof.profiling.scoring.gpu_statistics import measured
 
 def ask(rows, dtype, temperature=1.0, cut=False):
     logits = torch.zeros(rows, 1040, dtype=dtype)[:, :1037]
     ids = torch.zeros(rows + 1, dtype=torch.int64)[rows % 2:]
-    side = Side(logits, temperature, torch.zeros(rows) if cut else None)
+    side = ProcessedLogits(logits, temperature, torch.zeros(rows) if cut else None)
     measured(side, [side], ids[:rows], [ids[:rows]])
 
 for rows in (1, 2, 3, 16, 250):
