@@ -13,6 +13,7 @@ could not check. Exit status: 0, or 1 where a check failed.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import platform
@@ -179,6 +180,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Run the parts that were asked for."""
     given = arguments()
+    faulthandler.dump_traceback_later(given.seconds + 60, exit=True)  # says where a part hangs, while both files are whole
     if given.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read once, when something imports triton
     import torch
