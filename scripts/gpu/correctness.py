@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -441,22 +442,6 @@ def shares(seen: Seen) -> dict[str, Any]:
     return {"tokens": sum(len(row["continuation_ids"]) for row in seen.documents), "alpha": alpha}
 
 
-class Silent:
-    """A progress that says nothing."""
-
-    def say(self, message: str) -> None:
-        """Nothing."""
-
-    def warn(self, code: str, message: str, remedy: str) -> None:
-        """Nothing."""
-
-    def start(self, label: str, total: int | None, unit: str) -> None:
-        """Nothing."""
-
-    def advance(self, steps: float, positions: int = 0) -> None:
-        """Nothing."""
-
-
 def write_profile(setting: Setting) -> None:
     """A profile of greedy and sampled text in two domains, with its data; step times do not depend on the machine."""
     generator, most = np.random.default_rng(0), 16 if setting.tiny else 64
@@ -491,7 +476,7 @@ def run_profile(setting: Setting, name: str, device: Any, resume: bool = False) 
     from alphaprof.profiling import pipeline
 
     options = load_profile(setting.folder / "profile.yaml", [f"target.device={device}"])
-    return pipeline.profile(options, setting.folder / name, Silent(), resume)
+    return pipeline.profile(options, setting.folder / name, Mock(), resume)  # a progress that says nothing
 
 
 def seen_of_run(run: Any) -> Seen:
