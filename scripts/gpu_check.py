@@ -13,11 +13,13 @@ could not check. Exit status: 0, or 1 where a check failed.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import platform
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 if TYPE_CHECKING:
     from scripts.gpu.setting import Line, Setting
 
+WIDTH = 150  # of a line of the page
 PACKAGES = ("torch", "triton", "transformers", "numpy", "numba", "pyarrow", "pydantic", "datasets")
 # A part is a function Setting -> Iterator[Line], named "module in scripts/gpu:function"; the value says what it checks.
 PARTS = {
@@ -47,9 +50,9 @@ PARTS = {
     "memory:waiting": "the scoring loop does not wait for the device",
     "speed:scoring": "scoring against bare forward passes",
     "speed:kernels": "statistics kernels against the memory's bandwidth",
-    "speed:generation": "generation eager, with a static cache, and compiled",
     "speed:run": "positions a second, end to end",
     "speed:assisted": "a run against assisted generation and generation without a draft",
+    "speed:generation": "generation eager, with a static cache, and compiled",
     "memory:trace": "what one scoring step spends its time on",
 }
 
@@ -87,7 +90,26 @@ class Record:
 def text_of(row: dict[str, Any]) -> str:
     """One line of the page: when, whether it is right (blank: a figure, nothing to be right), part and what was seen."""
     mark = {True: "ok", False: "FAILED", None: ""}[row["ok"]]
-    return f"{row['at_s']:6.1f} s  {mark:6}  {row['part'].split(':')[1]:10}  {row['text']}"
+    head = f"{row['at_s']:6.1f} s  {mark:6}  {row['part'].split(':')[1]:10}  "
+    return textwrap.fill(row["text"], WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+
+
+def run_all(parts: Sequence[str], setting: Setting, record: Record) -> None:
+    """Run some parts, one after another, until the GPU does not recover from an error: all others would fail as well."""
+    from scripts.gpu.setting import Line
+
+    for place, name in enumerate(parts):
+        if setting.left() <= 0:
+            record.add(name, Line(f"not begun, the time is over: {PARTS[name]}"))
+            continue
+        run(name, setting, record)
+        try:
+            setting.clean()
+        except RuntimeError as error:  # of an address that no kernel may read, say
+            others = ",".join(other.split(":")[1] for other in parts[place + 1 :])
+            reason = str(error).splitlines()[0][:200]
+            record.add(name, Line(f"the GPU answers no more ({reason}); in a new process: --parts {others}", ok=False))
+            return
 
 
 def run(name: str, setting: Setting, record: Record) -> None:
@@ -110,8 +132,6 @@ def run(name: str, setting: Setting, record: Record) -> None:
     except Exception as error:  # whatever goes wrong, the other parts are still to be seen
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         record.add(name, Line(f"broke off with {reason[:300]}", {"traceback": traceback.format_exc()}, ok=False))
-    finally:
-        setting.clean()
 
 
 def machine(device: Any) -> dict[str, Any]:
@@ -160,23 +180,23 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Run the parts that were asked for."""
     given = arguments()
+    faulthandler.dump_traceback_later(given.seconds + 60, exit=True)  # says where a part hangs, while both files are whole
     if given.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read once, when something imports triton
     import torch
 
-    from scripts.gpu.setting import Line, Setting
+    from scripts.gpu.setting import Setting
 
     device = torch.device(given.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here\nhint: --device cpu --tiny runs every part on tiny shapes")
-    record = Record(given.out, machine(device))
+    facts = machine(device)
+    if given.tiny or device.type != "cuda":
+        facts["times and bandwidths"] = "mean nothing: tiny shapes, or no GPU"
+    record = Record(given.out, facts)
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(device, given.tiny, time.monotonic() + given.seconds, Path(folder), given.model)
-        for name in given.parts:
-            if setting.left() <= 0:
-                record.add(name, Line(f"not begun, the time is over: {PARTS[name]}"))
-            else:
-                run(name, setting, record)
+        run_all(given.parts, setting, record)
     record.write()
     print(f"{given.out / 'gpu_check.txt'} and gpu_check.json hold all of it")
     sys.exit(int(record.failed))

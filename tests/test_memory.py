@@ -24,7 +24,8 @@ from alphaprof.profiling.texts.continuations import generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing import latency
 from alphaprof.rules import DEFAULT_RULES
-from scripts.gpu.memory import documents, most_allocated, texts
+from scripts.gpu.memory import most_allocated
+from scripts.gpu.setting import documents, random_texts
 from tests.tiny import llama
 
 CPU = torch.device("cpu")
@@ -63,31 +64,31 @@ def promised(scorer: Scorer, asked: list[Document], cells: Cells | None = None) 
 @pytest.mark.models
 @pytest.mark.parametrize("name", SHAPES)
 def test_generation_and_scoring_take_what_was_promised_within_8_percent(name: str) -> None:
-    shape, sizes, settings, extras = SHAPES[name]
+    shape, (count, prompt, new), settings, extras = SHAPES[name]
     target, draft = model("target", 0, **shape), model("draft", 1, **shape)
-    asked = documents(*sizes, settings)
+    asked = documents(count, (prompt - min(7, prompt - 1), prompt), new, settings)
     scorer = Scorer(
         target, [draft, PromptLookup("ngram", 2, (), target.vocabulary, "float32")], target.vocabulary, extras=extras
     )
     found = promised(scorer, asked)
     assert found.generation is not None
     assert found.scoring is not None
-    scorer.score(texts(asked)[:1])
+    scorer.score(random_texts(asked)[:1])
     assert 0.92 < found.generation / most_allocated(CPU, lambda: generate(target, asked, scorer.width)) < 1.08
-    assert 0.92 < found.scoring / most_allocated(CPU, lambda: scorer.score(texts(asked))) < 1.08
+    assert 0.92 < found.scoring / most_allocated(CPU, lambda: scorer.score(random_texts(asked))) < 1.08
 
 
 @pytest.mark.models
 def test_a_layer_skip_takes_the_states_that_it_goes_on_from_and_no_weights() -> None:
     target = model("target", 0, **HIDDEN | {"layers": 3})
     skip = layer_skip("skip", target, [1])
-    asked = documents(6, 40, 12)
+    asked = documents(6, (35, 40), 12)
     scorer = Scorer(target, [skip], target.vocabulary)
     assert scorer.drafts[0].rest is not None
     found = promised(scorer, asked)
     assert found.weights == sum(4 * item.numel() for item in target.network.parameters())
-    scorer.score(texts(asked)[:1])
-    assert 0.92 < (found.scoring or 0) / most_allocated(CPU, lambda: scorer.score(texts(asked))) < 1.08
+    scorer.score(random_texts(asked)[:1])
+    assert 0.92 < (found.scoring or 0) / most_allocated(CPU, lambda: scorer.score(random_texts(asked))) < 1.08
     alone = promised(Scorer(target, [], target.vocabulary), asked)
     assert (found.scoring or 0) > (alone.scoring or 0)
 
@@ -96,7 +97,7 @@ def test_a_layer_skip_takes_the_states_that_it_goes_on_from_and_no_weights() -> 
 def test_timing_takes_the_caches_of_its_largest_cell() -> None:
     target, draft = model("target", 0, **HIDDEN), model("draft", 1, **SMALL)
     scorer = Scorer(target, [draft], target.vocabulary)
-    found = promised(scorer, documents(1, 8, 1), Cells([1, 4], [16, 64], 5, False))
+    found = promised(scorer, documents(1, (8, 8), 1), Cells([1, 4], [16, 64], 5, False))
     costs: Any = SimpleNamespace(concurrency=[1, 4], context=[16, 64], repeats=1, budget=0.0, mode="auto")
     subjects = latency.Subjects(target, [draft], np.arange(64, dtype=np.int32), 4)
     taken = most_allocated(CPU, lambda: latency.measure(subjects, costs, lambda _: None))
@@ -110,7 +111,7 @@ def test_batches_of_one_document_are_the_least_where_batches_are_halved(monkeypa
     """On a GPU, here imitated by the name of its kind, one document and one sequence are what a run cannot do without."""
     target, draft = model("target", 0, **SMALL), model("draft", 1, **SMALL)
     scorer = Scorer(target, [draft], target.vocabulary)
-    asked = documents(8, 40, 20)
+    asked = documents(8, (33, 40), 20)
     monkeypatch.setattr(Model, "device", SimpleNamespace(type="cuda"))
     monkeypatch.setattr(memory, "free", lambda _: 10**9)
     monkeypatch.setattr(memory.fused, "hindrance", lambda _: None)
@@ -125,7 +126,7 @@ def test_models_of_an_unknown_shape_have_weights_and_no_peak(monkeypatch: pytest
     target = model("target", 0, **SMALL)
     scorer = Scorer(target, [], target.vocabulary)
     monkeypatch.setattr(memory, "shape_of", lambda _: None)
-    found = promised(scorer, documents(2, 8, 4))
+    found = promised(scorer, documents(2, (7, 8), 4))
     assert dataclasses.astuple(found)[1:-1] == (None,) * 5
     assert found.weights > 0
 

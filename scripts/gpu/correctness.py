@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ from alphaprof.profiling.decoding.speculative import Decoded, Speculation
 from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
-from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring import dispatch as fused
 from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, generate, grouped
@@ -39,7 +40,7 @@ from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.replay import Trace, expected_replay, run_lengths, steps
-from scripts.gpu.setting import Line, Setting, perturbed
+from scripts.gpu.setting import Line, Setting, documents, near_draft, perturb
 
 ROOT = Path(__file__).parent.parent.parent
 BOUND = 1e-5  # of a column's error, absolute and relative to its value, as in tests/test_cuda.py
@@ -70,7 +71,8 @@ def tests(setting: Setting) -> Iterator[Line]:
     command += ["-o", "addopts=--strict-markers", "-p", "no:cacheprovider"]
     if setting.on_gpu and importlib.util.find_spec("xdist"):
         command += ["-n", "6"]  # compiling kernels and computing on the CPU is what takes time
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "400", "TRITON_INTERPRET": str(int(not setting.on_gpu))}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "400", "TRITON_INTERPRET": str(int(not setting.on_gpu))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     began, ended, streams = time.monotonic(), True, {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams) as run:
         try:
@@ -116,7 +118,7 @@ class Errors:
         for name in found.keys() & expected.keys():
             ours, theirs = float(found[name]), float(expected[name])
             error = 0.0 if ours == theirs else abs(ours - theirs)  # infinite values may be equal
-            exact = name.split()[0] in dispatch.IDS
+            exact = name.split()[0] in fused.IDS
             if not error <= (0.0 if exact else BOUND + BOUND * abs(theirs)):  # NaN is wrong
                 self.wrong.append(f"{name} {ours:.9g} for {theirs:.9g} ({where})")
             if not exact:
@@ -130,8 +132,8 @@ class Errors:
         for word, errors in (("largest error", self.absolute), ("relative", self.relative)):
             worst = max(errors, key=lambda name: errors[name])
             text += f", {word} {errors[worst]:.1e} ({worst})"
-        text += f", cuts within {self.breach:.1e} of top_p" if self.breach <= BOUND else f", WRONG CUTS by {self.breach:.1e}"
-        text += f", {len(self.wrong)} WRONG VALUES: {self.wrong[0]}" if self.wrong else ", ids and ranks equal"
+        text += f", cuts to {self.breach:.1e}" if self.breach <= BOUND else f", WRONG CUTS by {self.breach:.1e}"
+        text += f", {len(self.wrong)} WRONG VALUES: {self.wrong[0]}" if self.wrong else ", ids equal"
         figures = {"absolute": self.absolute, "relative": self.relative, "breach": self.breach, "wrong": self.wrong[:20]}
         return Line(text, figures, ok=not self.wrong and self.breach <= BOUND)
 
@@ -140,7 +142,7 @@ def columns(setting: Setting) -> Iterator[Line]:
     """Compares every column that the kernels write with float64 on the CPU, a line for each vocabulary and dtype."""
     import triton  # noqa: F401  # where it is missing, the check says so
 
-    if reason := dispatch.why_unavailable(setting.device):
+    if reason := fused.hindrance(setting.device):
         yield Line(f"the kernels do not run, statistics are those of torch: {reason}", ok=False)
     for width in (300,) if setting.tiny else WIDTHS:
         for dtype in (*setting.dtypes, torch.float32):
@@ -176,7 +178,7 @@ def compare_rows(setting: Setting, target: torch.Tensor, draft: torch.Tensor, ch
     sides = [processed_logits(logits, chosen) for logits in pair]
     ids = token.to(setting.device), [proposal.to(setting.device)]
     with np.errstate(all="ignore"):  # Triton's interpreter computes in NumPy
-        seen = [measured(sides[0], [sides[1]], *ids), dispatch.measured(pair, [chosen, chosen], *ids)]
+        seen = [measured(sides[0], [sides[1]], *ids), fused.measured(pair, [chosen, chosen], *ids)]
     scaled = [logits.float().numpy() / np.float32(chosen.temperature) for logits in (target, draft)]
     cuts = [np.full(len(target), -np.inf) if each.least is None else each.least.cpu().numpy() for each in sides]
 
@@ -394,7 +396,7 @@ def save_models(setting: Setting) -> None:
         network = AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float32)
     for name in ("target", "draft"):
         if name == "draft":
-            perturbed(network, 0.02)
+            perturb(network, 0.02)
         network.save_pretrained(setting.folder / name)
         words.save_pretrained(setting.folder / name)
 
@@ -410,35 +412,23 @@ def seen_of_models(setting: Setting, device: torch.device) -> Seen:
     target, draft = (loaded(setting, name, device) for name in ("target", "draft"))
     lookup = PromptLookup("ngram", 2, target.eos, target.vocabulary, "float32")
     drafts: list[Draft] = [draft, layer_skip("skip", target, [2]), lookup]
-    asked = random_documents(3 if setting.tiny else 8, 24 if setting.tiny else 96, None)
-    asked += random_documents(3 if setting.tiny else 8, 24 if setting.tiny else 96, SAMPLED, len(asked))
+    count, new = (3, 24) if setting.tiny else (8, 96)
+    asked = documents(count, (12, 47), new) + documents(count, (52, 87), new, SAMPLED, first=count)
     texts, scored = [], {each.name: {} for each in drafts}
     scorer = Scorer(target, drafts, target.vocabulary)
     for group in grouped(asked, lambda document: document.processing):
-        written = generate(target, group, target.vocabulary)
-        texts += written
-        for name, arrays in scorer.score(written).items():
-            scored[name] |= by_document(written, arrays)
-    documents, facts = continuation_table(texts), target.facts()
+        some = generate(target, group, target.vocabulary)
+        texts += some
+        for name, arrays in scorer.score(some).items():
+            scored[name] |= by_document(some, arrays)
+    written, facts = continuation_table(texts), target.facts()
     positions = {name: position_table(texts, arrays, LogRules(RULES), name) for name, arrays in scored.items()}
     request = TotalsRequest(RULES, GAMMAS)
     totals = {
-        each.name: table_of([counts(positions[each.name], documents, (facts, each.facts()), request)], GAMMAS)
+        each.name: table_of([counts(positions[each.name], written, (facts, each.facts()), request)], GAMMAS)
         for each in drafts
     }
-    return Seen(documents.to_pylist(), positions, totals)
-
-
-def random_documents(
-    count: int, tokens: int, processing: Processing | None, first: int = 0, ids: int = 250, length: int = 12
-) -> list[Document]:
-    """Prompts of random ids, whose texts are greedy or sampled."""
-    kind, seed = ("greedy", None) if processing is None else ("sampled", 0)
-    prompts = [np.random.default_rng(number).integers(0, ids, length + 5 * number) for number in range(first, first + count)]
-    return [
-        Document(number, kind, None, 0, number, prompt.astype(np.int32), None, False, tokens, kind, True, processing, seed)
-        for number, prompt in enumerate(prompts, start=first)
-    ]
+    return Seen(written.to_pylist(), positions, totals)
 
 
 def shares(seen: Seen) -> dict[str, Any]:
@@ -448,22 +438,6 @@ def shares(seen: Seen) -> dict[str, Any]:
         proposed = table["proposed"].to_numpy() > 0
         alpha[draft] = round(float((table["draft_top"].to_numpy() == table["token"].to_numpy())[proposed].mean()), 2)
     return {"tokens": sum(len(row["continuation_ids"]) for row in seen.documents), "alpha": alpha}
-
-
-class Silent:
-    """A progress that says nothing."""
-
-    def say(self, message: str) -> None:
-        """Nothing."""
-
-    def warn(self, code: str, message: str, remedy: str) -> None:
-        """Nothing."""
-
-    def start(self, label: str, total: int | None, unit: str) -> None:
-        """Nothing."""
-
-    def advance(self, steps: float, positions: int = 0) -> None:
-        """Nothing."""
 
 
 def write_profile(setting: Setting) -> None:
@@ -500,7 +474,7 @@ def run_profile(setting: Setting, name: str, device: Any, resume: bool = False) 
     from alphaprof.profiling.run import pipeline
 
     options = load_profile(setting.folder / "profile.yaml", [f"target.device={device}"])
-    return pipeline.profile(options, setting.folder / name, Silent(), resume)
+    return pipeline.profile(options, setting.folder / name, Mock(), resume)  # a progress that says nothing
 
 
 def seen_of_run(run: Any) -> Seen:
@@ -575,17 +549,7 @@ def shards_of(out: Path) -> int:
 
 # --- rounds ---------------------------------------------------------------------------------------------------------------
 
-GAMMA, ALPHA = 4, 0.7
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A target and a draft of known acceptance: `alpha` by strict on greedy text, after noise of `scale` on the weights."""
-
-    target: Model
-    draft: Model
-    alpha: float
-    scale: float
+GAMMA = 4
 
 
 @dataclass(frozen=True)
@@ -606,96 +570,79 @@ def rounds(setting: Setting) -> Iterator[Line]:
     over a whole text have another order: a figure in 16 bits; in float32 only near ties may part.
     """
     torch.set_float32_matmul_precision("highest")
-    for dtype in (*setting.dtypes, torch.float32):
-        pair = near_pair(setting, dtype)
+    for dtype in (*setting.dtypes[: 1 if setting.tiny else 2], torch.float32):
+        target = small_target(setting, dtype)
+        texts = generate(target, asked(setting, target, None), target.vocabulary)
+        draft, alpha, _ = near_draft(target, texts)
         for rule, processing in (("strict", None), ("lossless", SAMPLED)):
-            yield decoded_and_replayed(setting, pair, rule, processing)
-        del pair
+            yield decoded_and_replayed(setting, (target, draft), alpha, rule, processing)
+        del target, draft
         setting.clean()
 
 
-def near_pair(setting: Setting, dtype: torch.dtype) -> Pair:
-    """Two copies of one model, with as much noise on the second as makes alpha about 0.7."""
-
-    def made(role: str) -> Model:
-        if setting.model is None:
-            width = setting.shape("llama-3.2-1b")["hidden_size"]
-            return setting.loaded("llama-3.2-1b", dtype, role, initializer_range=1.5 * width**-0.5)  # texts do not repeat
-        network = AutoModelForCausalLM.from_pretrained(setting.model, dtype=dtype).to(setting.device)
-        network.generation_config = GenerationConfig(pad_token_id=0)  # texts of full length
-        return Model(role, network.eval().requires_grad_(False), "model", str(setting.model))
-
-    target = made("target")
-    texts = generate(target, prompts(setting, target, None), target.vocabulary)
-
-    def pair(scale: float) -> Pair:
-        draft = made("draft")  # anew: taking noise out again leaves that of rounding
-        perturbed(draft.network, scale)
-        found = Scorer(target, [draft], target.vocabulary).score(texts)["draft"]
-        return Pair(target, draft, float((found["draft_top"] == found["token"]).mean()), scale)
-
-    low, high = 1e-3, 1.0
-    while high / low > 1.1:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if pair(middle).alpha > ALPHA else (low, middle)
-    return pair(low)
+def small_target(setting: Setting, dtype: torch.dtype) -> Model:
+    """The model that was given, or one with random weights; its texts have their full length."""
+    if setting.model is None:
+        return setting.loaded("llama-3.2-1b", dtype)
+    network = AutoModelForCausalLM.from_pretrained(setting.model, dtype=dtype).to(setting.device)
+    network.generation_config = GenerationConfig(pad_token_id=0)
+    return Model("target", network.eval().requires_grad_(False), "model", str(setting.model))
 
 
-def prompts(setting: Setting, target: Model, processing: Processing | None) -> list[Document]:
-    """Documents with prompts of random ids."""
-    count, tokens, length = (2, 32, 8) if setting.tiny else (4, 128, 64)
-    return random_documents(count, tokens, processing, 0, target.vocabulary, length)
+def asked(setting: Setting, target: Model, processing: Processing | None) -> list[Document]:
+    """Documents to be decoded one at a time."""
+    count, lengths, new = (2, (8, 13), 32) if setting.tiny else (4, (64, 79), 128)
+    return documents(count, lengths, new, processing, ids=target.vocabulary)
 
 
-def decoded_and_replayed(setting: Setting, pair: Pair, rule: str, processing: Processing | None) -> Line:
+def decoded_and_replayed(
+    setting: Setting, pair: tuple[Model, Model], alpha: float, rule: str, processing: Processing | None
+) -> Line:
     """How many rounds and texts of one rule are others when they are decoded than when they are replayed."""
-    target, choice = pair.target, Choice(processing, 0)
-    engine = Speculation(target, pair.draft, parse_rule(rule), GAMMA, choice)
-    documents = prompts(setting, target, processing)
-    plain = generate(target, documents, target.vocabulary) if processing is None else None
+    target, draft = pair
+    choice, wanted = Choice(processing, 0), asked(setting, target, processing)
+    engine = Speculation(target, draft, parse_rule(rule), GAMMA, choice)
+    plain = generate(target, wanted, target.vocabulary) if processing is None else None
     counted = np.zeros(4)  # rounds, those that replay has not, rounds of replay, expected rounds
     texts, ties = 0, []
-    for number, document in enumerate(documents):
+    for number, document in enumerate(wanted):
         decoded = engine.decode(document.prompt, document.max_new_tokens or 0, document.source_row)
         text = Continuation(document, decoded.ids, "length")
-        columns = Scorer(target, [pair.draft], target.vocabulary).score([text])["draft"]
-        found = replayed_greedy(columns) if processing is None else replayed_sampled(pair, text, choice, columns)
-        own, theirs = rounds_of(decoded), found.rounds
+        columns = Scorer(target, [draft], target.vocabulary).score([text])[draft.name]
+        replayed = replayed_greedy(columns) if processing is None else replayed_sampled(pair, text, choice, columns)
+        own, theirs = rounds_of(decoded), replayed.rounds
         starts = {start: accepted for start, _, accepted in theirs}
         other = [one for one in own if one not in theirs]
         # Where replay has no round that starts there, it is an earlier round that differs.
         places = [one[0] + min(one[2], starts[one[0]]) for one in other if one[0] in starts]
-        ties += [found.margin[min(place, len(text.ids) - 1)] for place in places]
-        counted += len(own), len(other), len(theirs), found.expected
+        ties += [replayed.margin[min(place, len(text.ids) - 1)] for place in places]
+        counted += len(own), len(other), len(theirs), replayed.expected
         if plain is not None and len(apart := np.flatnonzero(plain[number].ids != decoded.ids)):
             texts += 1
-            ties.append(found.lead[apart[0]])
-    return line_of_rounds(pair, rule, counted, len(documents), texts if plain is not None else None, ties)
+            ties.append(replayed.lead[apart[0]])
+    what = f"{str(target.dtype).removeprefix('torch.')} {rule}, alpha {alpha:.2f}"
+    bound = target.dtype == torch.float32
+    return line_of_rounds(what, counted, None if plain is None else (texts, len(wanted)), ties, bound)
 
 
-def line_of_rounds(pair: Pair, rule: str, counted: Any, documents: int, texts: int | None, ties: Sequence[float]) -> Line:
-    """The figures of one rule, as a line; in float32, whatever differs must be a near tie."""
+def line_of_rounds(what: str, counted: Any, texts: tuple[int, int] | None, ties: Sequence[float], bound: bool) -> Line:
+    """The figures of one rule, as a line; where they are `bound`, whatever differs must be a near tie."""
     total, other, replays, expected = counted
+    largest = float(max(ties, default=0.0))
     figures = {
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
-        "rule": rule,
-        "alpha": round(pair.alpha, 3),
-        "scale": pair.scale,
         "rounds": int(total),
         "other_rounds": int(other),
-        "other_texts": texts,
+        "other_texts": texts and texts[0],
         "tokens_per_round_measured_over_replayed": replays / total,
         "tokens_per_round_measured_over_expected": expected / total,
-        "largest_margin": float(max(ties, default=0.0)),
+        "largest_margin": largest,
     }
-    text = f"{figures['dtype']} {rule} (alpha {pair.alpha:.2f}): "
-    text += f"{other / total:.1%} of {total:.0f} rounds are not those of replay"
-    text += "" if texts is None else f", {texts} of {documents} texts not those of plain decoding"
-    text += f", tokens per round / replayed {replays / total:.4f}"
-    text += f" / expected {expected / total:.3f}" if rule == "lossless" else ""
-    text += f", at margins up to {max(ties):.1e}" if ties else ""
-    bound = pair.target.dtype == torch.float32
-    return Line(text, figures, ok=max(ties, default=0.0) < TIE if bound else None)
+    text = f"{what}: {other / total:.1%} of {total:.0f} rounds differ from replay"
+    text += "" if texts is None else f", {texts[0]} of {texts[1]} texts from plain decoding"
+    text += f"; tokens a round / replayed {replays / total:.3f}"
+    text += f", / expected {expected / total:.3f}" if texts is None else ""
+    text += f"; margins to {largest:.1e}" if ties else ""
+    return Line(text, figures, ok=largest < TIE if bound else None)
 
 
 def rounds_of(decoded: Decoded) -> list[tuple[int, int, int]]:
@@ -724,14 +671,14 @@ def replayed_greedy(columns: Arrays) -> Replayed:
 
 
 @torch.inference_mode()
-def replayed_sampled(pair: Pair, text: Continuation, choice: Choice, columns: Arrays) -> Replayed:
+def replayed_sampled(pair: tuple[Model, Model], text: Continuation, choice: Choice, columns: Arrays) -> Replayed:
     """From whole distributions p and q of one pass and the numbers that the decoder draws by: which token the draft draws at
     each place, and whether it is kept. The expectation is from the columns of the log.
     """
-    document, size, device = text.document, len(text.ids), pair.target.device
+    document, size, device = text.document, len(text.ids), pair[0].device
     chooser = Chooser(choice, document.prompt, document.source_row, size + GAMMA, device)
     ids = torch.from_numpy(np.concatenate([document.prompt, text.ids]).astype(np.int64)).to(device)[None, :-1]
-    p, q = (weights_of(model.network(input_ids=ids).logits[0, -size:], SAMPLED) for model in (pair.target, pair.draft))
+    p, q = (weights_of(model.network(input_ids=ids).logits[0, -size:], SAMPLED) for model in pair)
     p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
     by_draft, by_rule = chooser.numbers(DRAFTED, 0, size), chooser.numbers(KEPT, 0, size)
     drawn = draw(q, by_draft)[:, None]

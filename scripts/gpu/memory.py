@@ -30,12 +30,12 @@ from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts import continuations
+from alphaprof.profiling.texts import continuations as batching
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing import latency
 from alphaprof.rules import DEFAULT_RULES, rules_of
-from scripts.gpu.setting import Line, Setting
+from scripts.gpu.setting import Line, Setting, documents, random_texts
 
 PAIRS = (("llama-3.1-8b", "llama-3.2-1b"), ("qwen3-8b", "qwen3-0.6b"))
 CERTIFIED = Extras.of([*DEFAULT_RULES, "multi_draft_2"], certificates=True)
@@ -71,24 +71,6 @@ def most_allocated(device: torch.device, work: Callable[[], object]) -> int:
     return max(itertools.accumulate(size for _, size in sorted(seen, key=lambda each: each[0])), default=0)
 
 
-def documents(count: int, prompt: int, new: int, settings: Processing | None = None) -> list[Document]:
-    """Prompts of random ids, the first of `prompt` tokens and the others up to seven shorter."""
-    kind, seed = ("greedy", None) if settings is None else ("sampled", 0)
-    return [
-        Document(number, "a", None, 0, number, ids, None, False, new, kind, True, settings, seed)
-        for number in range(count)
-        for ids in [np.random.default_rng(number).integers(0, 250, prompt - number % min(8, prompt)).astype(np.int32)]
-    ]
-
-
-def texts(asked: Sequence[Document]) -> list[Continuation]:
-    """The documents with random continuations."""
-    generator = np.random.default_rng(9)
-    return [
-        Continuation(each, generator.integers(0, 250, each.max_new_tokens or 0).astype(np.int32), "length") for each in asked
-    ]
-
-
 def dtype_of(setting: Setting) -> torch.dtype:
     """bfloat16 on a GPU; a CPU's matrix products in it take copies of their own in float32."""
     return torch.bfloat16 if setting.on_gpu else torch.float32
@@ -106,10 +88,12 @@ def _peak(setting: Setting, name: str, small: str) -> Iterator[Line]:
     target = setting.loaded(name, dtype_of(setting))
     draft = setting.loaded(small, dtype_of(setting), "draft")
     new, short = tokens // 256, tokens // 128
-    yield from _phases(setting, [target, draft], "long prompts", documents(24, 5 * short, short), Extras())
-    yield from _phases(setting, [target, draft], "short ones, drawn", documents(128, new, new, Processing(0.8)), Extras())
+    yield from _phases(setting, [target, draft], "long prompts", documents(24, (5 * short - 7, 5 * short), short), Extras())
+    yield from _phases(
+        setting, [target, draft], "short ones, drawn", documents(128, (new - 3, new), new, Processing(0.8)), Extras()
+    )
     what = "drawn by top_p, with certificates and multi_draft"
-    yield from _phases(setting, [target, draft], what, documents(32, 7 * new, new, NUCLEUS), CERTIFIED)
+    yield from _phases(setting, [target, draft], what, documents(32, (7 * new - 3, 7 * new), new, NUCLEUS), CERTIFIED)
     yield _timed(setting, [target, draft])
 
 
@@ -121,7 +105,7 @@ def _phases(
     scorer = Scorer(target, [draft], target.vocabulary, extras=extras)
     longest = max(length(each) for each in asked)
     memory = needed(scorer, asked, len(asked) * longest, len(asked), None)
-    given = texts(asked)
+    given = random_texts(asked)
     generate(target, [dataclasses.replace(asked[0], max_new_tokens=2)], scorer.width)
     scorer.score(given[:1])  # what libraries take for good is taken here
     held = _in_use(setting) or memory.weights
@@ -136,7 +120,7 @@ def _timed(setting: Setting, models: Sequence[Model]) -> Line:
     batch, context = (4, 64) if setting.tiny else (8, 2048)
     cells = Cells([batch], [context], 5, setting.on_gpu)
     scorer = Scorer(models[0], models[1:], models[0].vocabulary)
-    memory = needed(scorer, documents(1, 8, 1), 9, 1, cells)
+    memory = needed(scorer, documents(1, (8, 8), 1), 9, 1, cells)
     text = np.random.default_rng(5).integers(0, 250, context).astype(np.int32)
     costs: Any = SimpleNamespace(concurrency=[batch], context=[context], repeats=3, budget=0.0, mode="auto")
     subjects = latency.Subjects(models[0], models[1:], text, 4)
@@ -151,9 +135,9 @@ def _compared(what: str, memory: MemoryNeeds, promised: int | None, taken: int) 
     said, beside = memory.weights + (promised or 0), taken - memory.weights
     figures = {"weights": memory.weights, "promised": said, "measured": taken, "ratio": said / taken}
     figures |= {"promised_beside": promised, "measured_beside": beside}
-    text = f"{what}: promised {_gib(said)}, taken {_gib(taken)}: {said / taken:.3f} times"
-    beside_text = f"beside the weights {_gib(promised or 0)} and {_gib(beside)}: {(promised or 0) / beside:.3f}"
-    return Line(f"{text}; {beside_text}", figures, abs(said / taken - 1) <= WITHIN)
+    text = f"{what}: promised / taken {said / taken:.3f} of {_gib(taken)}, "
+    text += f"beside the weights {(promised or 0) / beside:.3f} of {_gib(beside)}"
+    return Line(text, figures, abs(said / taken - 1) <= WITHIN)
 
 
 def _gib(size: int) -> str:
@@ -166,12 +150,14 @@ def halving(setting: Setting) -> Iterator[Line]:
     """
     target = setting.loaded("llama-3.2-1b", torch.float32)
     draft = setting.loaded("qwen3-0.6b", torch.float32, "draft", vocab_size=target.vocabulary)
-    asked = documents(16, *((24, 8) if setting.tiny else (200, 24)))
-    alone = documents(1, *((24, 8) if setting.tiny else (4000, 24)))  # more than what is free between the weights
+    asked = documents(16, *(((17, 24), 8) if setting.tiny else ((193, 200), 24)))
+    alone = documents(
+        1, *(((24, 24), 8) if setting.tiny else ((4000, 4000), 24))
+    )  # more than what is free between the weights
     scorer = Scorer(target, [draft], target.vocabulary)
     works: dict[str, tuple[Callable[[list[Any]], list[Any]], list[Any], list[Any]]] = {
         "generation": (lambda some: generate(target, some, scorer.width), asked, alone),
-        "scoring": (lambda some: [scorer.score(some)], list(texts(asked)), list(texts(alone))),
+        "scoring": (lambda some: [scorer.score(some)], list(random_texts(asked)), list(random_texts(alone))),
     }
     for what, (work, every, single) in works.items():
         work(every[:1])
@@ -179,14 +165,14 @@ def halving(setting: Setting) -> Iterator[Line]:
         need = most_allocated(setting.device, lambda: whole.extend(work(every)))  # noqa: B023 (called here)
         before = _in_use(setting)
         with _limited(setting, work, 0.75 * need, len(every) // 2) as limited:
-            halves, times = continuations.halving(limited, every, str)
+            halves, times = batching.halving(limited, every, str)
         back = _in_use(setting) - before
         text, figures, right = _equal(what, whole, halves)
         figures |= {"need": need, "halved": times, "left_behind": back}
         yield Line(f"{text}; halved {times} times, {back} bytes not given back", figures, right and times > 0 and back <= 0)
         try:
             with _limited(setting, work, 0.001 * need, 0) as limited:
-                continuations.halving(limited, single, lambda _: "document 0")
+                batching.halving(limited, single, lambda _: "document 0")
             yield Line(f"{what} of one document in too little memory ended without OutOfMemory", ok=False)
         except OutOfMemory as error:
             yield Line(f"{what} of one document in too little memory: {error.message}", ok="document 0" in error.message)
@@ -251,16 +237,16 @@ def waiting(setting: Setting) -> Iterator[Line]:
     # A CPU looks at a row again where the largest 256 logits do not hold top_p.
     drawn = NUCLEUS if setting.on_gpu else Processing(0.8, 20, 1.0, 0.05)
     for settings in (None, drawn):
-        asked = documents(8 if setting.tiny else 32, *((40, 24) if setting.tiny else (320, 192)), settings)
+        asked = documents(*((8, (33, 40), 24) if setting.tiny else (32, (313, 320), 192)), settings)
         scorer = Scorer(target, drafts, target.vocabulary, extras=CERTIFIED)
         if setting.tiny:
             scorer.head_rows, scorer.statistics_rows = 64, 16
-        yield _loop(setting, scorer, texts(asked))
+        yield _loop(setting, scorer, random_texts(asked))
     yield _decoding(setting, target, draft)
 
 
 def _loop(setting: Setting, scorer: Scorer, batch: list[Continuation]) -> Line:
-    """Waits in the loop over the chunks of a batch, and in all of `score`."""
+    """Waits in the loop over the chunks of a batch, and in all of `score`, which has at least one: that of its end."""
     scorer.score(batch)  # libraries load at the first use of a kernel, and that waits
     chunk, inside, chunks = scorer._chunk, Counter[str](), []
 
@@ -282,13 +268,17 @@ def _loop(setting: Setting, scorer: Scorer, batch: list[Continuation]) -> Line:
     kind = "greedy" if batch[0].document.processing is None else "drawn"
     figures = {"chunks": len(chunks), "inside": dict(inside), "around": dict(around), "positions": positions}
     text = f"{kind} text, {positions} positions in {len(chunks)} chunks: {inside.total()} waits in the loop"
-    return Line(f"{text}, {around.total()} in all of score(){_places(around)}", figures, not inside and len(chunks) > 1)
+    return Line(
+        f"{text}, {around.total()} in all of score(){_places(around)}",
+        figures,
+        not inside and bool(around) and len(chunks) > 1,
+    )
 
 
 def _decoding(setting: Setting, target: Model, draft: Model) -> Line:
     """Waits a round of speculative decoding."""
     engine = Speculation(target, draft, rules_of(["strict"])[0], 4)
-    prompt, new = documents(1, 32, 1)[0].prompt, 12 if setting.tiny else 48
+    prompt, new = documents(1, (32, 32), 1)[0].prompt, 12 if setting.tiny else 48
     engine.decode(prompt, 4)
     with counted(setting) as waits:
         decoded = engine.decode(prompt, new)
@@ -298,7 +288,7 @@ def _decoding(setting: Setting, target: Model, draft: Model) -> Line:
 
 
 def _places(waits: Counter[str]) -> str:
-    return "".join(f"; {count} at {place}" for place, count in waits.most_common(6))
+    return "".join(f"; {count} at {place}" for place, count in waits.most_common(2))
 
 
 class _Reads(TorchDispatchMode):
@@ -356,7 +346,7 @@ def trace(setting: Setting) -> Iterator[Line]:
     target = setting.loaded("llama-3.1-8b", dtype_of(setting))
     draft = setting.loaded("llama-3.2-1b", dtype_of(setting), "draft")
     scorer = Scorer(target, [draft], target.vocabulary, extras=CERTIFIED)
-    batch = texts(documents(8 if setting.tiny else 32, *((40, 24) if setting.tiny else (256, 256))))
+    batch = random_texts(documents(*((8, (33, 40), 24) if setting.tiny else (32, (249, 256), 256))))
     scorer.score(batch)
     device, activity = DeviceType.CPU, ProfilerActivity.CPU
     if setting.on_gpu:

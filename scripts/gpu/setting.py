@@ -1,18 +1,27 @@
-"""What every part of the GPU check works with: the device and the time that is left, the lines it says, and models."""
+"""What every part of the GPU check works with: the device and the time that is left, the lines it says, models and texts."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.scoring.scorer import Scorer
+from alphaprof.profiling.texts.continuations import Continuation
+from alphaprof.profiling.texts.corpus import Document
+
+ALPHA, WITHIN = 0.7, 0.1  # the acceptance that a draft is made for, and how far from it the draft may be
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,11 @@ class Setting:
         """A model of a named shape with random weights, made on the device, for inference.
 
         `spread`: logits are that many times as far apart as an untrained model's, whose distributions are almost flat; at 4
-        the largest probability is often above 0.1. `changes` to the config: of `vocab_size`, say. No EOS: texts have
-        their full length.
+        the largest probability is often above 0.1. Weights are wider than an untrained model's as well, or greedy texts
+        would repeat a token. `changes` to the config: of `vocab_size`, say. No EOS: texts have their full length.
         """
-        config = AutoConfig.for_model(**(self.shape(name) | changes))
+        shape = self.shape(name)
+        config = AutoConfig.for_model(**({"initializer_range": 1.5 * shape["hidden_size"] ** -0.5} | shape | changes))
         torch.manual_seed(seed)
         with torch.device(self.device), torch.no_grad():
             network = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -84,20 +94,58 @@ class Setting:
 
 
 @torch.no_grad()
-def perturbed(network: Any, scale: float, seed: int = 1) -> Callable[[], None]:
-    """Adds noise to every weight matrix in place, `scale` times its standard deviation; what it returns takes it out again,
-    to within rounding.
+def perturb(network: Any, scale: float, seed: int = 1) -> None:
+    """Adds noise to every weight matrix in place, `scale` times its standard deviation."""
+    for number, weight in enumerate(network.parameters()):
+        if weight.dim() > 1:
+            generator = torch.Generator(weight.device).manual_seed(seed * 10_007 + number)
+            noise = torch.randn(weight.shape, generator=generator, device=weight.device, dtype=weight.dtype)
+            weight += scale * noise * weight.std()
+
+
+def near_draft(target: Model, texts: Sequence[Continuation]) -> tuple[Model, float, float]:
+    """A copy of the target with as much noise as makes its acceptance by strict on these greedy texts about ALPHA; the
+    acceptance, and the noise in standard deviations of each matrix. Raises `ValueError` where no noise does.
     """
+    draft = Model("noisy", copy.deepcopy(target.network), "model", "noise")
+    scorer = Scorer(target, [draft], target.vocabulary)
+    low, high = 1e-3, 1.0
+    scale = alpha = math.nan
+    for _ in range(9):
+        scale = math.sqrt(low * high)
+        draft.network.load_state_dict(target.network.state_dict())  # anew: noise that is taken out leaves that of rounding
+        perturb(draft.network, scale)
+        columns = scorer.score(texts)[draft.name]
+        alpha = float((columns["draft_top"] == columns["token"]).mean())
+        if abs(alpha - ALPHA) < WITHIN / 5:
+            break
+        low, high = (scale, high) if alpha > ALPHA else (low, scale)
+    if not abs(alpha - ALPHA) < WITHIN:
+        raise ValueError(f"no noise makes an acceptance of about {ALPHA}: {alpha:.2f} at {scale:.3g}")
+    return draft, alpha, scale
 
-    def shift(sign: float) -> None:
-        for number, weight in enumerate(network.parameters()):
-            if weight.dim() > 1:
-                generator = torch.Generator(weight.device).manual_seed(seed * 10_007 + number)
-                noise = torch.randn(weight.shape, generator=generator, device=weight.device, dtype=weight.dtype)
-                weight += sign * scale * noise * weight.std()
 
-    shift(1.0)
-    return lambda: shift(-1.0)
+def documents(
+    count: int, prompts: tuple[int, int], new: int, processing: Processing | None = None, *, ids: int = 250, first: int = 0
+) -> list[Document]:
+    """Prompts of random ids below `ids`, the longest first, of lengths between two; each to be continued by `new` tokens,
+    greedily or sampled. None holds the id 0, which is that of padding: in assisted generation the draft would overlook it.
+    """
+    kind, seed = ("greedy", None) if processing is None else ("sampled", 0)
+    lengths = np.linspace(*reversed(prompts), count).astype(int).tolist()
+    return [
+        Document(number, "random", None, 0, number, prompt, None, False, new, kind, True, processing, seed)
+        for number, length in enumerate(lengths, start=first)
+        for prompt in [np.random.default_rng(number).integers(1, ids, length).astype(np.int32)]
+    ]
+
+
+def random_texts(asked: Sequence[Document], ids: int = 250) -> list[Continuation]:
+    """The documents with random continuations: what scoring computes does not depend on them."""
+    generator = np.random.default_rng(9)
+    return [
+        Continuation(each, generator.integers(1, ids, each.max_new_tokens or 0).astype(np.int32), "length") for each in asked
+    ]
 
 
 LLAMA = {

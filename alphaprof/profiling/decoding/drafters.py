@@ -93,10 +93,11 @@ def _empty_cache(config: Any) -> Any:
     """A cache for a model with this configuration.
 
     In transformers 5.17 a sliding window that may be rewound returns keys and values that its mask does not cover, once
-    several forwards follow each other without a rewind. There its layers keep the whole text, and the mask is the window.
+    several forwards follow each other without a rewind. In 5.23 it does not; before it layers keep the whole text, and the
+    mask is the window.
     """
     cache: Any = DynamicCache(config=config)
-    if version("transformers").startswith("5.17."):
+    if tuple(map(int, version("transformers").split(".")[:2])) < (5, 23):
         cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
     return cache
 
