@@ -572,7 +572,7 @@ def rounds(setting: Setting) -> Iterator[Line]:
     over a whole text have another order: a figure in 16 bits; in float32 only near ties may part.
     """
     torch.set_float32_matmul_precision("highest")
-    for dtype in (*setting.dtypes, torch.float32):
+    for dtype in (*setting.dtypes[: 1 if setting.tiny else 2], torch.float32):
         target = small_target(setting, dtype)
         texts = generate(target, asked(setting, target, None), target.vocabulary)
         draft, alpha, _ = near_draft(target, texts)
