@@ -438,8 +438,6 @@ def tuned(setting: Setting, module: Any, width: int, rows: int) -> Iterator[Line
 def by_torch(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> None:
-    target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
-) -> None:
     """Statistics in torch, as many rows at a time as where no kernel runs."""
     size = statistics.rows_at_once(token.device)
     for start in range(0, len(token), size):
