@@ -83,7 +83,7 @@ def _judged(
     them out while this one reads what comes next; what verdicts concern comes first, of all drafts.
     """
     question, book, gammas = inquiry.question, inquiry.book, inquiry.run.gammas
-    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
+    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.documents.groups}
     readers = [DraftTotalsReader(inquiry, draft, shown) for draft in inquiry.run.manifest.drafts]
     deciding = inquiry.deciding  # what is shown begins with these
     waiting: deque[tuple[DraftPool, Future[Result]]] = deque()
@@ -173,7 +173,7 @@ def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
 
 def _texts(documents: Documents) -> tuple[str, ...]:
     """The kinds of text of a run, in the order in which they occur."""
-    kinds = {(group.continuation, group.on_policy, group.settings): group for group in documents.groups}
+    kinds = {(group.continuation, group.on_policy, str(group.sampling)): group for group in documents.groups}
     return tuple(
         text_kind(group.continuation, group.sampling) + ("" if group.on_policy else " (off-policy)")
         for group in kinds.values()

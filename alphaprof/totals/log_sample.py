@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from alphaprof.log.store import Run
 from alphaprof.totals.count import Shape
-from alphaprof.totals.documents import Documents, TextUnits, texts
+from alphaprof.totals.documents import Documents
 
 Array = np.ndarray[Any, Any]
 LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need
@@ -42,11 +42,6 @@ class LogPart:
         shards = tuple(run.shards[place] for place in chosen)
         view = Run(run.path, dataclasses.replace(run.manifest, shards=shards))
         return cls(view, documents.take(np.flatnonzero(np.isin(_shard_of(run), chosen))))
-
-    @cached_property
-    def texts(self) -> list[TextUnits]:
-        """The kinds of text by domain."""
-        return texts(self.documents)
 
     @cached_property
     def edges(self) -> dict[str, Array]:

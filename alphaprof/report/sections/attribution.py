@@ -31,7 +31,7 @@ from alphaprof.report.sections.losses import (
 )
 from alphaprof.rules import SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, share
-from alphaprof.totals.documents import TextUnits
+from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
 
@@ -62,7 +62,7 @@ class ResultOnText:
 
     result: Result
     rule: BoundRule
-    text: TextUnits
+    text: TextGroup
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from alphaprof.report.model import Certificate, Certificates, Decile, LosslessBo
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.theory.bounds import beta_bound, budget, mean_beta_bound
 from alphaprof.totals.count import READ, Shape
-from alphaprof.totals.documents import TextUnits, kinds
+from alphaprof.totals.documents import TextGroup, over_domains
 from alphaprof.totals.log_sample import AXES, LogPart, shards
 
 Array = np.ndarray[Any, Any]
@@ -133,7 +133,7 @@ def _joined(parts: Sequence[Tally]) -> Tally:
 
 def certificates(part: LogPart, confidence: float) -> Certificates | None:
     """What the log of a run says; None where it holds no thresholds, or no complete shard yet."""
-    run, every = part.run, part.texts
+    run, groups = part.run, part.documents.groups
     if not run.log_rules.certified or not run.shards or not run.has_log:
         return None
     found: list[Certificate] = []
@@ -144,16 +144,16 @@ def certificates(part: LogPart, confidence: float) -> Certificates | None:
         if lossless is None:  # no distribution, hence no divergence
             continue
         for rule, tally in tallies(run, draft, part.edges).items():
-            for text in every:
+            for text in groups:
                 found += _certificate(text, draft, rule, tally, confidence)
-            for text in kinds(every):
+            for text in over_domains(groups):
                 for axis, edges in part.edges.items():
                     deciles += _deciles(text, (draft, rule, axis), tally.by[axis], edges, confidence)
-        bounds += [item for text in every for item in _lossless(text, draft, lossless, confidence)]
+        bounds += [item for text in groups for item in _lossless(text, draft, lossless, confidence)]
     return Certificates(tuple(found), tuple(deciles), tuple(bounds), inexact_share(run))
 
 
-def _certificate(text: TextUnits, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
+def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
     """One domain's certificate under one rule; nothing where nothing was judged."""
     certified = text.share(tally.certified, tally.judged, confidence)
     accepted = text.share(tally.accepted, tally.judged, confidence)
@@ -183,7 +183,7 @@ def _certificate(text: TextUnits, draft: str, rule: str, tally: Tally, confidenc
     )
 
 
-def _deciles(text: TextUnits, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
+def _deciles(text: TextGroup, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
     """The tenths of one draft, rule and axis; `counts` [documents, bins, 3] as in `Tally.by`."""
     draft, rule, axis = key
     bounds = [None, *map(float, edges), None]
@@ -205,7 +205,7 @@ def _deciles(text: TextUnits, key: tuple[str, str, str], counts: Array, edges: A
         )
 
 
-def _lossless(text: TextUnits, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
+def _lossless(text: TextGroup, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
     beta, sharp = (text.share(values, tally.positions, confidence) for values in (tally.beta, tally.sharp))
     if beta is None or sharp is None:
         return

@@ -13,7 +13,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.model import DocumentResult, Tenth
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.totals.count import columns_of
-from alphaprof.totals.documents import Documents, kinds
+from alphaprof.totals.documents import Documents, over_domains
 from alphaprof.totals.log_sample import AXES, LogPart, shards
 from alphaprof.totals.pool import DocumentTotals
 
@@ -55,7 +55,7 @@ def tenths(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Tent
     for draft in run.manifest.drafts:
         for (rule, axis), counts in accepted_by_tenth(run, draft, rules_of(list(rules)), part.edges).items():
             bounds = [None, *map(float, part.edges[axis]), None]
-            for text in kinds(part.texts):
+            for text in over_domains(part.documents.groups):
                 for place in range(counts.shape[1]):
                     proposals, accepted = counts[:, place].T
                     found.append(

@@ -17,7 +17,7 @@ from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.stats.estimate import Estimate, Interval, by_cluster, mean_interval, quantile_interval, ratio, share_interval
 from alphaprof.theory.bounds import certified_runs, strict_thresholds
 from alphaprof.totals.count import Shape
-from alphaprof.totals.documents import TextUnits
+from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, shards
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay
 
@@ -106,11 +106,11 @@ def predictability(part: LogPart, results: Sequence[Result], confidence: float) 
             free=tuple(_free(text, results, run.manifest)),
             **_numbers(text, log.part(text.rows), max(run.gammas), confidence),
         )
-        for text in part.texts
+        for text in part.documents.groups
     )
 
 
-def _numbers(text: TextUnits, log: TargetLog, gamma: int, confidence: float) -> dict[str, Any]:
+def _numbers(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> dict[str, Any]:
     """The fields of a `Predictability` that come from the target's columns at the positions of a text."""
 
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
@@ -132,7 +132,7 @@ def _numbers(text: TextUnits, log: TargetLog, gamma: int, confidence: float) -> 
     }
 
 
-def _run(text: TextUnits, rule: str, log: TargetLog, found: CertainRuns, confidence: float) -> CertainRun:
+def _run(text: TextGroup, rule: str, log: TargetLog, found: CertainRuns, confidence: float) -> CertainRun:
     certain = share_interval(ratio(*by_cluster(text.cluster, found.certain, log.lengths)), confidence)
     longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
     runs, counts = by_cluster(text.cluster, found.run, log.lengths)
@@ -153,7 +153,7 @@ def _run(text: TextUnits, rule: str, log: TargetLog, found: CertainRuns, confide
     )
 
 
-def _free(text: TextUnits, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
+def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
     """Prompt lookup on a text, under the rules that verdicts concern."""
     mine = (text.domain, text.continuation, text.sampling, text.on_policy)
     for result in results:
