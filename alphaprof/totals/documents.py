@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.log.manifest import Manifest
-from alphaprof.stats.estimate import Interval, distinct, share
+from alphaprof.stats.estimate import Interval, distinct, pooled_share
 from alphaprof.totals.count import policies
 
 Array = np.ndarray[Any, Any]
@@ -182,7 +182,7 @@ class TextGroup:
         """Estimates sum(totals) / sum(counts), [documents of the table], over this text as a share; None where nothing was
         counted.
         """
-        return share(self.cluster, totals[self.rows], counts[self.rows], confidence)
+        return pooled_share(self.cluster, totals[self.rows], counts[self.rows], confidence)
 
     def documents(self, counts: Array) -> int:
         """Counts the independent units that have counts [documents of the table]."""

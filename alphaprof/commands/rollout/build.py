@@ -22,7 +22,7 @@ from alphaprof.render.tables import domain_name, named_table, plain, show
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
-from alphaprof.stats.estimate import Estimate, Interval, by_cluster, distinct, mean_interval, ratio, share
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, pooled_share, ratio
 from alphaprof.stats.paired import mean_difference
 from alphaprof.totals.documents import Documents, TextGroup
 from alphaprof.totals.replay import RoundCounts
@@ -216,13 +216,13 @@ def _way(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> Rollo
         gamma=way.gamma,
         tested=int(tested.sum()),
         rounds=int(way.rounds.sum()),
-        alpha=share(group.cluster, way.accepted.sum(1), way.tested.sum(1), confidence),
+        alpha=pooled_share(group.cluster, way.accepted.sum(1), way.tested.sum(1), confidence),
         tokens_per_round=tokens_interval(speedup([counts], [1.0], free_draft(way.gamma)), way.gamma, confidence),
         acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] else None,
         conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
         regret=_regret(group, way, lossy, confidence),
         excess=_excess(group, way, own, confidence) if lossy else None,
-        departed=share(group.cluster, way.departs != SAME, np.ones(len(way.departs)), confidence) if greedy else None,
+        departed=pooled_share(group.cluster, way.departs != SAME, np.ones(len(way.departs)), confidence) if greedy else None,
         departed_at=float(np.median(departs)) if greedy and len(departs) else None,
         mean_tokens=float(way.tokens.mean()),
         ended=int(way.ended.sum()),
@@ -234,16 +234,12 @@ def _regret(group: TextGroup, way: Rolled, lossy: bool, confidence: float) -> In
     found = ratio(*by_cluster(group.cluster, way.regret, way.tokens))
     if group.policy == GREEDY and not lossy:
         return Interval(found.value, found.value, found.value)
-    return _interval(mean_interval(found, confidence))
+    return mean_interval(found, confidence)
 
 
 def _excess(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> Interval:
     sides = [by_cluster(group.cluster, side.regret, side.tokens) for side in (own, way)]
-    return _interval(mean_difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]), confidence))
-
-
-def _interval(estimate: Estimate) -> Interval:
-    return Interval(estimate.value, estimate.low, estimate.high)
+    return mean_difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]), confidence)
 
 
 def rollout_json(rollout: Rollout) -> str:

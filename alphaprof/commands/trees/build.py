@@ -397,8 +397,7 @@ def _text(
     tested = text.rows[sample.tested[text.rows]]
 
     def share(positions: Array) -> Interval:
-        found = share_interval(ratio(*by_cluster(cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
-        return Interval(found.value, found.low, found.high)
+        return share_interval(ratio(*by_cluster(cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
 
     group = TreeGroup([tested], ONE, ranks.shares(tested) if len(tested) else None)
     return TextTrees(
@@ -437,5 +436,4 @@ def _own(item: Replay | None, common: Replay | None, sample: TreeSample, confide
     if tokens.tokens_per_round is None or same:
         return OwnTree(item.shape, tokens, same, None)
     sides = [spent_and_base(found.counts(sample, rows), free_draft(found.shape.depth)) for found in (common, item)]
-    found = inverse_difference(sides[0], sides[1], confidence, depth)
-    return OwnTree(item.shape, tokens, same, Interval(found.value, found.low, found.high))
+    return OwnTree(item.shape, tokens, same, inverse_difference(sides[0], sides[1], confidence, depth))

@@ -30,7 +30,7 @@ from alphaprof.report.sections.losses import (
     rounds_at,
 )
 from alphaprof.rules import SAMPLED, BoundRule
-from alphaprof.stats.estimate import Interval, share
+from alphaprof.stats.estimate import Interval, pooled_share
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
@@ -133,11 +133,11 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
 
     causes = []
     for number, name in enumerate(CAUSES):
-        part = share(cluster, split[:, number], positions, setting.confidence)
+        part = pooled_share(cluster, split[:, number], positions, setting.confidence)
         if part is not None and part.value > 0:
             causes.append(Cause(name, part, *told(found.recovered[number]), _remedy(name, kind, item)))
     tokens, faster = told(found.unchanged)
-    whole = share(cluster, found.lost[rows], positions, setting.confidence)
+    whole = pooled_share(cluster, found.lost[rows], positions, setting.confidence)
     return Attribution(
         domain=result.domain,
         draft=result.draft,
