@@ -14,7 +14,18 @@ from rich.text import Text
 
 from alphaprof.costs.cost_model import Cost
 from alphaprof.render.tables import NAME_WIDTH, WIDE, domain_name, named_table, plain, show
-from alphaprof.render.wording import at_best, best_at, named, of_all, pays, reached, speedup_lines, text_of, times_lines
+from alphaprof.render.wording import (
+    at_best,
+    best_at,
+    by_kind,
+    named,
+    of_all,
+    pays,
+    reached,
+    speedup_lines,
+    text_of,
+    times_lines,
+)
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
 from alphaprof.report.model import (
@@ -61,7 +72,7 @@ def render_terminal(report: Report, console: Console) -> None:
             _lengths(f"draft {draft}, rule {rule}", [result for result in others if result.rule == rule], console)
         _phases(f"draft {draft}: alpha by phase", mine, console)
     if report.certificates is not None:
-        certificates_section(report.certificates, console)
+        certificates_section(report.certificates, report.difficulty, console)
     if report.predictability:
         predictability_section(report.predictability, console)
     if report.cost is not None:
@@ -404,10 +415,10 @@ def _best(item: Attribution) -> Cause | None:
     return next((cause for cause in item.causes if cause.name == item.best), None)
 
 
-def certificates_section(found: Certificates, console: Console) -> None:
+def certificates_section(certificates: Certificates, deciles: Sequence[Decile], console: Console) -> None:
     """Print what thresholds say about each draft."""
-    for draft in dict.fromkeys(item.draft for item in found.certificates):
-        mine = [item for item in found.certificates if item.draft == draft]
+    for draft in dict.fromkeys(item.draft for item in certificates.certificates):
+        mine = [item for item in certificates.certificates if item.draft == draft]
         names = {(item.domain, _kind(item)): _domain(item, _several(mine)) for item in mine}
         certified, rejected = (
             [
@@ -417,21 +428,22 @@ def certificates_section(found: Certificates, console: Console) -> None:
             for cell in (_certified, _budget)
         )
         _grid(f"draft {draft}: certified of accepted, by domain", certified, console)
-        _tenths(draft, [item for item in found.deciles if item.draft == draft], console)
+        rules = {item.rule for item in mine}
+        _deciles(draft, [item for item in deciles if item.draft == draft and item.rule in rules], console)
         _grid(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", rejected, console)
         certain = sum(round(item.certified.value * item.positions) for item in mine)
         wrong = sum(item.contradicted for item in mine)
-        held = f"{fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
-        console.print(f"  certified and yet rejected: {held}\n", highlight=False)
-        _lossless(draft, [item for item in found.lossless if item.draft == draft], console)
+        counted = f"{fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
+        console.print(f"  certified and yet rejected: {counted}\n", highlight=False)
+        _lossless(draft, [item for item in certificates.lossless if item.draft == draft], console)
     lines = [
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain beforehand.",
         "What is accepted beyond that was right without having to be. Position by position: threshold_RULE in the log.",
     ]
-    if not found.certificates:  # no draft has a distribution
+    if not certificates.certificates:  # no draft has a distribution
         lines.clear()
-    if found.inexact:
-        part = fmt.percent(found.inexact)
+    if certificates.inexact:
+        part = fmt.percent(certificates.inexact)
         lines.append(f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there.")
     for line in lines:
         console.print(line, style="dim", highlight=False)
@@ -439,19 +451,16 @@ def certificates_section(found: Certificates, console: Console) -> None:
         console.print()
 
 
-def _tenths(draft: str, items: Sequence[Decile], console: Console) -> None:
-    """By tenths of the target's margin, then of its entropy."""
-    kinds = list(dict.fromkeys(map(_kind, items)))
+def _deciles(draft: str, items: Sequence[Decile], console: Console) -> None:
+    """Print tables by tenths of the target's margin, then of its entropy, one for each kind of text."""
     for axis in dict.fromkeys(item.axis for item in items):
-        for kind in kinds:
-            same = [item for item in items if (item.axis, _kind(item)) == (axis, kind)]
+        for kind, same in by_kind([item for item in items if item.axis == axis]).items():
             title = f"draft {draft}: certified of accepted, by tenths of the target's {axis}"
             title += ", nats" if axis == "entropy" else ""
-            title += f" ({kind})" if len(kinds) > 1 else ""
             rows: dict[tuple[float | None, float | None], dict[str, str]] = {}
             for item in same:
                 rows.setdefault((item.low, item.high), {})[item.rule] = _certified(item)
-            _grid(title, [(_range(axis, *ends), cells) for ends, cells in rows.items()], console, named=axis)
+            _grid(title + kind, [(_range(axis, *ends), cells) for ends, cells in rows.items()], console, named=axis)
 
 
 def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> None:

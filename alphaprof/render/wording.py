@@ -7,7 +7,7 @@ from typing import Protocol
 
 from alphaprof.costs.cost_model import Cost, DraftMemoryShare
 from alphaprof.report import format as fmt
-from alphaprof.report.model import AtConcurrency, GammaResult, Result, Traffic
+from alphaprof.report.model import AtConcurrency, Decile, GammaResult, Result, Traffic
 
 
 def text_of(result: Result) -> tuple[str, str, str, bool]:
@@ -61,6 +61,15 @@ def domain_of(item: OfDomain, items: Iterable[OfDomain]) -> str:
     """The domain of one of several items, with the kind of its text where the domain has several."""
     kinds = {fmt.text_kind(other.continuation, other.sampling) for other in items if other.domain == item.domain}
     return fmt.short(item.domain) + (f" ({fmt.text_kind(item.continuation, item.sampling)})" if len(kinds) > 1 else "")
+
+
+def by_kind(deciles: Sequence[Decile]) -> dict[str, list[Decile]]:
+    """Groups tenths by kind of text, under what a title adds for each kind: nothing where there is one."""
+    kinds: dict[str, list[Decile]] = {}
+    for item in deciles:
+        off = "" if item.on_policy else ", off-policy"
+        kinds.setdefault(f" ({fmt.text_kind(item.continuation, item.sampling)}{off})", []).append(item)
+    return kinds if len(kinds) > 1 else {"": same for same in kinds.values()}
 
 
 def at_best(result: Result) -> GammaResult | None:

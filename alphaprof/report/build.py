@@ -22,8 +22,8 @@ from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, 
 from alphaprof.report.model import Report, Result, RunFacts, Traffic
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.sections.attribution import Basis, ResultOnText, attribution
-from alphaprof.report.sections.certificates import certificates
-from alphaprof.report.sections.difficulty import PoolAtGamma, extremes, tenths
+from alphaprof.report.sections.certificates import build_certificates
+from alphaprof.report.sections.difficulty import PoolAtGamma, deciles, extremes
 from alphaprof.report.sections.predictability import predictability
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.report.warnings import report_warnings
@@ -67,9 +67,9 @@ def build_report(
         traffic=traffic,
         results=tuple(results),
         attribution=attribution(basis, judged),
-        difficulty=tenths(part, shown, question.confidence),
+        difficulty=deciles(part, shown, question.confidence),
         documents=extremes(_played(inquiry, found, [item for item in results if item.verdict is not None]), documents),
-        certificates=certificates(part, question.confidence),
+        certificates=build_certificates(part, question.confidence),
         predictability=predictability(part, results, question.confidence),
         warnings=(),
     )

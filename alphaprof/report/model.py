@@ -113,24 +113,6 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Decile:
-    """One tenth of the positions of a draft, by the target's margin or entropy, under one rule."""
-
-    draft: str
-    rule: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
-    axis: str  # margin or entropy
-    place: int  # 1 for the lowest values; there are fewer than ten where values tie
-    low: float | None  # at least this; None: unbounded, as below
-    high: float | None  # less than this
-    positions: int
-    certified: Interval | None  # share of the positions that is certain to be accepted
-    accepted: Interval | None  # share that the rule accepts
-
-
-@dataclass(frozen=True)
 class LosslessBounds:
     """Lossless sampling: beta, and lower bounds of it from the smaller KL of each position (but for `from_mean`)."""
 
@@ -152,7 +134,6 @@ class Certificates:
     """What thresholds say about the drafts of a run. `inexact`: share of positions where one of them is a lower bound."""
 
     certificates: tuple[Certificate, ...]  # by domain, draft and rule
-    deciles: tuple[Decile, ...]  # by the target's margin and entropy
     lossless: tuple[LosslessBounds, ...]  # by domain and draft: what KL promises of lossless sampling
     inexact: float
 
@@ -282,15 +263,15 @@ class Report:
         Attribution, ...
     ]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
-    difficulty: tuple[Tenth, ...]  # empty without a complete shard
+    difficulty: tuple[Decile, ...]  # by tenths of the positions; empty without a complete shard
     documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
     predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
     warnings: tuple[ReportWarning, ...]
 
 
 @dataclass(frozen=True)
-class Tenth:
-    """Acceptance in one tenth of all positions of a draft, by the target's margin or entropy, under one rule."""
+class Decile:
+    """One tenth of all positions of a draft, by the target's margin or entropy, under one rule."""
 
     draft: str
     rule: str
@@ -302,7 +283,8 @@ class Tenth:
     low: float | None  # at least, less than; None: unbounded
     high: float | None  # less than this
     positions: int  # with a proposal
-    accepted: Interval | None  # share that the rule accepts
+    accepted: Interval | None  # share of them that the rule accepts
+    certified: Interval | None  # share of those with a certificate that is certain to be accepted; None: there is none
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from alphaprof.render.html.plots import (
     title_text,
     who,
 )
-from alphaprof.render.wording import domain_of, reached
+from alphaprof.render.wording import by_kind, domain_of, reached
 from alphaprof.report import format as fmt
-from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result, Tenth
+from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result
 from alphaprof.report.sections.losses import CAUSES
 
 RED = "#b42318"
@@ -326,99 +326,70 @@ def difficulty(report: Report, style: Style) -> Figure | None:
     """Acceptance in tenths of the positions, a panel for the margin and one for the entropy."""
     if not report.difficulty:
         return None
-    kinds = _kinds(report.difficulty)
-    titles = [f"{what}{kind}" for kind in kinds for what in AXES.values()]
+    kinds = by_kind(report.difficulty)
     grid = Grid(
-        titles,
+        [f"{what}{kind}" for kind in kinds for what in AXES.values()],
         {"title": "tenths of the positions (fewer where values tie), lowest first", "dtick": 1},
-        _accepted(),
+        {"title": "accepted", "range": [0, 1.02]},
         columns=2,
     )
-    for row, key in enumerate(kinds.values()):
+    for row, items in enumerate(kinds.values()):
         for column, measure in enumerate(AXES):
-            mine = [item for item in report.difficulty if item.axis == measure and _kind(item) == key]
-            for draft, rule in dict.fromkeys((item.draft, item.rule) for item in mine):
-                chosen = [item for item in mine if (item.draft, item.rule) == (draft, rule) and item.accepted is not None]
-                for trace in _curve(chosen, draft, rule, style):
+            curves: dict[tuple[str, str], list[Decile]] = {}
+            for item in items:
+                if item.axis == measure and item.accepted is not None:
+                    curves.setdefault((item.draft, item.rule), []).append(item)
+            for (draft, rule), mine in curves.items():
+                curve, accepted = _curve(mine, "accepted"), [item.accepted for item in mine if item.accepted is not None]
+                about = {"meta": meta(draft, rule)}
+                for trace in band(curve["x"], accepted, style.faint(draft), about):
                     grid.add(2 * row + column, trace)
+                grid.add(2 * row + column, curve | about | {"line": style.line(draft, rule)})
     return grid.figure("difficulty")
-
-
-def _accepted() -> dict[str, object]:
-    return {"title": "accepted", "range": [0, 1.02]}
-
-
-def _kind(item: Tenth | Decile) -> tuple[str, str, bool]:
-    return item.continuation, str(item.sampling), item.on_policy
-
-
-def _kinds(items: Sequence[Tenth] | Sequence[Decile]) -> dict[str, tuple[str, str, bool]]:
-    """Kinds of text by what a title adds for them: nothing where there is one."""
-
-    def told(item: Tenth | Decile) -> str:
-        return fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", not the target's own")
-
-    found = {told(item): _kind(item) for item in items}
-    return {f" ({name})" if len(found) > 1 else "": key for name, key in found.items()}
-
-
-def _curve(items: Sequence[Tenth], draft: str, rule: str, style: Style) -> list[Trace]:
-    known = [item.accepted for item in items if item.accepted is not None]
-    x = [item.place for item in items if item.accepted is not None]
-    about = {"meta": meta(draft, rule)}
-    text = [said(f"{label(draft)}, {rule}", _range(item), f"accepted {fmt.share_interval(item.accepted)}") for item in items]
-    line = {"type": "scatter", "mode": "lines+markers", "x": x, "y": [item.value for item in known], **about}
-    line |= {"line": style.line(draft, rule), "marker": {"size": 5}, "text": text, "hoverinfo": "text"}
-    return [*band(x, known, style.faint(draft), about), line]
-
-
-def _range(item: Tenth | Decile) -> str:
-    low = "" if item.low is None else f"from {item.low:.3g} "
-    high = "" if item.high is None else f"below {item.high:.3g}"
-    return f"{item.axis} {low}{high}, {fmt.count(item.positions)} positions"
 
 
 def certified(report: Report, style: Style) -> Figure | None:
     """What was certain beside what was accepted, in tenths by the margin, a panel a rule."""
-    if report.certificates is None:
+    panels: dict[str, dict[str, list[Decile]]] = {}
+    margins = [item for item in report.difficulty if item.axis == "margin"]
+    certain = {(item.draft, item.rule) for item in margins if item.certified is not None}
+    for kind, items in by_kind([item for item in margins if (item.draft, item.rule) in certain]).items():
+        for item in items:
+            curves = panels.setdefault(f"{item.rule}{kind}", {})
+            if item.certified is not None:
+                curves.setdefault(item.draft, []).append(item)
+    if not panels:
         return None
-    deciles = [item for item in report.certificates.deciles if item.axis == "margin"]
-    kinds = _kinds(deciles)
-    keys = [(rule, key, kind) for kind, key in kinds.items() for rule in dict.fromkeys(item.rule for item in deciles)]
-    if not keys:
-        return None
-    titles = [f"{rule}{kind}" for rule, _, kind in keys]
-    grid = Grid(titles, {"title": "tenths by margin, smallest first", "dtick": 1}, {"title": "share", "range": [0, 1.02]})
-    for panel, (rule, key, _) in enumerate(keys):
-        mine = [item for item in deciles if item.rule == rule and _kind(item) == key]
-        for draft in dict.fromkeys(item.draft for item in mine):
-            known = [item for item in mine if item.draft == draft and item.certified is not None]
-            if known:
-                grid.add(panel, _tenths(known, "certified", style))
-                grid.add(panel, _tenths(known, "accepted", style))
+    titles = {"title": "tenths by margin, smallest first", "dtick": 1}
+    grid = Grid(list(panels), titles, {"title": "share", "range": [0, 1.02]})
+    for panel, drafts in enumerate(panels.values()):
+        for draft, items in drafts.items():
+            for share, dash in (("certified", "solid"), ("accepted", "dot")):
+                line = {"color": style.colour(draft), "width": 2, "dash": dash}
+                grid.add(panel, _curve(items, share) | {"line": line, "meta": meta(draft)})
     return grid.figure("certified")
 
 
-def _tenths(items: Sequence[Decile], name: str, style: Style) -> Trace:
-    values = [item.certified if name == "certified" else item.accepted for item in items]
-    draft = items[0].draft
-    text = [
-        said(
-            f"{label(draft)}, {item.rule}",
-            _range(item),
-            f"certified {fmt.share_interval(item.certified)}",
-            f"accepted {fmt.share_interval(item.accepted)}",
-        )
-        for item in items
-    ]
+def _curve(items: Sequence[Decile], share: str) -> Trace:
+    """A share of tenths, `accepted` or `certified`, of one draft and rule; every hover text says both."""
+    values = [item.certified if share == "certified" else item.accepted for item in items]
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "x": [item.place for item in items],
         "y": [value.value if value is not None else None for value in values],
-        "marker": {"size": 4},
-        "line": {"color": style.colour(draft), "width": 2, "dash": "solid" if name == "certified" else "dot"},
-        "text": text,
+        "marker": {"size": 5},
+        "text": [_decile_said(item) for item in items],
         "hoverinfo": "text",
-        "meta": meta(draft),
     }
+
+
+def _decile_said(item: Decile) -> str:
+    low = "" if item.low is None else f"from {item.low:.3g} "
+    high = "" if item.high is None else f"below {item.high:.3g}"
+    return said(
+        f"{label(item.draft)}, {item.rule}",
+        f"{item.axis} {low}{high}, {fmt.count(item.positions)} positions",
+        f"certified {fmt.share_interval(item.certified)}" if item.certified is not None else "",
+        f"accepted {fmt.share_interval(item.accepted)}",
+    )
