@@ -65,7 +65,7 @@ def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
         # A draft whose own context is shorter was timed at what fits into it.
         mine = [row for row in steps if row["batch"] == batch and row["context"] <= context]
         mine = list({(row["model"], row["step"], row["tokens"]): row for row in mine}.values())
-        _cell(mine, f"batch {batch}, context {fmt.count(context)} ({mine[0]['mode'] or 'eager'})", console)
+        _cell(mine, f"batch {batch}, context {fmt.count(context)} ({mine[0]['mode']})", console)
     prefills = [row for row in rows if row["step"] == "prefill"]
     if prefills:
         _cell(prefills, "prefill of one prompt into an empty cache", console)

@@ -392,8 +392,6 @@ def causes_notes(items: Sequence[Attribution]) -> list[str]:
         "that; below 1x its remedy alone does not make the draft pay. Trees and prompt lookup held the token for a fact; "
         "the other remedies count as always right.",
     ]
-    if unknown := list(dict.fromkeys(name for item in items for name in item.unknown)):
-        lines.append(f"not known of this run: {', '.join(unknown)}.")
     return lines
 
 

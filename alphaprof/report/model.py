@@ -338,7 +338,6 @@ class Attribution:
     causes: tuple[Cause, ...]  # those that something is lost to, in the order in which they are looked for
     perfect_speedup: float | None  # with nothing lost at all, at this gamma and cost of a round
     best: str | None  # name of the cause whose remedy could bring most; None: none brings anything, or nothing is known
-    unknown: tuple[str, ...]  # what the run does not say, so that a cause may hold too little
 
 
 @dataclass(frozen=True)

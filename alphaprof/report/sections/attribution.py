@@ -155,7 +155,6 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
         causes=tuple(causes),
         perfect_speedup=told(found.perfect)[1],
         best=_best([cause for cause in causes if _helps(cause.name, kind)], faster or tokens),
-        unknown=_unknown(setting.run),
     )
 
 
@@ -204,7 +203,3 @@ def _best(causes: Sequence[Cause], now: float | None) -> str | None:
     gains = {cause.name: (cause.speedup or cause.tokens_per_round or 0.0) - (now or 0.0) for cause in causes}
     name = max(gains, key=lambda name: gains[name], default=None)
     return name if name is not None and gains[name] > 0 else None
-
-
-def _unknown(run: Run) -> tuple[str, ...]:
-    return () if run.manifest.target.special is not None else ("special tokens other than those that end a text",)
