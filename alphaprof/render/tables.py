@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.render.wording import OfDomain, domain_of
 from alphaprof.report.format import visible
 
 WIDE = 140  # columns that it takes to show intervals beside their values
@@ -26,11 +23,6 @@ def named_table(name: str = "domain") -> Table:
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(name, overflow="fold", min_width=NAME_LEAST, max_width=NAME_WIDTH)
     return table
-
-
-def domain_name(item: OfDomain, items: Iterable[OfDomain]) -> Text:
-    """The domain of one of several items, with the kind of its text where the domain has several."""
-    return plain(domain_of(item, items))
 
 
 def show(table: Table, title: str, console: Console) -> None:

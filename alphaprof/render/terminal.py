@@ -13,17 +13,18 @@ from rich.panel import Panel
 from rich.text import Text
 
 from alphaprof.costs.cost_model import Cost
-from alphaprof.render.tables import NAME_WIDTH, WIDE, domain_name, named_table, plain, show
+from alphaprof.render.tables import NAME_WIDTH, WIDE, named_table, plain, show
 from alphaprof.render.wording import (
+    OfText,
     at_best,
     best_at,
     by_kind,
-    named,
+    by_text,
     of_all,
     pays,
     reached,
     speedup_lines,
-    text_of,
+    text_name,
     times_lines,
 )
 from alphaprof.report import format as fmt
@@ -48,7 +49,7 @@ COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 RULE_WIDTH = 18  # columns that a rule's alpha takes
 Name = Callable[[Result], Text]
 EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
-Row = tuple[str, Mapping[str, str]]  # its name, and its cells by column
+Row = tuple[Text, Mapping[str, str]]  # its name, and its cells by column
 
 
 def render_terminal(report: Report, console: Console) -> None:
@@ -61,7 +62,7 @@ def render_terminal(report: Report, console: Console) -> None:
             results = [result for result in mine if result.rule == rule and result.verdict is not None]
             _domains(f"draft {draft}, rule {rule}", results, mine, console)
             _lengths(f"draft {draft}, rule {rule}", results, console)
-            naming = partial(_name, results=results)
+            naming = partial(_name, items=results)
             requests_section(f"draft {draft}, rule {rule}", results, naming, console)
             concurrency_section(f"draft {draft}, rule {rule}", results, naming, console)
             causes_section([item for item in report.attribution if (item.draft, item.rule) == (draft, rule)], console)
@@ -172,19 +173,15 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
     rules = list(dict.fromkeys(result.rule for result in results))
     if not rules:
         return
-    texts: dict[tuple[str, str, str, bool], list[Result]] = {}
-    for result in results:
-        texts.setdefault(text_of(result), []).append(result)
     side_by_side = max(1, (console.width - NAME_WIDTH) // RULE_WIDTH)
     for start in range(0, len(rules), side_by_side):
         part = rules[start : start + side_by_side]
         table = named_table()
         for rule in part:
             table.add_column(rule, justify="right", no_wrap=True)
-        first = [found[0] for found in texts.values()]
-        for found in texts.values():
-            cells = {result.rule: fmt.share_interval(result.alpha).replace(" [", f"{_mark(result)}\n[") for result in found}
-            table.add_row(_name(found[0], first, marked=False), *(cells.get(rule, "") for rule in part))
+        for name, same in by_text(results).items():
+            cells = {result.rule: fmt.share_interval(result.alpha).replace(" [", f"{_mark(result)}\n[") for result in same}
+            table.add_row(plain(name), *(cells.get(rule, "") for rule in part))
         show(table, title, console)
     marks = {_mark(result) for result in results}
     if "*" in marks:
@@ -219,9 +216,9 @@ def _phases(title: str, results: Sequence[Result], console: Console) -> None:
     console.print()
 
 
-def _name(result: Result, results: Sequence[Result], marked: bool = True) -> Text:
-    """The domain, with its kind of text where that is not clear."""
-    return plain(named(result, results, marked))
+def _name(item: Result | Certificate | LosslessBounds | Predictability, items: Sequence[OfText]) -> Text:
+    """The name of an item's text, marked where it is off-policy."""
+    return plain(text_name(item, items, not item.on_policy))
 
 
 def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
@@ -377,7 +374,7 @@ def _columns(items: Sequence[Attribution], columns: Mapping[str, Sequence[str]],
     for name in columns:
         table.add_column(name, justify="left" if name == "most to gain" else "right", no_wrap=True)
     for item, cells in zip(items, zip(*columns.values(), strict=True), strict=True):
-        table.add_row(domain_name(item, items), *cells)
+        table.add_row(plain(text_name(item, items, not item.on_policy)), *cells)
     show(table, title, console)
 
 
@@ -385,14 +382,13 @@ def causes_notes(items: Sequence[Attribution]) -> list[str]:
     """How to read it; nothing where nothing was attributed."""
     if not items:
         return []
-    lines = [
+    return [
         "lost: share of positions whose token was not an accepted draft. Each has one cause: the first one, from left to "
         "right, that applies.",
         "with it: speedup (t: tokens/round) with nothing lost to that cause, at the same gamma and cost of a round: at most "
         "that; below 1x its remedy alone does not make the draft pay. Trees and prompt lookup held the token for a fact; "
         "the other remedies count as always right.",
     ]
-    return lines
 
 
 def _in_order(items: Sequence[Attribution]) -> list[str]:
@@ -417,12 +413,11 @@ def certificates_section(certificates: Certificates, deciles: Sequence[Decile], 
     """Print what thresholds say about each draft."""
     for draft in dict.fromkeys(item.draft for item in certificates.certificates):
         mine = [item for item in certificates.certificates if item.draft == draft]
-        names = {(item.domain, _kind(item)): _domain(item, _several(mine)) for item in mine}
+        texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
+        for item in mine:
+            texts.setdefault((item.domain, item.continuation, str(item.sampling), item.on_policy), []).append(item)
         certified, rejected = (
-            [
-                (label, {item.rule: cell(item) for item in mine if (item.domain, _kind(item)) == key})
-                for key, label in names.items()
-            ]
+            [(_name(same[0], mine), {item.rule: cell(item) for item in same}) for same in texts.values()]
             for cell in (_certified, _budget)
         )
         _grid(f"draft {draft}: certified of accepted, by domain", certified, console)
@@ -458,7 +453,7 @@ def _deciles(draft: str, items: Sequence[Decile], console: Console) -> None:
             rows: dict[tuple[float | None, float | None], dict[str, str]] = {}
             for item in same:
                 rows.setdefault((item.low, item.high), {})[item.rule] = _certified(item)
-            _grid(title + kind, [(_range(axis, *ends), cells) for ends, cells in rows.items()], console, named=axis)
+            _grid(title + kind, [(Text(_range(axis, *ends)), cells) for ends, cells in rows.items()], console, named=axis)
 
 
 def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> None:
@@ -468,11 +463,10 @@ def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> 
     table = named_table()
     for name in ("beta", "bound", "mean KL", "bound from\nthe mean"):
         table.add_column(name, justify="right", no_wrap=True)
-    several = _several(found)
     for item in found:
         cells = list(map(fmt.share_interval, (item.beta, item.sharp)))
         cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
-        table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
+        table.add_row(_name(item, found), *_fitted(cells, console))
     show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
     if any(item.sampling is None for item in found):
         note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
@@ -491,7 +485,7 @@ def _grid(title: str, rows: Sequence[Row], console: Console, named: str = "domai
         for column in part:
             table.add_column(column, justify="right", no_wrap=True)
         for label, cells in rows:
-            table.add_row(plain(label), *(cells.get(column, "") for column in part))
+            table.add_row(label, *(cells.get(column, "") for column in part))
         show(table, title, console)
     console.print()
 
@@ -534,7 +528,6 @@ def _range(axis: str, low: float | None, high: float | None) -> str:
 
 def predictability_section(found: Sequence[Predictability], console: Console) -> None:
     """Print what the target alone says."""
-    several = _several(found)
     table = named_table()
     names = ["docs", "entropy,\nnats", "margin", "mean top\nprobability"]
     looked_up = any(item.free for item in found)
@@ -547,11 +540,11 @@ def predictability_section(found: Sequence[Predictability], console: Console) ->
             free = item.free[0] if item.free else None
             cells += [fmt.share_interval(free.alpha), fmt.share(free.coverage)] if free else [fmt.NOTHING] * 2
             cells += [fmt.interval(free.tokens_per_round) if free else fmt.NOTHING]
-        table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
+        table.add_row(_name(item, found), *_fitted(cells, console))
     show(table, "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile", console)
     console.print()
-    _budgets(found, several, console)
-    _runs(found, several, console)
+    _budgets(found, console)
+    _runs(found, console)
     for line in (
         "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round.",
         "mean top probability: where the text was sampled, no draft that proposes one token can be accepted more often.",
@@ -562,21 +555,21 @@ def predictability_section(found: Sequence[Predictability], console: Console) ->
     console.print()
 
 
-def _budgets(found: Sequence[Predictability], several: bool, console: Console) -> None:
+def _budgets(found: Sequence[Predictability], console: Console) -> None:
     rows: list[Row] = []
     for item in found:
         values = {budget.rule: (budget.half, budget.ninety, budget.ninety_nine) for budget in item.budgets}
         cells = {rule: "\n".join(fmt.interval(value, digits=3) for value in each) for rule, each in values.items()}
-        rows.append((_domain(item, several), cells))
+        rows.append((_name(item, found), cells))
     _grid("KL budget, nats: where half, 90 % and 99 % of the positions are still certain", rows, console)
 
 
-def _runs(found: Sequence[Predictability], several: bool, console: Console) -> None:
+def _runs(found: Sequence[Predictability], console: Console) -> None:
     """What is certain under strict, for any draft with a bounded divergence."""
     rows: list[Row] = []
     for item in found:
         cells = {f"KL <= {run.epsilon:g}": _run(run) for run in item.runs if run.rule == "strict"}
-        rows.append((_domain(item, several), cells))
+        rows.append((_name(item, found), cells))
     gamma = found[0].runs[0].gamma
     _grid(f"rule strict, gamma {gamma}: what is certain of any draft whose KL(p||q) is nowhere larger", rows, console)
 
@@ -590,19 +583,3 @@ def _spread(values: Sequence[Interval]) -> str:
     """A median with its interval, and how far the values spread."""
     low, middle, high = values
     return f"{fmt.interval(middle)}\n{fmt.number(low.value)} to {fmt.number(high.value)}"
-
-
-def _several(items: Sequence[Certificate] | Sequence[LosslessBounds] | Sequence[Predictability]) -> bool:
-    """Whether a domain has several kinds of text."""
-    kinds: dict[str, set[str]] = {}
-    for item in items:
-        kinds.setdefault(item.domain, set()).add(_kind(item))
-    return any(len(found) > 1 for found in kinds.values())
-
-
-def _kind(item: Certificate | Decile | LosslessBounds | Predictability) -> str:
-    return fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", off-policy")
-
-
-def _domain(item: Certificate | LosslessBounds | Predictability, several: bool) -> str:
-    return f"{short(item.domain)} ({_kind(item)})" if several else short(item.domain)

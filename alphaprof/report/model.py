@@ -91,6 +91,11 @@ class Result:
     reason: str
     documents_needed: int | None
 
+    @property
+    def own(self) -> bool:
+        """Whether the target wrote the text: mismatches and impossible tokens are only counted on that."""
+        return self.mismatches is not None or self.impossible is not None
+
 
 @dataclass(frozen=True)
 class Certificate:

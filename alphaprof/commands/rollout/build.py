@@ -18,7 +18,8 @@ from alphaprof.commands.validate.timings import by_depth
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.render.json import plain_values
-from alphaprof.render.tables import domain_name, named_table, plain, show
+from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
@@ -273,7 +274,7 @@ def _table(rollout: Rollout, draft: str) -> Table:
 
 
 def _row(text: RolloutText, way: RolloutWay, rollout: Rollout) -> Iterator[RenderableType]:
-    yield domain_name(text, rollout.texts)
+    yield plain(text_name(text, rollout.texts))
     yield fmt.documents(text.documents, text.clusters)
     yield way.rule
     yield str(way.gamma)

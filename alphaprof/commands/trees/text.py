@@ -15,6 +15,7 @@ from rich.text import Text
 from alphaprof.commands.trees.build import StaticTree, TextTrees, TreesReport, TreeTokens
 from alphaprof.render.json import plain_values
 from alphaprof.render.tables import NAME_LEAST, NAME_WIDTH, WIDE, named_table, plain, show
+from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
 
@@ -171,10 +172,7 @@ def _tree_table(*names: str) -> Table:
 
 
 def _name(report: TreesReport, text: TextTrees) -> str:
-    """The domain and its kind of text, with the sampling settings where there are several."""
-    several = len({str(other.sampling) for other in report.texts if other.sampling is not None}) > 1
-    kind = fmt.text_kind(text.continuation, text.sampling if several else None)
-    return f"{short(text.domain)} ({kind}{'' if text.on_policy else ', off-policy'})"
+    return text_name(text, report.texts, not text.on_policy)
 
 
 def _definitions(report: TreesReport) -> Iterator[str]:

@@ -17,7 +17,6 @@ from alphaprof.render.html.plots import (
     axes_of,
     axis,
     band,
-    by_text,
     categories,
     errors,
     label,
@@ -27,7 +26,7 @@ from alphaprof.render.html.plots import (
     title_text,
     who,
 )
-from alphaprof.render.wording import by_kind, domain_of, reached
+from alphaprof.render.wording import by_kind, by_text, reached, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result
 from alphaprof.report.sections.losses import CAUSES
@@ -272,7 +271,7 @@ def causes(report: Report, style: Style) -> Figure | None:
     for panel, ((draft, rule), items) in enumerate(groups.items()):
         across, up = axes_of(panel)
         tall = CAUSE_BAR * len(items) / inner
-        places = categories([domain_of(item, items) for item in items])
+        places = categories([text_name(item, items, not item.on_policy) for item in items])
         axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
         axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
         title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}

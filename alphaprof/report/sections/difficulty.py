@@ -42,14 +42,16 @@ def decile_counts(
         nowhere = np.zeros(len(proposed), dtype=bool)
         documents = len(shape.document)
         document = shape.each(np.arange(documents))
-        bins = {axis: np.searchsorted(edges[axis], columns[name], side="right") for axis, name in AXES.items()}
+        counted = {}
         for rule in rules:
             certified = certified_positions(rule, columns, shape) if rule in thresholds else (nowhere, nowhere)
-            counted = (proposed, np.where(proposed, rule.accept(columns), 0.0), *certified)
-            for axis, places in bins.items():
-                size = len(edges[axis]) + 1
-                counts = [np.bincount(document * size + places, values, documents * size) for values in counted]
-                parts.setdefault((rule.id, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 4))
+            counted[rule.id] = (proposed, np.where(proposed, rule.accept(columns), 0.0), *certified)
+        for axis, column in AXES.items():
+            size = len(edges[axis]) + 1
+            cell = document * size + np.searchsorted(edges[axis], columns[column], side="right")
+            for name, each in counted.items():
+                counts = [np.bincount(cell, values, documents * size) for values in each]
+                parts.setdefault((name, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 4))
     return {key: np.concatenate(counts) for key, counts in parts.items()}
 
 

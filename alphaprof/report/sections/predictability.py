@@ -157,8 +157,7 @@ def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Ite
     """Prompt lookup on a text, under the rules that verdicts concern."""
     mine = (text.domain, text.continuation, text.sampling, text.on_policy)
     for result in results:
-        own = result.mismatches is not None or result.impossible is not None  # counted on the target's own text alone
-        same = (result.domain, result.continuation, result.sampling, own) == mine
+        same = (result.domain, result.continuation, result.sampling, result.own) == mine
         if not same or result.verdict is None or manifest.drafts[result.draft].kind != "prompt_lookup":
             continue
         known = [item for item in result.gammas if item.tokens_per_round is not None]
