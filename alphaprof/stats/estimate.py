@@ -193,6 +193,15 @@ def skewed(skewness: float, quantile: float) -> float:
     return skewness / 6 * (1 + 2 * quantile**2) if skewness else 0.0
 
 
+def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tuple[float, float, float]:
+    """Returns how far a bound that misses with probability `tail` lies from an estimate by t alone, and how much farther it
+    lies below and above where the estimate is skewed; all in units of the estimate.
+    """
+    t = quantile(1 - tail, freedom)
+    skew = skewed(skewness, t)
+    return t * stderr if stderr > 0 else 0.0, max(-skew, 0.0), max(skew, 0.0)
+
+
 def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) -> tuple[float, float]:
     """Lower and upper bound of a ratio whose documents lie between `least` and `most` by construction.
 
@@ -201,11 +210,10 @@ def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) ->
     """
     if estimate.documents < 2:
         return least, most
-    t = quantile(1 - tail, estimate.freedom)
-    half, skew = t * estimate.stderr, skewed(estimate.skewness, t)
+    half, lower, higher = distances(estimate.stderr, estimate.freedom, estimate.skewness, tail)
     share = unseen(estimate.documents)
-    below = max(half + max(-skew, 0.0), share * (estimate.value - least))
-    above = max(half + max(skew, 0.0), share * (most - estimate.value))
+    below = max(half + lower, share * (estimate.value - least))
+    above = max(half + higher, share * (most - estimate.value))
     return float(max(least, estimate.value - below)), float(min(most, estimate.value + above))
 
 
