@@ -78,9 +78,7 @@ def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
 
 
 def _cell(rows: Rows, title: str, console: Console) -> None:
-    table = named_table("model")
-    for name in ("step", "tokens", "ms", "p10", "p90", "cost", "±", "rounds"):
-        table.add_column(name, justify="left" if name == "step" else "right", no_wrap=True)
+    table = named_table("model", "step", "tokens", "ms", "p10", "p90", "cost", "±", "rounds", left=("step",))
     decode = next((row for row in rows if row["step"] == "decode"), None)
     for row in rows:
         cost = fmt.number(row["median_ms"] / decode["median_ms"], 3) if decode else fmt.NOTHING

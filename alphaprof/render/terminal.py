@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from alphaprof.costs.cost_model import Cost
-from alphaprof.render.tables import NAME_WIDTH, WIDE, named_table, plain, show
+from alphaprof.render.tables import NAME_WIDTH, WIDE, fitted, named_table, plain, show
 from alphaprof.render.wording import (
     OfText,
     at_best,
@@ -145,7 +145,7 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
         cells += [fmt.number(best.break_even_length if best else None), fmt.interval(result.speedup, "x")]
         cells[-1:] = [cells[-1], half] if beside else [f"{cells[-1]} [all {half}]" if half else cells[-1]]
         verdict = Text(str(result.verdict), COLOURS[str(result.verdict)])
-        table.add_row(_name(result, every), *map(Text, _fitted(cells, console)), verdict)
+        table.add_row(_name(result, every), *map(Text, fitted(cells, console)), verdict)
     show(table, f"{title}: by domain", console)
     undecided: dict[str, list[str]] = {}
     for result in results:
@@ -154,11 +154,6 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
     for reason, domains in undecided.items():
         console.print(Padding(plain(f"{', '.join(domains)}: {reason}"), (0, 0, 0, 2)))
     console.print()
-
-
-def _fitted(cells: Sequence[str], console: Console) -> Sequence[str]:
-    """Cells with their intervals beside the values, or below them where the terminal is narrow."""
-    return cells if console.width >= WIDE else [cell.replace(" [", "\n[") for cell in cells]
 
 
 def _iid(item: GammaResult | None) -> str:
@@ -176,9 +171,7 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
     side_by_side = max(1, (console.width - NAME_WIDTH) // RULE_WIDTH)
     for start in range(0, len(rules), side_by_side):
         part = rules[start : start + side_by_side]
-        table = named_table()
-        for rule in part:
-            table.add_column(rule, justify="right", no_wrap=True)
+        table = named_table("domain", *part)
         for name, same in by_text(results).items():
             cells = {result.rule: fmt.share_interval(result.alpha).replace(" [", f"{_mark(result)}\n[") for result in same}
             table.add_row(plain(name), *(cells.get(rule, "") for rule in part))
@@ -205,13 +198,11 @@ def _phases(title: str, results: Sequence[Result], console: Console) -> None:
     shown = [result for result in results if result.phases]
     if not shown:
         return
-    table = named_table()
-    for name in ("rule", "thinking", "answer", "share of thinking"):
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    table = named_table("domain", "rule", "thinking", "answer", "share of thinking", left=("rule",))
     for result in shown:
         cells = [fmt.share_interval(result.phases[name].alpha) for name in ("thinking", "answer")]
         share = fmt.percent(result.phases["thinking"].positions / result.positions)
-        table.add_row(_name(result, [result]), result.rule + _mark(result), *_fitted(cells, console), share)
+        table.add_row(_name(result, [result]), result.rule + _mark(result), *fitted(cells, console), share)
     show(table, title, console)
     console.print()
 
@@ -290,9 +281,9 @@ def requests_section(title: str, results: Sequence[Result], name: Name, console:
     rows = [(result, item) for result, item in rows if item.of_documents is not None]
     if not rows:
         return
-    table = named_table()
-    for column in ("gamma", "speedup", "whole requests", "documents p10 / p50 / p90", "slower", "iid would have said"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = named_table(
+        "domain", "gamma", "speedup", "whole requests", "documents p10 / p50 / p90", "slower", "iid would have said"
+    )
     for result, item in rows:
         table.add_row(name(result), *_request_cells(item))
     show(table, f"{title}: requests and single documents", console)
@@ -370,9 +361,7 @@ def causes_section(items: Sequence[Attribution], console: Console) -> None:
 
 def _columns(items: Sequence[Attribution], columns: Mapping[str, Sequence[str]], title: str, console: Console) -> None:
     """A row a domain under named columns."""
-    table = named_table()
-    for name in columns:
-        table.add_column(name, justify="left" if name == "most to gain" else "right", no_wrap=True)
+    table = named_table("domain", *columns, left=("most to gain",))
     for item, cells in zip(items, zip(*columns.values(), strict=True), strict=True):
         table.add_row(plain(text_name(item, items, not item.on_policy)), *cells)
     show(table, title, console)
@@ -460,13 +449,11 @@ def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> 
     """Beta and its bounds, by domain."""
     if not found:
         return
-    table = named_table()
-    for name in ("beta", "bound", "mean KL", "bound from\nthe mean"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = named_table("domain", "beta", "bound", "mean KL", "bound from\nthe mean")
     for item in found:
         cells = list(map(fmt.share_interval, (item.beta, item.sharp)))
         cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
-        table.add_row(_name(item, found), *_fitted(cells, console))
+        table.add_row(_name(item, found), *fitted(cells, console))
     show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
     if any(item.sampling is None for item in found):
         note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
@@ -481,9 +468,7 @@ def _grid(title: str, rows: Sequence[Row], console: Console, named: str = "domai
         for column, cell in cells.items():
             widths[column] = max(widths.get(column, len(column)), *map(len, cell.split("\n")))
     for part in _side_by_side(widths, console.width - NAME_WIDTH - EDGES):
-        table = named_table(named)
-        for column in part:
-            table.add_column(column, justify="right", no_wrap=True)
+        table = named_table(named, *part)
         for label, cells in rows:
             table.add_row(label, *(cells.get(column, "") for column in part))
         show(table, title, console)
@@ -540,7 +525,7 @@ def predictability_section(found: Sequence[Predictability], console: Console) ->
             free = item.free[0] if item.free else None
             cells += [fmt.share_interval(free.alpha), fmt.share(free.coverage)] if free else [fmt.NOTHING] * 2
             cells += [fmt.interval(free.tokens_per_round) if free else fmt.NOTHING]
-        table.add_row(_name(item, found), *_fitted(cells, console))
+        table.add_row(_name(item, found), *fitted(cells, console))
     show(table, "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile", console)
     console.print()
     _budgets(found, console)

@@ -61,9 +61,7 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
 
 
 def _acceptance(comparison: Comparison) -> Table:
-    table = named_table()
-    for name in ("rule", "docs", "coverage", "first", "second", "difference"):
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    table = named_table("domain", "rule", "docs", "coverage", "first", "second", "difference", left=("rule",))
     for item in comparison.differences:
         coverage = f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}"
         alphas = (fmt.share(item.first), fmt.share(item.second))
@@ -79,9 +77,7 @@ def _acceptance(comparison: Comparison) -> Table:
 
 
 def _rounds(differences: list[Difference]) -> Table:
-    table = named_table()
-    for name in ("rule", "gamma", "first", "second", "difference"):
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    table = named_table("domain", "rule", "gamma", "first", "second", "difference", left=("rule",))
     for item in differences:
         for found in item.tokens_per_round:
             numbers = (fmt.number(found.first), fmt.number(found.second), fmt.difference(found.difference, 2))

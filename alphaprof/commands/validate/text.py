@@ -105,9 +105,9 @@ def _speedups(validation: Validation) -> Table:
 
 
 def _calls(calls: tuple[AgainstGenerate, ...]) -> Table:
-    table = named_table("draft")
-    for name in ("gamma", "documents", "same text", "our loop", "generate", "added a round", "added a plain token"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = named_table(
+        "draft", "gamma", "documents", "same text", "our loop", "generate", "added a round", "added a plain token"
+    )
     for call in calls:
         added = (f"{call.added_ms:+.2f} ms", f"{call.plain_added_ms:+.2f} ms")
         speedups = (fmt.number(call.loop_speedup, 3, "x"), fmt.number(call.generate_speedup, 3, "x"))
