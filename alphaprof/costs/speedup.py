@@ -90,7 +90,7 @@ class Timing:
     missing: Mapping[str, str]
 
     def only(self, draft: str) -> Timing:
-        """Those of one draft."""
+        """Returns the step times of one draft."""
         times = {name: found for name, found in self.times.items() if name == draft}
         return Timing(times, self.basis, {name: reason for name, reason in self.missing.items() if name == draft})
 

@@ -68,8 +68,8 @@ def render_terminal(report: Report, console: Console) -> None:
             causes_section([item for item in report.attribution if (item.draft, item.rule) == (draft, rule)], console)
         others = [result for result in mine if result.verdict is None]
         _others(f"draft {draft}: alpha under other rules", others, console)
-        told = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
-        for rule in dict.fromkeys(result.rule for result in others if result.gammas and result.gammas not in told):
+        shown = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
+        for rule in dict.fromkeys(result.rule for result in others if result.gammas and result.gammas not in shown):
             _lengths(f"draft {draft}, rule {rule}", [result for result in others if result.rule == rule], console)
         _phases(f"draft {draft}: alpha by phase", mine, console)
     if report.certificates is not None:
@@ -90,8 +90,8 @@ def _header(report: Report, console: Console) -> None:
     console.print(plain(f"text {'; '.join(run.texts) or 'none'}"))
     console.print(f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}", highlight=False)
     if run.imported is not None:
-        told = "rounds at the gamma that was served; alpha and coverage are not known (n/a)"
-        console.print(plain(f"imported from per-request metrics of {run.imported}: {told}"))
+        known = "rounds at the gamma that was served; alpha and coverage are not known (n/a)"
+        console.print(plain(f"imported from per-request metrics of {run.imported}: {known}"))
     console.print()
 
 
@@ -259,7 +259,7 @@ def _definitions(report: Report, console: Console) -> None:
             "of the other tables, and too high on average."
         )
     if any(result.estimator == "expected" for result in report.results):
-        lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn by lot.")
+        lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn at random.")
     if any(result.rule.startswith("tree") for result in report.results):
         lines.append(
             "tree: gamma is the depth of a full tree, w + w^2 + ... + w^gamma nodes; its verification was not timed."
@@ -381,17 +381,17 @@ def causes_notes(items: Sequence[Attribution]) -> list[str]:
 
 
 def _in_order(items: Sequence[Attribution]) -> list[str]:
-    """The causes that occur, in the order in which they are looked for."""
-    found: list[str] = []
+    """Returns the names of the causes that occur, in the order in which they are looked for."""
+    names: list[str] = []
     for item in items:
         at = 0
         for cause in item.causes:
-            if cause.name in found:
-                at = found.index(cause.name) + 1
+            if cause.name in names:
+                at = names.index(cause.name) + 1
             else:
-                found.insert(at, cause.name)
+                names.insert(at, cause.name)
                 at += 1
-    return found
+    return names
 
 
 def _best(item: Attribution) -> Cause | None:
@@ -445,17 +445,17 @@ def _deciles(draft: str, items: Sequence[Decile], console: Console) -> None:
             _grid(title + kind, [(Text(_range(axis, *ends)), cells) for ends, cells in rows.items()], console, named=axis)
 
 
-def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> None:
+def _lossless(draft: str, bounds: Sequence[LosslessBounds], console: Console) -> None:
     """Beta and its bounds, by domain."""
-    if not found:
+    if not bounds:
         return
     table = named_table("domain", "beta", "bound", "mean KL", "bound from\nthe mean")
-    for item in found:
+    for item in bounds:
         cells = list(map(fmt.share_interval, (item.beta, item.sharp)))
         cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
-        table.add_row(_name(item, found), *fitted(cells, console))
+        table.add_row(_name(item, bounds), *fitted(cells, console))
     show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
-    if any(item.sampling is None for item in found):
+    if any(item.sampling is None for item in bounds):
         note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
         console.print(note, style="dim", highlight=False)
     console.print()
@@ -511,25 +511,25 @@ def _range(axis: str, low: float | None, high: float | None) -> str:
     return f"from {edge(low)}"
 
 
-def predictability_section(found: Sequence[Predictability], console: Console) -> None:
+def predictability_section(texts: Sequence[Predictability], console: Console) -> None:
     """Print what the target alone says."""
     table = named_table()
     names = ["docs", "entropy,\nnats", "margin", "mean top\nprobability"]
-    looked_up = any(item.free for item in found)
+    looked_up = any(item.free for item in texts)
     names += ["prompt\nlookup: alpha", "coverage", "tokens/round"] if looked_up else []
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for item in found:
+    for item in texts:
         cells = [str(item.documents), _spread(item.entropy), _spread(item.margin), fmt.share_interval(item.top_prob)]
         if looked_up:
             free = item.free[0] if item.free else None
             cells += [fmt.share_interval(free.alpha), fmt.share(free.coverage)] if free else [fmt.NOTHING] * 2
             cells += [fmt.interval(free.tokens_per_round) if free else fmt.NOTHING]
-        table.add_row(_name(item, found), *fitted(cells, console))
+        table.add_row(_name(item, texts), *fitted(cells, console))
     show(table, "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile", console)
     console.print()
-    _budgets(found, console)
-    _runs(found, console)
+    _budgets(texts, console)
+    _runs(texts, console)
     for line in (
         "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round.",
         "mean top probability: where the text was sampled, no draft that proposes one token can be accepted more often.",
@@ -540,22 +540,22 @@ def predictability_section(found: Sequence[Predictability], console: Console) ->
     console.print()
 
 
-def _budgets(found: Sequence[Predictability], console: Console) -> None:
+def _budgets(texts: Sequence[Predictability], console: Console) -> None:
     rows: list[Row] = []
-    for item in found:
+    for item in texts:
         values = {budget.rule: (budget.half, budget.ninety, budget.ninety_nine) for budget in item.budgets}
         cells = {rule: "\n".join(fmt.interval(value, digits=3) for value in each) for rule, each in values.items()}
-        rows.append((_name(item, found), cells))
+        rows.append((_name(item, texts), cells))
     _grid("KL budget, nats: where half, 90 % and 99 % of the positions are still certain", rows, console)
 
 
-def _runs(found: Sequence[Predictability], console: Console) -> None:
+def _runs(texts: Sequence[Predictability], console: Console) -> None:
     """What is certain under strict, for any draft with a bounded divergence."""
     rows: list[Row] = []
-    for item in found:
+    for item in texts:
         cells = {f"KL <= {run.epsilon:g}": _run(run) for run in item.runs if run.rule == "strict"}
-        rows.append((_name(item, found), cells))
-    gamma = found[0].runs[0].gamma
+        rows.append((_name(item, texts), cells))
+    gamma = texts[0].runs[0].gamma
     _grid(f"rule strict, gamma {gamma}: what is certain of any draft whose KL(p||q) is nowhere larger", rows, console)
 
 

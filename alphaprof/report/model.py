@@ -227,7 +227,7 @@ class RunFacts:
     complete: bool
     documents: int
     positions: int
-    log_documents: int | None  # documents that what is told from the position log rests on; null: no log here
+    log_documents: int | None  # documents that the numbers from the position log rest on; null: no log here
     target: str
     drafts: tuple[str, ...]
     dtype: str
@@ -357,7 +357,7 @@ class DocumentSpeedups:
 
 @dataclass(frozen=True)
 class AtConcurrency:
-    """Speedups with so many sequences decoded at a time, by gamma; `best_gamma` has the largest."""
+    """Speedups at one concurrency, by gamma; `best_gamma` has the largest."""
 
     concurrency: int  # sequences decoded at a time
     gammas: tuple[int, ...]  # of the speedups, in their order

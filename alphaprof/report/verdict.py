@@ -134,7 +134,7 @@ def not_defined(rule: str, policy: str) -> str:
 
 
 def no_decision(reason: str) -> Decision:
-    """UNDECIDED for want of something else than documents."""
+    """Returns UNDECIDED, for a reason that more documents would not mend."""
     return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
 
 

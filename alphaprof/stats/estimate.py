@@ -15,7 +15,7 @@ from scipy.special import ndtri, stdtrit
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
-SPARSE = 16  # numbers up to so many times their count are counted in a table
+SPARSE = 16  # numbers up to this multiple of their count are counted in a table
 UNSEEN = 2  # documents of another kind that may have gone unseen
 LEAST_FOR_A_TENTH = 28  # documents up to which a tenth of them may have
 NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell

@@ -69,7 +69,7 @@ class Units:
         return cls(prompts, Names(distinct))
 
     def take(self, rows: Array | slice) -> Units:
-        """Those of some of the documents."""
+        """Returns the units of some of the documents."""
         return Units(self.codes[rows], self.names)
 
     @property

@@ -17,7 +17,7 @@ from alphaprof.totals.documents import Documents
 
 Array = np.ndarray[Any, Any]
 LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need
-ENOUGH = 20  # documents of every kind of text, where there are so many
+ENOUGH = 20  # documents of every kind of text, or all where there are fewer
 SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what shapes are made from
 AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
 SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
@@ -72,7 +72,7 @@ def _chosen(run: Run, documents: Documents, limit: int) -> Array:
 
 
 def _spread(size: int, wanted: int) -> Array:
-    """So many of `size` places at equal distances."""
+    """Returns `wanted` of `size` places at equal distances; all of them where there are fewer."""
     wanted = min(wanted, size)
     return np.asarray((2 * np.arange(wanted) + 1) * size // (2 * wanted))
 
@@ -84,7 +84,7 @@ def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[st
 
 
 def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
-    """Columns of one shard likewise."""
+    """Reads columns of one shard as arrays; nulls become -1 or NaN."""
     table = run.positions(draft, index, names)
     return {name: _array(table[name]) for name in names}
 

@@ -52,7 +52,7 @@ class Difference:
     first: float | None  # alpha of the first; None: no proposals
     second: float | None  # alpha of the second
     first_coverage: float | None  # share of positions with a proposal; None: imported runs
-    second_coverage: float | None  # likewise
+    second_coverage: float | None  # the same of the second
     difference: Interval | None  # alpha of the second less that of the first
     tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
 

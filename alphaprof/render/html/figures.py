@@ -182,13 +182,13 @@ def bursts(report: Report, style: Style) -> Figure | None:
                 "marker": {"color": colour, "size": 8, "symbol": style.symbol(item.rule)},
                 "meta": meta(item.draft, item.rule),
             }
-            found = item.burstiness
-            text = said(who(item, name), f"burstiness {fmt.difference(found, 2)}")
-            spread = errors([found]) | {"color": colour}
-            traces.append(_point(found.value if found else None, y, text) | mark | {"error_x": spread})
-            wrong, told = _textbook(item)
+            burstiness = item.burstiness
+            text = said(who(item, name), f"burstiness {fmt.difference(burstiness, 2)}")
+            spread = errors([burstiness]) | {"color": colour}
+            traces.append(_point(burstiness.value if burstiness else None, y, text) | mark | {"error_x": spread})
+            wrong, words = _textbook(item)
             if wrong is not None:
-                traces.append(_point(wrong, y, said(who(item, name), told)) | mark | {"xaxis": "x2", "yaxis": "y2"})
+                traces.append(_point(wrong, y, said(who(item, name), words)) | mark | {"xaxis": "x2", "yaxis": "y2"})
     if not traces:
         return None
     rows = categories(list(texts))
@@ -204,13 +204,13 @@ def bursts(report: Report, style: Style) -> Figure | None:
 
 def _textbook(item: Result) -> tuple[float | None, str]:
     """By what share the textbook formula is too high at the best gamma (else at the largest), and that in words."""
-    wanted = item.best_gamma or max(found.gamma for found in item.gammas)
-    found = next(found for found in item.gammas if found.gamma == wanted)
-    if found.iid_error is None:
+    wanted = item.best_gamma or max(each.gamma for each in item.gammas)
+    best = next(each for each in item.gammas if each.gamma == wanted)
+    if best.iid_error is None:
         return None, ""
-    side = "high" if found.iid_error >= 0 else "low"
-    promised = f"the textbook formula promises {fmt.number(found.iid_tokens_per_round)} tokens per round at γ {wanted}"
-    return found.iid_error, said(promised, f"that is {fmt.signed_percent(abs(found.iid_error)).lstrip('+')} too {side}")
+    side = "high" if best.iid_error >= 0 else "low"
+    promised = f"the textbook formula promises {fmt.number(best.iid_tokens_per_round)} tokens per round at γ {wanted}"
+    return best.iid_error, said(promised, f"that is {fmt.signed_percent(abs(best.iid_error)).lstrip('+')} too {side}")
 
 
 def step_times(report: Report, style: Style) -> Figure | None:
@@ -295,21 +295,21 @@ def causes(report: Report, style: Style) -> Figure | None:
 
 def _bars(items: Sequence[Attribution], name: str) -> Trace:
     """The bars of one cause; nothing where a domain loses nothing to it."""
-    found = [(place, item, cause) for place, item in enumerate(items) for cause in item.causes if cause.name == name]
+    bars = [(place, item, cause) for place, item in enumerate(items) for cause in item.causes if cause.name == name]
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
-        "y": [place for place, _, _ in found],
-        "x": [cause.share.value for _, _, cause in found],
-        "text": [_told(item, cause) for _, item, cause in found],
+        "y": [place for place, _, _ in bars],
+        "x": [cause.share.value for _, _, cause in bars],
+        "text": [_cause_said(item, cause) for _, item, cause in bars],
         "textposition": "none",
         "hoverinfo": "text",
         "marker": {"color": COLOURS[CAUSES.index(name)]},
     }
 
 
-def _told(item: Attribution, cause: Cause) -> str:
+def _cause_said(item: Attribution, cause: Cause) -> str:
     now, then = reached(item.tokens_per_round, item.speedup), reached(cause.tokens_per_round, cause.speedup)
     what = "speedup" if cause.speedup is not None else "tokens per round"
     gained = f"{what} at γ {item.gamma}: {now} now, at most {then} with it" if then != fmt.NOTHING else ""

@@ -20,7 +20,7 @@ from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
 EXTREMES = 5  # documents at either end
-SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from luck
+SHORTEST = 16  # tokens: the rounds of shorter texts are too few to rank them
 
 
 def decile_counts(
@@ -104,14 +104,14 @@ class PoolAtGamma:
     times: StepTimes | None
 
 
-def extremes(found: Sequence[PoolAtGamma], documents: Documents) -> tuple[DocumentResult, ...]:
+def extremes(pools: Sequence[PoolAtGamma], documents: Documents) -> tuple[DocumentResult, ...]:
     """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
 
     By speedup, or by tokens per round where some have no step times. Texts of fewer than SHORTEST tokens are left out.
     """
     chosen: list[DocumentResult] = []
-    for draft, rule in dict.fromkeys((item.draft, item.rule) for item in found):
-        mine = [item for item in found if (item.draft, item.rule) == (draft, rule)]
+    for draft, rule in dict.fromkeys((item.draft, item.rule) for item in pools):
+        mine = [item for item in pools if (item.draft, item.rule) == (draft, rule)]
         timed = all(item.times is not None for item in mine)
         ends = [result for item in mine for result in _ends(item, timed, documents)]
         ends.sort(key=lambda item: item.speedup if timed and item.speedup is not None else item.tokens_per_round)
