@@ -195,6 +195,7 @@ def facts(name: str) -> ModelFacts:
 
 def manifest(recipe: Recipe) -> Manifest:
     decision = {"rule": "auto", "draft": "auto", "gamma": "auto", "min_speedup": 1.1, "confidence": 0.95, "weights": None}
+    decision |= {"concurrency": 1}
     return Manifest(
         status="running",
         alphaprof="0.1.0",
@@ -495,6 +496,8 @@ def latency(recipe: Recipe) -> pa.Table:
             "p90_ms": 1.2 * ms,
             "relative_error": recipe.timing_error,
             "repeats": 20,
+            "mode": "eager",
+            "rounds_ms": [],
         }
         for model, step, tokens, ms in steps
     ]

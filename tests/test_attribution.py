@@ -372,22 +372,6 @@ def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest:
 
 
 # What is not known, and what has no rounds.
-def test_a_run_that_does_not_know_special_tokens_opens_and_says_so(greedy: Run, tmp_path: Path) -> None:
-    import shutil
-
-    folder = tmp_path / "old"
-    shutil.copytree(greedy.path, folder)
-    run, target = Run.open(folder), greedy.manifest.target
-    assert target.special == (EOS, MARKER)
-    run.write_manifest(dataclasses.replace(greedy.manifest, target=dataclasses.replace(target, special=None)))
-    report = build_report(run)
-    assert {item.unknown for item in report.attribution} == {("special tokens other than those that end a text",)}
-    assert "not known of this run: special tokens other than" in as_terminal(report)
-    assert {item.unknown for item in build_report(greedy).attribution} == {()}
-    assert "special tokens" in shares(of(build_report(greedy), "code"))
-    assert "special tokens" not in shares(of(report, "code"))
-
-
 def test_special_tokens_are_those_of_the_tokenizer_and_those_added_to_it() -> None:
     added = {7: SimpleNamespace(special=True), 8: SimpleNamespace(special=False)}
     tokenizer: Any = SimpleNamespace(all_special_ids=[2, 0], added_tokens_decoder=added)

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from alphaprof.log.store import Run
-from alphaprof.report.sections import certificates
 from alphaprof.report.sections.certificates import LosslessTally, Tally, inexact_share, lossless_tally, tallies
+from alphaprof.report.sections.difficulty import decile_counts
 from alphaprof.report.sections.predictability import TargetLog, certain_runs
-from alphaprof.rules import DEFAULT_RULES
+from alphaprof.rules import DEFAULT_RULES, rules_of
 from alphaprof.theory.bounds import budget
+from alphaprof.totals import log_sample
 from alphaprof.totals.log_sample import AXES, decile_edges
 from alphaprof.totals.replay import Trace, replay, run_lengths
 from tests.reporting import engine, log_of, runs_of
@@ -106,7 +107,7 @@ def recounted(rows: pd.DataFrame, rule: str) -> pd.DataFrame:
 
 
 def tally_of(run: Run, rule: str, draft: str = "small") -> Tally:
-    return tallies(run, draft, decile_edges(run, draft))[rule]
+    return tallies(run, draft)[rule]
 
 
 NAMES = ["judged", "certified", "accepted", "both", "divergence"]
@@ -114,7 +115,7 @@ NAMES = ["judged", "certified", "accepted", "both", "divergence"]
 
 @pytest.mark.parametrize("draft", MIXED.drafts)
 def test_every_rule_with_a_threshold_is_tallied(run: Run, draft: str) -> None:
-    assert list(tallies(run, draft, decile_edges(run, draft))) == CERTIFIED
+    assert list(tallies(run, draft)) == CERTIFIED
 
 
 @pytest.mark.parametrize("rule", CERTIFIED)
@@ -134,19 +135,23 @@ def test_counts_are_those_of_pandas(run: Run, log: pd.DataFrame, draft: str, rul
 def test_counts_by_tenths_are_those_of_pandas(run: Run, log: pd.DataFrame, axis: str, rule: str) -> None:
     """A tenth holds the positions from its lower edge, included, to its upper edge, left out."""
     rows, edges = log[log["draft"] == "small"], decile_edges(run, "small")
-    found = tallies(run, "small", edges)[rule].by[axis]
+    found = decile_counts(run, "small", rules_of([rule]), edges)[rule, axis]
     places = pd.cut(rows[AXES[axis]].astype(float), [-np.inf, *edges[axis].astype(float), np.inf], right=False, labels=False)
     for place in range(10):
-        again = recounted(rows[places == place], rule).reindex(range(run.manifest.documents), fill_value=0)
-        np.testing.assert_array_equal(found[:, place], again[["judged", "certified", "accepted"]])
+        mine = rows[places == place]
+        again = recounted(mine, rule)
+        again["proposed"] = (mine["proposed"] > 0).groupby(mine["document"]).sum()
+        again["kept"] = mine[f"accept_{rule}"].astype(float).fillna(0).groupby(mine["document"]).sum()
+        again = again.reindex(range(run.manifest.documents), fill_value=0)
+        np.testing.assert_allclose(found[:, place], again[["proposed", "kept", "judged", "certified"]], atol=1e-5)
     assert found.shape[1] == 10
 
 
 @pytest.mark.parametrize("rule", CERTIFIED)
 def test_tenths_add_up_to_all_that_was_judged(run: Run, rule: str) -> None:
-    found = tally_of(run, rule)
-    for counts in found.by.values():
-        np.testing.assert_array_equal(counts.sum(1), np.stack([found.judged, found.certified, found.accepted], axis=-1))
+    found, counts = tally_of(run, rule), decile_counts(run, "small", rules_of([rule]), decile_edges(run, "small"))
+    for axis in AXES:
+        np.testing.assert_array_equal(counts[rule, axis].sum(1)[:, 2:], np.stack([found.judged, found.certified], axis=-1))
 
 
 @pytest.mark.parametrize("draft", MIXED.drafts)
@@ -191,16 +196,16 @@ def test_equal_edges_are_one(tmp_path: Path) -> None:
     edges = decile_edges(run, "small")
     assert edges["margin"] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 1])
     assert edges["entropy"] == pytest.approx([5, 6, 7, 8, 9, 10])  # 0 four times; there is nothing below it
-    counts = tallies(run, "small", edges)["strict"].by
-    assert counts["margin"][0, :, 0].tolist() == [1, 1, 1, 1, 1, 1, 4]
-    assert counts["entropy"][0, :, 0].tolist() == [4, 1, 1, 1, 1, 1, 1]
+    counts = decile_counts(run, "small", rules_of(["strict"]), edges)
+    assert counts["strict", "margin"][0, :, 0].tolist() == [1, 1, 1, 1, 1, 1, 4]
+    assert counts["strict", "entropy"][0, :, 0].tolist() == [4, 1, 1, 1, 1, 1, 1]
 
 
 def test_positions_that_are_all_alike_are_one_part(tmp_path: Path) -> None:
     run = with_margins(handmade(tmp_path, 10), np.full(10, 0.25))
     edges = decile_edges(run, "small")
     assert [len(values) for values in edges.values()] == [0, 0]
-    assert tallies(run, "small", edges)["strict"].by["margin"][:, :, 0].tolist() == [[10]]
+    assert decile_counts(run, "small", rules_of(["strict"]), edges)["strict", "margin"][:, :, 0].tolist() == [[10]]
 
 
 @pytest.mark.parametrize("sample", [40, 300])
@@ -208,7 +213,7 @@ def test_in_a_long_log_edges_come_from_every_nth_position_and_counts_from_all(
     run: Run, log: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, sample: int
 ) -> None:
     every = tally_of(run, "strict")
-    monkeypatch.setattr(certificates, "SAMPLE", sample)
+    monkeypatch.setattr(log_sample, "SAMPLE", sample)
     edges, some = decile_edges(run, "small"), tally_of(run, "strict")
     stride = 1 + run.manifest.positions // sample
     assert run.manifest.positions / stride <= sample
@@ -219,7 +224,8 @@ def test_in_a_long_log_edges_come_from_every_nth_position_and_counts_from_all(
         assert set(edges[axis]) <= set(taken[name])
         sizes = np.histogram(taken[name], [-np.inf, *edges[axis], np.inf])[0]
         assert max(abs(sizes - len(taken) / 10)) <= 1
-        np.testing.assert_array_equal(some.by[axis].sum(1), every.by[axis].sum(1))
+        counts = decile_counts(run, "small", rules_of(["strict"]), edges)["strict", axis]
+        np.testing.assert_array_equal(counts.sum(1)[:, 2], every.judged)
     for name in (*NAMES, "thresholds"):
         np.testing.assert_array_equal(getattr(some, name), getattr(every, name))
 
@@ -294,13 +300,14 @@ def test_whole_distributions_never_contradict_a_certificate(run: Run, log: pd.Da
 def test_an_interrupted_run_gives_the_counts_of_its_shards(run: Run, tmp_path: Path) -> None:
     part = interrupted(run, tmp_path / "part", 3)
     edges = decile_edges(run, "small")
-    whole, found = (tallies(each, "small", edges) for each in (run, part))
+    whole, found = (tallies(each, "small") for each in (run, part))
+    tenths = [decile_counts(each, "small", rules_of(CERTIFIED), edges) for each in (run, part)]
     kept = 3 * MIXED.shard_documents
     for rule in CERTIFIED:
         for name in NAMES:
             np.testing.assert_array_equal(getattr(found[rule], name), getattr(whole[rule], name)[:kept])
         for axis in AXES:
-            np.testing.assert_array_equal(found[rule].by[axis], whole[rule].by[axis][:kept])
+            np.testing.assert_array_equal(tenths[1][rule, axis], tenths[0][rule, axis][:kept])
         size = len(found[rule].thresholds)
         assert size == found[rule].judged.sum()
         np.testing.assert_array_equal(found[rule].thresholds, whole[rule].thresholds[:size])
@@ -308,7 +315,8 @@ def test_an_interrupted_run_gives_the_counts_of_its_shards(run: Run, tmp_path: P
 
 def test_a_run_without_a_shard_says_nothing(run: Run, tmp_path: Path) -> None:
     empty = interrupted(run, tmp_path / "empty", 0)
-    assert tallies(empty, "small", {axis: np.zeros(0) for axis in AXES}) == {}
+    assert tallies(empty, "small") == {}
+    assert decile_counts(empty, "small", rules_of(CERTIFIED), {axis: np.zeros(0) for axis in AXES}) == {}
     assert lossless_tally(empty, "small") is None
     assert TargetLog.of(empty) is None
 

@@ -183,7 +183,7 @@ def test_figures_hold_every_number_of_the_report_and_no_other(tmp_path: Path, na
         (target,) = [trace for trace in figures["steps"]["data"] if "meta" not in trace]
         assert dict(zip(target["x"], target["y"], strict=True)) == report.cost.target_ms
     if report.certificates is not None:
-        deciles = [item for item in report.certificates.deciles if item.axis == "margin" and item.certified is not None]
+        deciles = [item for item in report.difficulty if item.axis == "margin" and item.certified is not None]
         both = [(item.place, share.value) for item in deciles for share in (item.certified, item.accepted) if share]
         assert sorted(points(figures["certified"])) == sorted(both)
 

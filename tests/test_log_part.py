@@ -51,7 +51,7 @@ def test_a_part_has_documents_of_every_kind_of_text(run: Run, limit: int) -> Non
         (mine,) = [
             other
             for other in part.documents.groups
-            if (other.domain, other.continuation, other.settings) == (group.domain, group.continuation, group.settings)
+            if (other.domain, other.continuation, other.sampling) == (group.domain, group.continuation, group.sampling)
         ]
         assert len(mine.rows) >= min(ENOUGH, len(group.rows))
     numbers = [number for shard in part.run.shards for number in run.continuations(shard.index)["document"].to_pylist()]

@@ -217,11 +217,11 @@ def test_tenths_are_those_of_the_log(report: Report, log: pd.DataFrame, axis: st
     for kind in ("greedy", "sampled", "given", "text"):
         found = [
             item
-            for item in held(report).deciles
+            for item in report.difficulty
             if (item.draft, item.rule, item.axis, item.continuation) == ("large", rule, axis, kind)
         ]
         rows = log[(log["draft"] == "large") & (log["kind"] == kind)]
-        assert sum(item.positions for item in found) == judged(rows, rule).sum()
+        assert sum(item.positions for item in found) == (rows["proposed"] > 0).sum()
         assert (found[0].low, found[-1].high, len(found)) == (None, None, 10)
         assert [item.high for item in found[:-1]] == [item.low for item in found[1:]]
         assert edges in (None, [item.low for item in found])
@@ -232,14 +232,13 @@ def test_tenths_are_those_of_the_log(report: Report, log: pd.DataFrame, axis: st
             )
             mine = rows[inside.loc[rows.index]]
             again = recounted(mine, rule).sum() if len(mine) else {"judged": 0}
-            assert item.positions == again["judged"]
-            if not again["judged"]:
-                assert (item.certified, item.accepted) == (None, None)
-                continue
-            assert item.certified is not None
-            assert item.accepted is not None
-            assert item.certified.value == pytest.approx(again["certified"] / again["judged"])
-            assert item.accepted.value == pytest.approx(again["accepted"] / again["judged"])
+            assert item.positions == (mine["proposed"] > 0).sum()
+            assert (item.certified is None, item.accepted is None) == (not again["judged"], not item.positions)
+            if item.certified is not None:
+                assert item.certified.value == pytest.approx(again["certified"] / again["judged"])
+            if item.accepted is not None:
+                accepted = mine.loc[mine["proposed"] > 0, f"accept_{rule}"].astype(float)
+                assert item.accepted.value == pytest.approx(accepted.mean(), abs=1e-6)
 
 
 def test_intervals_of_tenths_are_those_of_the_units_of_all_domains(report: Report, log: pd.DataFrame) -> None:
@@ -247,13 +246,13 @@ def test_intervals_of_tenths_are_those_of_the_units_of_all_domains(report: Repor
     assert rows["domain"].nunique() == 2
     (found,) = [
         item
-        for item in held(report).deciles
+        for item in report.difficulty
         if (item.draft, item.rule, item.axis, item.continuation, item.high) == ("small", "strict", "margin", "greedy", None)
     ]
     rows = rows[rows["target_margin"] >= found.low]
     each = recount_rows(rows, "strict")
     close(found.certified, share_of(each["certified"], rows["unit"]))
-    close(found.accepted, share_of(each["accepted"], rows["unit"]))
+    close(found.accepted, share_of(rows["accept_strict"].astype(float), rows["unit"]))
 
 
 @pytest.mark.parametrize("draft", MODELS)
@@ -700,9 +699,8 @@ def test_text_of_one_kind_that_the_target_did_and_did_not_write_is_told_apart(tm
     both = [item for item in held(found).certificates if item.rule == "strict"]
     assert [(item.on_policy, item.documents) for item in both] == [(True, 4), (False, 3)]
     assert [item.on_policy for item in held(found).lossless] == [True, False]
-    assert sum(item.positions for item in held(found).deciles if item.axis == "margin") == sum(
-        item.positions for item in both
-    )
+    tenths = [item for item in found.difficulty if (item.axis, item.draft) == ("margin", "small")]
+    assert sum(item.positions for item in tenths) == sum(item.positions for item in both)
     own_text, foreign = found.predictability
     assert (own_text.on_policy, foreign.on_policy) == (True, False)
     (mine,), (theirs,) = own_text.free, foreign.free
@@ -711,7 +709,7 @@ def test_text_of_one_kind_that_the_target_did_and_did_not_write_is_told_apart(tm
     text = as_terminal(found, 150)
     for title in ("certified of accepted, by domain", "lossless acceptance", "the target alone", "KL budget"):
         rows = " ".join(section(text, title))
-        assert "code (given)" in rows
+        assert rows.count("code ") == 2
         assert "code (given, " in rows
         assert "off-policy" in rows
     assert cells_of(text, SHARES) == expected_cells(found, "small")
@@ -857,7 +855,9 @@ def cells_of(text: str, pattern: str) -> list[str]:
 
 def expected_cells(report: Report, draft: str) -> list[str]:
     """What tables of certified shares of a draft hold, without an order."""
-    items = [item for item in (*held(report).certificates, *held(report).deciles) if item.draft == draft]
+    rules = {item.rule for item in held(report).certificates}
+    tenths = [item for item in report.difficulty if item.rule in rules]
+    items = [item for item in (*held(report).certificates, *tenths) if item.draft == draft]
     shares = [(item.certified, item.accepted) for item in items]
     return sorted(f"{fmt.share(one.value)} of {fmt.share(other.value)}" for one, other in shares if one and other)
 
@@ -938,7 +938,8 @@ HAND = Certificate(
     mean_divergence=0.25,
     rejected_at_most=0.61,
 )
-TENTH = Decile("small", "strict", "greedy", None, True, "margin", 1, None, 0.25, 500, number(0.1), number(0.6))
+TENTH = Decile("small", "strict", "greedy", None, True, "margin", 1, None, 0.25, 500, number(0.6), number(0.1))
+TENTHS = (TENTH, dataclasses.replace(TENTH, low=0.25, high=None, certified=None, accepted=None))
 BOUNDS = LosslessBounds(
     domain="code",
     draft="small",
@@ -954,14 +955,13 @@ BOUNDS = LosslessBounds(
 )
 BY_HAND = Certificates(
     certificates=(HAND, dataclasses.replace(HAND, domain="chat", contradicted=2), dataclasses.replace(HAND, rule="tree_2")),
-    deciles=(TENTH, dataclasses.replace(TENTH, low=0.25, high=None, certified=None, accepted=None)),
     lossless=(BOUNDS,),
     inexact=0.004,
 )
 
 
 def test_certificates_in_the_terminal_by_hand(report: Report) -> None:
-    text = as_terminal(dataclasses.replace(report, certificates=BY_HAND, predictability=()), 100)
+    text = as_terminal(dataclasses.replace(report, certificates=BY_HAND, difficulty=TENTHS, predictability=()), 100)
     shown = text[text.index("draft small: certified of") : text.index("\nstep times:")]
     lines = [line.rstrip() for line in shown.splitlines() if line.strip() and BAR not in line]
     assert lines == [
@@ -1099,7 +1099,7 @@ def test_positions_that_are_all_alike_are_one_row(tmp_path: Path) -> None:
         rows["target_entropy"] = 0.5
 
     found = build_report(rewritten(run, "small", change))
-    (item,) = [item for item in held(found).deciles if item.axis == "entropy"]
+    (item,) = [item for item in found.difficulty if item.axis == "entropy" and item.certified is not None]
     assert (item.low, item.high, item.positions) == (None, None, found.run.positions)
     assert section(as_terminal(found), "target's entropy")[0].split()[0] == "all"
 

@@ -406,7 +406,7 @@ def test_kinds_of_text_are_kept_apart(tmp_path: Path) -> None:
     assert temperatures == [None, 0.5, 1.0]
     assert report.weights == {"code": 1.0}
     assert report.traffic[0].rounds == sum(text.trees[0].rounds for text in report.texts)
-    assert "code (sampled at temperature 0.5)" in render_trees(report, "terminal")
+    assert "code (sampled at 0.5)" in render_trees(report, "terminal")
 
 
 # Too little, and nothing at all.
@@ -521,7 +521,7 @@ def test_every_number_is_shown_whole_with_its_interval(found: TreesReport, width
 
 def test_a_row_holds_the_numbers_of_its_tree_and_of_the_chain_as_deep(found: TreesReport) -> None:
     text = as_terminal(found, 150)
-    table = text[text.index("code (greedy): tokens per round") : text.index("chat (greedy): tokens per round")]
+    table = text[text.index("code: tokens per round") : text.index("chat: tokens per round")]
     rows = text_of(found, "code").trees
     for tree in found.trees:
         if tree.kind != "chain":

@@ -135,7 +135,16 @@ def test_groups_are_those_of_a_loop_over_documents(rows: list[tuple[str, str, bo
         policy = ("greedy" if temperature is None else "sampled") if on_policy else ""
         expected.setdefault((domain, kind, on_policy, policy, temperature), []).append(index)
     found = [
-        ((group.domain, group.continuation, group.on_policy, group.policy, group.settings[0]), group.rows.tolist())
+        (
+            (
+                group.domain,
+                group.continuation,
+                group.on_policy,
+                group.policy,
+                group.sampling["temperature"] if group.sampling else None,
+            ),
+            group.rows.tolist(),
+        )
         for group in Documents.of(table).groups
     ]
     assert found == list(expected.items())

@@ -65,7 +65,7 @@ def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
         # A draft whose own context is shorter was timed at what fits into it.
         mine = [row for row in steps if row["batch"] == batch and row["context"] <= context]
         mine = list({(row["model"], row["step"], row["tokens"]): row for row in mine}.values())
-        _cell(mine, f"batch {batch}, context {fmt.count(context)} ({mine[0]['mode'] or 'eager'})", console)
+        _cell(mine, f"batch {batch}, context {fmt.count(context)} ({mine[0]['mode']})", console)
     prefills = [row for row in rows if row["step"] == "prefill"]
     if prefills:
         _cell(prefills, "prefill of one prompt into an empty cache", console)
@@ -78,9 +78,7 @@ def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
 
 
 def _cell(rows: Rows, title: str, console: Console) -> None:
-    table = named_table("model")
-    for name in ("step", "tokens", "ms", "p10", "p90", "cost", "±", "rounds"):
-        table.add_column(name, justify="left" if name == "step" else "right", no_wrap=True)
+    table = named_table("model", "step", "tokens", "ms", "p10", "p90", "cost", "±", "rounds", left=("step",))
     decode = next((row for row in rows if row["step"] == "decode"), None)
     for row in rows:
         cost = fmt.number(row["median_ms"] / decode["median_ms"], 3) if decode else fmt.NOTHING

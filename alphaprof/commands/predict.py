@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.json import plain_values
+from alphaprof.render.tables import empty_table
 from alphaprof.report import format as fmt
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost
@@ -176,9 +176,7 @@ def _assumed(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _table(prediction: Prediction) -> Table:
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("gamma", "tokens/round", "accepted/drafted", "break-even", "break-even alpha", "speedup"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = empty_table("gamma", "tokens/round", "accepted/drafted", "break-even", "break-even alpha", "speedup")
     for item in prediction.gammas:
         table.add_row(
             str(item.gamma),

@@ -196,7 +196,7 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
         if not any(row["step"] == "decode" for row in measured):
             return None
         rows: Sequence[StepRow] = measured_rows(measured)
-        mode = measured[0].get("mode") or "eager"
+        mode = measured[0]["mode"]
     elif options["source"] == TABLE:
         lookups = [name for name, facts in manifest.drafts.items() if facts.kind == PROMPT_LOOKUP]
         models = [name for name in manifest.drafts if name not in lookups]
@@ -216,7 +216,7 @@ def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
     """Rows of the latency table as step times."""
     names = ("model", "step", "tokens", "batch", "context", "relative_error")
     return [
-        StepRow(**{name: row[name] for name in names}, ms=row["median_ms"], rounds=tuple(row.get("rounds_ms") or ()))
+        StepRow(**{name: row[name] for name in names}, ms=row["median_ms"], rounds=tuple(row["rounds_ms"] or ()))
         for row in latency
     ]
 

@@ -20,12 +20,12 @@ from alphaprof.stats.estimate import (
     Ratio,
     by_cluster,
     controlled,
+    distances,
     distinct,
     influences,
     present,
     quantile,
     ratio,
-    skewed,
     unseen,
 )
 from alphaprof.totals.replay import RoundCounts
@@ -90,7 +90,7 @@ class Timing:
     missing: Mapping[str, str]
 
     def only(self, draft: str) -> Timing:
-        """Those of one draft."""
+        """Returns the step times of one draft."""
         times = {name: found for name, found in self.times.items() if name == draft}
         return Timing(times, self.basis, {name: reason for name, reason in self.missing.items() if name == draft})
 
@@ -138,11 +138,9 @@ class Speedup:
         documents allow. Step times: t on the log scale. Both distances add up as squares (Zou and Donner, 2008).
         """
         timing, (low, high) = self._timing(tail), self.possible(tail)
-        t = quantile(1 - tail, self.freedom)
-        spread = t * self.sampling_error if self.sampling_error > 0 else 0.0
-        skew = skewed(self.skewness, t)
-        slower = math.log(max(_stretched(spread) + max(skew, 0.0), 1 + self.unseen_slower))
-        least_time = min(math.exp(-spread) - max(-skew, 0.0), 1 - self.unseen_faster)
+        spread, less, more = distances(self.sampling_error, self.freedom, self.skewness, tail)
+        slower = math.log(max(_stretched(spread) + more, 1 + self.unseen_slower))
+        least_time = min(math.exp(-spread) - less, 1 - self.unseen_faster)
         faster = -math.log(least_time) if least_time > 0 else math.inf
         above, below = math.hypot(slower, timing), math.hypot(faster, timing)
         fastest = self.value * math.exp(below) if below < LARGEST else math.inf

@@ -203,17 +203,15 @@ LATENCY_COLUMNS = (
     Column(
         "mode",
         CATEGORY,
-        "How the step was run: eager, or cuda_graph (static cache, recorded once); null: by an older version, eager.",
-        nullable=True,
+        "How the step was run: eager, or cuda_graph (static cache, recorded once).",
     ),
     Column(
         "rounds_ms",
         pa.list_(pa.float32()),
         "Time in each round. Round i of all steps of one batch and context is one unit: its ratios hold, whatever slowed it "
-        "down. null: by an older version, and relative_error counts.",
+        "down.",
         "ms",
         0,
-        nullable=True,
     ),
 )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.render.wording import OfDomain, domain_of
 from alphaprof.report.format import visible
 
 WIDE = 140  # columns that it takes to show intervals beside their values
@@ -21,16 +20,25 @@ def plain(text: str) -> Text:
     return Text(visible(text))
 
 
-def named_table(name: str = "domain") -> Table:
-    """An empty table whose first column holds names."""
+def empty_table(*columns: str, left: Collection[str] = ()) -> Table:
+    """Makes an empty table whose columns hold numbers, which are never cut; those in `left` hold words."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(name, overflow="fold", min_width=NAME_LEAST, max_width=NAME_WIDTH)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     return table
 
 
-def domain_name(item: OfDomain, items: Iterable[OfDomain]) -> Text:
-    """The domain of one of several items, with the kind of its text where the domain has several."""
-    return plain(domain_of(item, items))
+def named_table(name: str = "domain", *columns: str, left: Collection[str] = ()) -> Table:
+    """Makes an empty table whose first column holds names; the others are those of `empty_table`."""
+    table = empty_table(name, *columns, left=(name, *left))
+    first = table.columns[0]
+    first.overflow, first.no_wrap, first.min_width, first.max_width = "fold", False, NAME_LEAST, NAME_WIDTH
+    return table
+
+
+def fitted(cells: Sequence[str], console: Console) -> Sequence[str]:
+    """Returns cells with their intervals beside the values, or below them where the terminal is narrow."""
+    return cells if console.width >= WIDE else [cell.replace(" [", "\n[") for cell in cells]
 
 
 def show(table: Table, title: str, console: Console) -> None:

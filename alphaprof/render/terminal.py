@@ -13,8 +13,20 @@ from rich.panel import Panel
 from rich.text import Text
 
 from alphaprof.costs.cost_model import Cost
-from alphaprof.render.tables import NAME_WIDTH, WIDE, domain_name, named_table, plain, show
-from alphaprof.render.wording import at_best, best_at, named, of_all, pays, reached, speedup_lines, text_of, times_lines
+from alphaprof.render.tables import NAME_WIDTH, WIDE, fitted, named_table, plain, show
+from alphaprof.render.wording import (
+    OfText,
+    at_best,
+    best_at,
+    by_kind,
+    by_text,
+    of_all,
+    pays,
+    reached,
+    speedup_lines,
+    text_name,
+    times_lines,
+)
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
 from alphaprof.report.model import (
@@ -37,7 +49,7 @@ COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 RULE_WIDTH = 18  # columns that a rule's alpha takes
 Name = Callable[[Result], Text]
 EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
-Row = tuple[str, Mapping[str, str]]  # its name, and its cells by column
+Row = tuple[Text, Mapping[str, str]]  # its name, and its cells by column
 
 
 def render_terminal(report: Report, console: Console) -> None:
@@ -50,18 +62,18 @@ def render_terminal(report: Report, console: Console) -> None:
             results = [result for result in mine if result.rule == rule and result.verdict is not None]
             _domains(f"draft {draft}, rule {rule}", results, mine, console)
             _lengths(f"draft {draft}, rule {rule}", results, console)
-            naming = partial(_name, results=results)
+            naming = partial(_name, items=results)
             requests_section(f"draft {draft}, rule {rule}", results, naming, console)
             concurrency_section(f"draft {draft}, rule {rule}", results, naming, console)
             causes_section([item for item in report.attribution if (item.draft, item.rule) == (draft, rule)], console)
         others = [result for result in mine if result.verdict is None]
         _others(f"draft {draft}: alpha under other rules", others, console)
-        told = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
-        for rule in dict.fromkeys(result.rule for result in others if result.gammas and result.gammas not in told):
+        shown = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
+        for rule in dict.fromkeys(result.rule for result in others if result.gammas and result.gammas not in shown):
             _lengths(f"draft {draft}, rule {rule}", [result for result in others if result.rule == rule], console)
         _phases(f"draft {draft}: alpha by phase", mine, console)
     if report.certificates is not None:
-        certificates_section(report.certificates, console)
+        certificates_section(report.certificates, report.difficulty, console)
     if report.predictability:
         predictability_section(report.predictability, console)
     if report.cost is not None:
@@ -78,8 +90,8 @@ def _header(report: Report, console: Console) -> None:
     console.print(plain(f"text {'; '.join(run.texts) or 'none'}"))
     console.print(f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}", highlight=False)
     if run.imported is not None:
-        told = "rounds at the gamma that was served; alpha and coverage are not known (n/a)"
-        console.print(plain(f"imported from per-request metrics of {run.imported}: {told}"))
+        known = "rounds at the gamma that was served; alpha and coverage are not known (n/a)"
+        console.print(plain(f"imported from per-request metrics of {run.imported}: {known}"))
     console.print()
 
 
@@ -133,7 +145,7 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
         cells += [fmt.number(best.break_even_length if best else None), fmt.interval(result.speedup, "x")]
         cells[-1:] = [cells[-1], half] if beside else [f"{cells[-1]} [all {half}]" if half else cells[-1]]
         verdict = Text(str(result.verdict), COLOURS[str(result.verdict)])
-        table.add_row(_name(result, every), *map(Text, _fitted(cells, console)), verdict)
+        table.add_row(_name(result, every), *map(Text, fitted(cells, console)), verdict)
     show(table, f"{title}: by domain", console)
     undecided: dict[str, list[str]] = {}
     for result in results:
@@ -142,11 +154,6 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
     for reason, domains in undecided.items():
         console.print(Padding(plain(f"{', '.join(domains)}: {reason}"), (0, 0, 0, 2)))
     console.print()
-
-
-def _fitted(cells: Sequence[str], console: Console) -> Sequence[str]:
-    """Cells with their intervals beside the values, or below them where the terminal is narrow."""
-    return cells if console.width >= WIDE else [cell.replace(" [", "\n[") for cell in cells]
 
 
 def _iid(item: GammaResult | None) -> str:
@@ -161,19 +168,13 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
     rules = list(dict.fromkeys(result.rule for result in results))
     if not rules:
         return
-    texts: dict[tuple[str, str, str, bool], list[Result]] = {}
-    for result in results:
-        texts.setdefault(text_of(result), []).append(result)
     side_by_side = max(1, (console.width - NAME_WIDTH) // RULE_WIDTH)
     for start in range(0, len(rules), side_by_side):
         part = rules[start : start + side_by_side]
-        table = named_table()
-        for rule in part:
-            table.add_column(rule, justify="right", no_wrap=True)
-        first = [found[0] for found in texts.values()]
-        for found in texts.values():
-            cells = {result.rule: fmt.share_interval(result.alpha).replace(" [", f"{_mark(result)}\n[") for result in found}
-            table.add_row(_name(found[0], first, marked=False), *(cells.get(rule, "") for rule in part))
+        table = named_table("domain", *part)
+        for name, same in by_text(results).items():
+            cells = {result.rule: fmt.share_interval(result.alpha).replace(" [", f"{_mark(result)}\n[") for result in same}
+            table.add_row(plain(name), *(cells.get(rule, "") for rule in part))
         show(table, title, console)
     marks = {_mark(result) for result in results}
     if "*" in marks:
@@ -197,20 +198,18 @@ def _phases(title: str, results: Sequence[Result], console: Console) -> None:
     shown = [result for result in results if result.phases]
     if not shown:
         return
-    table = named_table()
-    for name in ("rule", "thinking", "answer", "share of thinking"):
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    table = named_table("domain", "rule", "thinking", "answer", "share of thinking", left=("rule",))
     for result in shown:
         cells = [fmt.share_interval(result.phases[name].alpha) for name in ("thinking", "answer")]
         share = fmt.percent(result.phases["thinking"].positions / result.positions)
-        table.add_row(_name(result, [result]), result.rule + _mark(result), *_fitted(cells, console), share)
+        table.add_row(_name(result, [result]), result.rule + _mark(result), *fitted(cells, console), share)
     show(table, title, console)
     console.print()
 
 
-def _name(result: Result, results: Sequence[Result], marked: bool = True) -> Text:
-    """The domain, with its kind of text where that is not clear."""
-    return plain(named(result, results, marked))
+def _name(item: Result | Certificate | LosslessBounds | Predictability, items: Sequence[OfText]) -> Text:
+    """The name of an item's text, marked where it is off-policy."""
+    return plain(text_name(item, items, not item.on_policy))
 
 
 def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
@@ -260,7 +259,7 @@ def _definitions(report: Report, console: Console) -> None:
             "of the other tables, and too high on average."
         )
     if any(result.estimator == "expected" for result in report.results):
-        lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn by lot.")
+        lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn at random.")
     if any(result.rule.startswith("tree") for result in report.results):
         lines.append(
             "tree: gamma is the depth of a full tree, w + w^2 + ... + w^gamma nodes; its verification was not timed."
@@ -282,9 +281,9 @@ def requests_section(title: str, results: Sequence[Result], name: Name, console:
     rows = [(result, item) for result, item in rows if item.of_documents is not None]
     if not rows:
         return
-    table = named_table()
-    for column in ("gamma", "speedup", "whole requests", "documents p10 / p50 / p90", "slower", "iid would have said"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = named_table(
+        "domain", "gamma", "speedup", "whole requests", "documents p10 / p50 / p90", "slower", "iid would have said"
+    )
     for result, item in rows:
         table.add_row(name(result), *_request_cells(item))
     show(table, f"{title}: requests and single documents", console)
@@ -362,11 +361,9 @@ def causes_section(items: Sequence[Attribution], console: Console) -> None:
 
 def _columns(items: Sequence[Attribution], columns: Mapping[str, Sequence[str]], title: str, console: Console) -> None:
     """A row a domain under named columns."""
-    table = named_table()
-    for name in columns:
-        table.add_column(name, justify="left" if name == "most to gain" else "right", no_wrap=True)
+    table = named_table("domain", *columns, left=("most to gain",))
     for item, cells in zip(items, zip(*columns.values(), strict=True), strict=True):
-        table.add_row(domain_name(item, items), *cells)
+        table.add_row(plain(text_name(item, items, not item.on_policy)), *cells)
     show(table, title, console)
 
 
@@ -374,64 +371,61 @@ def causes_notes(items: Sequence[Attribution]) -> list[str]:
     """How to read it; nothing where nothing was attributed."""
     if not items:
         return []
-    lines = [
+    return [
         "lost: share of positions whose token was not an accepted draft. Each has one cause: the first one, from left to "
         "right, that applies.",
         "with it: speedup (t: tokens/round) with nothing lost to that cause, at the same gamma and cost of a round: at most "
         "that; below 1x its remedy alone does not make the draft pay. Trees and prompt lookup held the token for a fact; "
         "the other remedies count as always right.",
     ]
-    if unknown := list(dict.fromkeys(name for item in items for name in item.unknown)):
-        lines.append(f"not known of this run: {', '.join(unknown)}.")
-    return lines
 
 
 def _in_order(items: Sequence[Attribution]) -> list[str]:
-    """The causes that occur, in the order in which they are looked for."""
-    found: list[str] = []
+    """Returns the names of the causes that occur, in the order in which they are looked for."""
+    names: list[str] = []
     for item in items:
         at = 0
         for cause in item.causes:
-            if cause.name in found:
-                at = found.index(cause.name) + 1
+            if cause.name in names:
+                at = names.index(cause.name) + 1
             else:
-                found.insert(at, cause.name)
+                names.insert(at, cause.name)
                 at += 1
-    return found
+    return names
 
 
 def _best(item: Attribution) -> Cause | None:
     return next((cause for cause in item.causes if cause.name == item.best), None)
 
 
-def certificates_section(found: Certificates, console: Console) -> None:
+def certificates_section(certificates: Certificates, deciles: Sequence[Decile], console: Console) -> None:
     """Print what thresholds say about each draft."""
-    for draft in dict.fromkeys(item.draft for item in found.certificates):
-        mine = [item for item in found.certificates if item.draft == draft]
-        names = {(item.domain, _kind(item)): _domain(item, _several(mine)) for item in mine}
+    for draft in dict.fromkeys(item.draft for item in certificates.certificates):
+        mine = [item for item in certificates.certificates if item.draft == draft]
+        texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
+        for item in mine:
+            texts.setdefault((item.domain, item.continuation, str(item.sampling), item.on_policy), []).append(item)
         certified, rejected = (
-            [
-                (label, {item.rule: cell(item) for item in mine if (item.domain, _kind(item)) == key})
-                for key, label in names.items()
-            ]
+            [(_name(same[0], mine), {item.rule: cell(item) for item in same}) for same in texts.values()]
             for cell in (_certified, _budget)
         )
         _grid(f"draft {draft}: certified of accepted, by domain", certified, console)
-        _tenths(draft, [item for item in found.deciles if item.draft == draft], console)
+        rules = {item.rule for item in mine}
+        _deciles(draft, [item for item in deciles if item.draft == draft and item.rule in rules], console)
         _grid(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", rejected, console)
         certain = sum(round(item.certified.value * item.positions) for item in mine)
         wrong = sum(item.contradicted for item in mine)
-        held = f"{fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
-        console.print(f"  certified and yet rejected: {held}\n", highlight=False)
-        _lossless(draft, [item for item in found.lossless if item.draft == draft], console)
+        counted = f"{fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
+        console.print(f"  certified and yet rejected: {counted}\n", highlight=False)
+        _lossless(draft, [item for item in certificates.lossless if item.draft == draft], console)
     lines = [
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain beforehand.",
         "What is accepted beyond that was right without having to be. Position by position: threshold_RULE in the log.",
     ]
-    if not found.certificates:  # no draft has a distribution
+    if not certificates.certificates:  # no draft has a distribution
         lines.clear()
-    if found.inexact:
-        part = fmt.percent(found.inexact)
+    if certificates.inexact:
+        part = fmt.percent(certificates.inexact)
         lines.append(f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there.")
     for line in lines:
         console.print(line, style="dim", highlight=False)
@@ -439,35 +433,29 @@ def certificates_section(found: Certificates, console: Console) -> None:
         console.print()
 
 
-def _tenths(draft: str, items: Sequence[Decile], console: Console) -> None:
-    """By tenths of the target's margin, then of its entropy."""
-    kinds = list(dict.fromkeys(map(_kind, items)))
+def _deciles(draft: str, items: Sequence[Decile], console: Console) -> None:
+    """Print tables by tenths of the target's margin, then of its entropy, one for each kind of text."""
     for axis in dict.fromkeys(item.axis for item in items):
-        for kind in kinds:
-            same = [item for item in items if (item.axis, _kind(item)) == (axis, kind)]
+        for kind, same in by_kind([item for item in items if item.axis == axis]).items():
             title = f"draft {draft}: certified of accepted, by tenths of the target's {axis}"
             title += ", nats" if axis == "entropy" else ""
-            title += f" ({kind})" if len(kinds) > 1 else ""
             rows: dict[tuple[float | None, float | None], dict[str, str]] = {}
             for item in same:
                 rows.setdefault((item.low, item.high), {})[item.rule] = _certified(item)
-            _grid(title, [(_range(axis, *ends), cells) for ends, cells in rows.items()], console, named=axis)
+            _grid(title + kind, [(Text(_range(axis, *ends)), cells) for ends, cells in rows.items()], console, named=axis)
 
 
-def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> None:
+def _lossless(draft: str, bounds: Sequence[LosslessBounds], console: Console) -> None:
     """Beta and its bounds, by domain."""
-    if not found:
+    if not bounds:
         return
-    table = named_table()
-    for name in ("beta", "bound", "mean KL", "bound from\nthe mean"):
-        table.add_column(name, justify="right", no_wrap=True)
-    several = _several(found)
-    for item in found:
+    table = named_table("domain", "beta", "bound", "mean KL", "bound from\nthe mean")
+    for item in bounds:
         cells = list(map(fmt.share_interval, (item.beta, item.sharp)))
         cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
-        table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
+        table.add_row(_name(item, bounds), *fitted(cells, console))
     show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
-    if any(item.sampling is None for item in found):
+    if any(item.sampling is None for item in bounds):
         note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
         console.print(note, style="dim", highlight=False)
     console.print()
@@ -480,11 +468,9 @@ def _grid(title: str, rows: Sequence[Row], console: Console, named: str = "domai
         for column, cell in cells.items():
             widths[column] = max(widths.get(column, len(column)), *map(len, cell.split("\n")))
     for part in _side_by_side(widths, console.width - NAME_WIDTH - EDGES):
-        table = named_table(named)
-        for column in part:
-            table.add_column(column, justify="right", no_wrap=True)
+        table = named_table(named, *part)
         for label, cells in rows:
-            table.add_row(plain(label), *(cells.get(column, "") for column in part))
+            table.add_row(label, *(cells.get(column, "") for column in part))
         show(table, title, console)
     console.print()
 
@@ -525,26 +511,25 @@ def _range(axis: str, low: float | None, high: float | None) -> str:
     return f"from {edge(low)}"
 
 
-def predictability_section(found: Sequence[Predictability], console: Console) -> None:
+def predictability_section(texts: Sequence[Predictability], console: Console) -> None:
     """Print what the target alone says."""
-    several = _several(found)
     table = named_table()
     names = ["docs", "entropy,\nnats", "margin", "mean top\nprobability"]
-    looked_up = any(item.free for item in found)
+    looked_up = any(item.free for item in texts)
     names += ["prompt\nlookup: alpha", "coverage", "tokens/round"] if looked_up else []
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for item in found:
+    for item in texts:
         cells = [str(item.documents), _spread(item.entropy), _spread(item.margin), fmt.share_interval(item.top_prob)]
         if looked_up:
             free = item.free[0] if item.free else None
             cells += [fmt.share_interval(free.alpha), fmt.share(free.coverage)] if free else [fmt.NOTHING] * 2
             cells += [fmt.interval(free.tokens_per_round) if free else fmt.NOTHING]
-        table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
+        table.add_row(_name(item, texts), *fitted(cells, console))
     show(table, "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile", console)
     console.print()
-    _budgets(found, several, console)
-    _runs(found, several, console)
+    _budgets(texts, console)
+    _runs(texts, console)
     for line in (
         "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round.",
         "mean top probability: where the text was sampled, no draft that proposes one token can be accepted more often.",
@@ -555,22 +540,22 @@ def predictability_section(found: Sequence[Predictability], console: Console) ->
     console.print()
 
 
-def _budgets(found: Sequence[Predictability], several: bool, console: Console) -> None:
+def _budgets(texts: Sequence[Predictability], console: Console) -> None:
     rows: list[Row] = []
-    for item in found:
+    for item in texts:
         values = {budget.rule: (budget.half, budget.ninety, budget.ninety_nine) for budget in item.budgets}
         cells = {rule: "\n".join(fmt.interval(value, digits=3) for value in each) for rule, each in values.items()}
-        rows.append((_domain(item, several), cells))
+        rows.append((_name(item, texts), cells))
     _grid("KL budget, nats: where half, 90 % and 99 % of the positions are still certain", rows, console)
 
 
-def _runs(found: Sequence[Predictability], several: bool, console: Console) -> None:
+def _runs(texts: Sequence[Predictability], console: Console) -> None:
     """What is certain under strict, for any draft with a bounded divergence."""
     rows: list[Row] = []
-    for item in found:
+    for item in texts:
         cells = {f"KL <= {run.epsilon:g}": _run(run) for run in item.runs if run.rule == "strict"}
-        rows.append((_domain(item, several), cells))
-    gamma = found[0].runs[0].gamma
+        rows.append((_name(item, texts), cells))
+    gamma = texts[0].runs[0].gamma
     _grid(f"rule strict, gamma {gamma}: what is certain of any draft whose KL(p||q) is nowhere larger", rows, console)
 
 
@@ -583,19 +568,3 @@ def _spread(values: Sequence[Interval]) -> str:
     """A median with its interval, and how far the values spread."""
     low, middle, high = values
     return f"{fmt.interval(middle)}\n{fmt.number(low.value)} to {fmt.number(high.value)}"
-
-
-def _several(items: Sequence[Certificate] | Sequence[LosslessBounds] | Sequence[Predictability]) -> bool:
-    """Whether a domain has several kinds of text."""
-    kinds: dict[str, set[str]] = {}
-    for item in items:
-        kinds.setdefault(item.domain, set()).add(_kind(item))
-    return any(len(found) > 1 for found in kinds.values())
-
-
-def _kind(item: Certificate | Decile | LosslessBounds | Predictability) -> str:
-    return fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", off-policy")
-
-
-def _domain(item: Certificate | LosslessBounds | Predictability, several: bool) -> str:
-    return f"{short(item.domain)} ({_kind(item)})" if several else short(item.domain)

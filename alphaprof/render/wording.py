@@ -7,31 +7,7 @@ from typing import Protocol
 
 from alphaprof.costs.cost_model import Cost, DraftMemoryShare
 from alphaprof.report import format as fmt
-from alphaprof.report.model import AtConcurrency, GammaResult, Result, Traffic
-
-
-def text_of(result: Result) -> tuple[str, str, str, bool]:
-    """What tells the text of a result from others: domain, kind, sampling settings, and whether the target wrote it."""
-    own = result.mismatches is not None or result.impossible is not None  # counted on the target's own text alone
-    return result.domain, result.continuation, str(result.sampling), own
-
-
-def named(result: Result, results: Sequence[Result], marked: bool = True) -> str:
-    """The domain, with its kind of text where that is not clear from the domain alone."""
-    others = [other for other in results if other.domain == result.domain]
-    kinds = {text_of(other) for other in others}
-    kind = result.continuation
-    if result.sampling is not None and len(kinds) > 1:
-        settings = [other.sampling for other in others if other.sampling is not None]
-        told = {name for name in result.sampling if len({found[name] for found in settings}) > 1} - {"temperature"}
-        kind += f" at {result.sampling['temperature']:g}"
-        kind += "".join(f", {name} {value:g}" for name, value in result.sampling.items() if name in told)
-    if len({(other[1], other[3]) for other in kinds}) > len({other[1] for other in kinds}):
-        kind += "" if text_of(result)[3] else ", not the target's own"
-    off = marked and not result.on_policy
-    if len(kinds) == 1 and not off:
-        return fmt.short(result.domain)
-    return f"{fmt.short(result.domain)} ({kind}{', off-policy' if off else ''})"
+from alphaprof.report.model import AtConcurrency, Decile, GammaResult, Result, Traffic
 
 
 def reached(tokens: float | None, faster: float | None) -> str:
@@ -41,7 +17,7 @@ def reached(tokens: float | None, faster: float | None) -> str:
     return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
 
 
-class OfDomain(Protocol):
+class OfText(Protocol):
     """What concerns one kind of text of a domain."""
 
     @property
@@ -57,10 +33,46 @@ class OfDomain(Protocol):
         """What it was drawn with, if anything."""
 
 
-def domain_of(item: OfDomain, items: Iterable[OfDomain]) -> str:
-    """The domain of one of several items, with the kind of its text where the domain has several."""
-    kinds = {fmt.text_kind(other.continuation, other.sampling) for other in items if other.domain == item.domain}
-    return fmt.short(item.domain) + (f" ({fmt.text_kind(item.continuation, item.sampling)})" if len(kinds) > 1 else "")
+def text_name(item: OfText, items: Iterable[OfText], off_policy: bool = False) -> str:
+    """Names the text of one of several items: the domain, with the kind of text where the domain has several among them, and
+    where it is to be marked as off-policy. Of sampling settings the temperature is named, and what else differs there.
+    """
+    same = [other for other in items if other.domain == item.domain]
+    several = len({(other.continuation, str(other.sampling)) for other in same}) > 1
+    if not several and not off_policy:
+        return fmt.short(item.domain)
+    kind = item.continuation
+    if several and item.sampling is not None:
+        settings = [other.sampling for other in same if other.sampling is not None]
+        differing = [name for name in item.sampling if len({each[name] for each in settings}) > 1 and name != "temperature"]
+        kind += f" at {item.sampling['temperature']:g}"
+        kind += "".join(f", {name} {item.sampling[name]:g}" for name in differing)
+    return f"{fmt.short(item.domain)} ({kind}{', off-policy' if off_policy else ''})"
+
+
+def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Groups results of any rules by the name of their text. Text that the target did not write is marked as off-policy
+    where the domain has text of that kind that it wrote.
+    """
+    texts: dict[tuple[str, str, str, bool], list[Result]] = {}
+    for result in results:
+        texts.setdefault((result.domain, result.continuation, str(result.sampling), result.own), []).append(result)
+    names: dict[str, list[Result]] = {}
+    for (*kind, own), same in texts.items():
+        name = text_name(same[0], results, off_policy=not own and (*kind, True) in texts)
+        while name in names:  # two long names that begin alike
+            name += "\N{PRIME}"
+        names[name] = same
+    return names
+
+
+def by_kind(deciles: Sequence[Decile]) -> dict[str, list[Decile]]:
+    """Groups tenths by kind of text, under what a title adds for each kind: nothing where there is one."""
+    kinds: dict[str, list[Decile]] = {}
+    for item in deciles:
+        off = "" if item.on_policy else ", off-policy"
+        kinds.setdefault(f" ({fmt.text_kind(item.continuation, item.sampling)}{off})", []).append(item)
+    return kinds if len(kinds) > 1 else {"": list(deciles)}
 
 
 def at_best(result: Result) -> GammaResult | None:

@@ -22,8 +22,8 @@ from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, 
 from alphaprof.report.model import Report, Result, RunFacts, Traffic
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.sections.attribution import Basis, ResultOnText, attribution
-from alphaprof.report.sections.certificates import certificates
-from alphaprof.report.sections.difficulty import PoolAtGamma, extremes, tenths
+from alphaprof.report.sections.certificates import build_certificates
+from alphaprof.report.sections.difficulty import PoolAtGamma, deciles, extremes
 from alphaprof.report.sections.predictability import predictability
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.report.warnings import report_warnings
@@ -67,9 +67,9 @@ def build_report(
         traffic=traffic,
         results=tuple(results),
         attribution=attribution(basis, judged),
-        difficulty=tenths(part, shown, question.confidence),
+        difficulty=deciles(part, shown, question.confidence),
         documents=extremes(_played(inquiry, found, [item for item in results if item.verdict is not None]), documents),
-        certificates=certificates(part, question.confidence),
+        certificates=build_certificates(part, question.confidence),
         predictability=predictability(part, results, question.confidence),
         warnings=(),
     )
@@ -83,7 +83,7 @@ def _judged(
     them out while this one reads what comes next; what verdicts concern comes first, of all drafts.
     """
     question, book, gammas = inquiry.question, inquiry.book, inquiry.run.gammas
-    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.texts}
+    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.documents.groups}
     readers = [DraftTotalsReader(inquiry, draft, shown) for draft in inquiry.run.manifest.drafts]
     deciding = inquiry.deciding  # what is shown begins with these
     waiting: deque[tuple[DraftPool, Future[Result]]] = deque()
@@ -173,7 +173,7 @@ def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
 
 def _texts(documents: Documents) -> tuple[str, ...]:
     """The kinds of text of a run, in the order in which they occur."""
-    kinds = {(group.continuation, group.on_policy, group.settings): group for group in documents.groups}
+    kinds = {(group.continuation, group.on_policy, str(group.sampling)): group for group in documents.groups}
     return tuple(
         text_kind(group.continuation, group.sampling) + ("" if group.on_policy else " (off-policy)")
         for group in kinds.values()

@@ -91,6 +91,11 @@ class Result:
     reason: str
     documents_needed: int | None
 
+    @property
+    def own(self) -> bool:
+        """Whether the target wrote the text: mismatches and impossible tokens are only counted on that."""
+        return self.mismatches is not None or self.impossible is not None
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -110,24 +115,6 @@ class Certificate:
     contradicted: int  # certified and yet rejected: never, unless something is wrong
     mean_divergence: float  # mean KL(p||q), nats; infinite where q gives 0 to what p can emit
     rejected_at_most: float  # largest share that any draft with this mean divergence can have rejected
-
-
-@dataclass(frozen=True)
-class Decile:
-    """One tenth of the positions of a draft, by the target's margin or entropy, under one rule."""
-
-    draft: str
-    rule: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
-    axis: str  # margin or entropy
-    place: int  # 1 for the lowest values; there are fewer than ten where values tie
-    low: float | None  # at least this; None: unbounded, as below
-    high: float | None  # less than this
-    positions: int
-    certified: Interval | None  # share of the positions that is certain to be accepted
-    accepted: Interval | None  # share that the rule accepts
 
 
 @dataclass(frozen=True)
@@ -152,7 +139,6 @@ class Certificates:
     """What thresholds say about the drafts of a run. `inexact`: share of positions where one of them is a lower bound."""
 
     certificates: tuple[Certificate, ...]  # by domain, draft and rule
-    deciles: tuple[Decile, ...]  # by the target's margin and entropy
     lossless: tuple[LosslessBounds, ...]  # by domain and draft: what KL promises of lossless sampling
     inexact: float
 
@@ -241,7 +227,7 @@ class RunFacts:
     complete: bool
     documents: int
     positions: int
-    log_documents: int | None  # documents that what is told from the position log rests on; null: no log here
+    log_documents: int | None  # documents that the numbers from the position log rest on; null: no log here
     target: str
     drafts: tuple[str, ...]
     dtype: str
@@ -282,15 +268,15 @@ class Report:
         Attribution, ...
     ]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
-    difficulty: tuple[Tenth, ...]  # empty without a complete shard
+    difficulty: tuple[Decile, ...]  # by tenths of the positions; empty without a complete shard
     documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
     predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
     warnings: tuple[ReportWarning, ...]
 
 
 @dataclass(frozen=True)
-class Tenth:
-    """Acceptance in one tenth of all positions of a draft, by the target's margin or entropy, under one rule."""
+class Decile:
+    """One tenth of all positions of a draft, by the target's margin or entropy, under one rule."""
 
     draft: str
     rule: str
@@ -302,7 +288,8 @@ class Tenth:
     low: float | None  # at least, less than; None: unbounded
     high: float | None  # less than this
     positions: int  # with a proposal
-    accepted: Interval | None  # share that the rule accepts
+    accepted: Interval | None  # share of them that the rule accepts
+    certified: Interval | None  # share of those with a certificate that is certain to be accepted; None: there is none
 
 
 @dataclass(frozen=True)
@@ -356,7 +343,6 @@ class Attribution:
     causes: tuple[Cause, ...]  # those that something is lost to, in the order in which they are looked for
     perfect_speedup: float | None  # with nothing lost at all, at this gamma and cost of a round
     best: str | None  # name of the cause whose remedy could bring most; None: none brings anything, or nothing is known
-    unknown: tuple[str, ...]  # what the run does not say, so that a cause may hold too little
 
 
 @dataclass(frozen=True)
@@ -371,7 +357,7 @@ class DocumentSpeedups:
 
 @dataclass(frozen=True)
 class AtConcurrency:
-    """Speedups with so many sequences decoded at a time, by gamma; `best_gamma` has the largest."""
+    """Speedups at one concurrency, by gamma; `best_gamma` has the largest."""
 
     concurrency: int  # sequences decoded at a time
     gammas: tuple[int, ...]  # of the speedups, in their order

@@ -26,7 +26,7 @@ from alphaprof.report.speeds import (
 )
 from alphaprof.report.verdict import Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
-from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, quantile, ratio, share
+from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
@@ -51,7 +51,7 @@ def build_result(subject: ResultKey, pool: DocumentTotals, question: Question, g
     rule = subject.rule
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
-    alpha = share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
+    alpha = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
     rounds = RoundResults((), (), None, no_decision(not_defined(rule.id, pool.policy)))
     if pool.defined:
         rounds = _rounds(subject, pool, alpha.value if alpha and coverage == 1 else None, question, gammas)
@@ -159,8 +159,7 @@ def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
     sums = (pool["pairs"], pool["pairs_first"], pool["pairs_second"], pool["pairs_both"])
     if np.isnan(sums[1]).any():
         return None
-    found = autocorrelation(pool.cluster, sums, confidence)
-    return Interval(found.value, found.low, found.high) if found is not None else None
+    return autocorrelation(pool.cluster, sums, confidence)
 
 
 def _phases(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
@@ -172,7 +171,7 @@ def _phases(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
         accepted, proposals, positions = (
             np.abs(sign * pool[total] - pool[f"thinking_{total}"]) for total in ("accepted", "proposals", "positions")
         )
-        phases[name] = Phase(int(positions.sum()), share(pool.cluster, accepted, proposals, confidence))
+        phases[name] = Phase(int(positions.sum()), pooled_share(pool.cluster, accepted, proposals, confidence))
     return phases
 
 

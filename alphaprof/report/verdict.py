@@ -12,7 +12,6 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, cost_bounds, free_draft, time_spent
-from alphaprof.errors import RunUnreadable
 from alphaprof.log.manifest import Manifest
 from alphaprof.report.decision import Decision, Mask, by_times_alone, decide, held_out
 from alphaprof.report.format import short
@@ -71,9 +70,6 @@ class Question:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Question:
         """From the manifest's copy of the profile."""
-        names = {field.name for field in dataclasses.fields(cls)} - {"order"}
-        if {"concurrency", *config["decision"]} != names:
-            raise RunUnreadable("the run was made by another version of alphaprof", "report with the version that wrote it")
         return cls(**config["decision"])
 
     def rule_for(self, policy: str) -> str:
@@ -138,7 +134,7 @@ def not_defined(rule: str, policy: str) -> str:
 
 
 def no_decision(reason: str) -> Decision:
-    """UNDECIDED for want of something else than documents."""
+    """Returns UNDECIDED, for a reason that more documents would not mend."""
     return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
 
 

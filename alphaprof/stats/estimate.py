@@ -15,20 +15,10 @@ from scipy.special import ndtri, stdtrit
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
-SPARSE = 16  # numbers up to so many times their count are counted in a table
+SPARSE = 16  # numbers up to this multiple of their count are counted in a table
 UNSEEN = 2  # documents of another kind that may have gone unseen
 LEAST_FOR_A_TENTH = 28  # documents up to which a tenth of them may have
 NO_SPREAD = 1e-6  # relative standard error below which documents agree as far as float32 columns can tell
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value with a two-sided interval; `documents` is the number of independent units behind it."""
-
-    value: float
-    low: float
-    high: float
-    documents: int
 
 
 @dataclass(frozen=True)
@@ -203,6 +193,15 @@ def skewed(skewness: float, quantile: float) -> float:
     return skewness / 6 * (1 + 2 * quantile**2) if skewness else 0.0
 
 
+def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tuple[float, float, float]:
+    """Returns how far a bound that misses with probability `tail` lies from an estimate by t alone, and how much farther it
+    lies below and above where the estimate is skewed; all in units of the estimate.
+    """
+    t = quantile(1 - tail, freedom)
+    skew = skewed(skewness, t)
+    return t * stderr if stderr > 0 else 0.0, max(-skew, 0.0), max(skew, 0.0)
+
+
 def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) -> tuple[float, float]:
     """Lower and upper bound of a ratio whose documents lie between `least` and `most` by construction.
 
@@ -211,11 +210,10 @@ def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) ->
     """
     if estimate.documents < 2:
         return least, most
-    t = quantile(1 - tail, estimate.freedom)
-    half, skew = t * estimate.stderr, skewed(estimate.skewness, t)
+    half, lower, higher = distances(estimate.stderr, estimate.freedom, estimate.skewness, tail)
     share = unseen(estimate.documents)
-    below = max(half + max(-skew, 0.0), share * (estimate.value - least))
-    above = max(half + max(skew, 0.0), share * (most - estimate.value))
+    below = max(half + lower, share * (estimate.value - least))
+    above = max(half + higher, share * (most - estimate.value))
     return float(max(least, estimate.value - below)), float(min(most, estimate.value + above))
 
 
@@ -260,7 +258,7 @@ def quantile(probability: float, freedom: float) -> float:
     return float(stdtrit(freedom, probability)) if freedom > 0 else math.inf
 
 
-def share_interval(estimate: Ratio, confidence: float) -> Estimate:
+def share_interval(estimate: Ratio, confidence: float) -> Interval:
     """Interval of a share in [0, 1]: linear t, cut to [0, 1]. Where all documents agree there is no spread to estimate from;
     the interval is then what documents that differ could make of it, at the most of them that the sample allows
     (Clopper-Pearson at D of D).
@@ -268,30 +266,31 @@ def share_interval(estimate: Ratio, confidence: float) -> Estimate:
     tail = (1 - confidence) / 2
     if estimate.stderr <= NO_SPREAD * estimate.value:
         agree = tail ** (1 / estimate.documents)
-        return Estimate(estimate.value, estimate.value * agree, 1 - (1 - estimate.value) * agree, estimate.documents)
+        return Interval(estimate.value, estimate.value * agree, 1 - (1 - estimate.value) * agree)
     half = quantile(1 - tail, estimate.freedom) * estimate.stderr
-    return Estimate(estimate.value, max(0.0, estimate.value - half), min(1.0, estimate.value + half), estimate.documents)
+    return Interval(estimate.value, max(0.0, estimate.value - half), min(1.0, estimate.value + half))
 
 
-def share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
-    """A share with its interval over clusters; None where nothing was counted."""
+def pooled_share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
+    """Intervals sum(totals) / sum(counts), [documents], as a share in [0, 1], its interval over clusters; None where nothing
+    was counted.
+    """
     if counts.sum() <= 0:
         return None
-    found = share_interval(ratio(*by_cluster(cluster, totals, counts)), confidence)
-    return Interval(found.value, found.low, found.high)
+    return share_interval(ratio(*by_cluster(cluster, totals, counts)), confidence)
 
 
-def mean_interval(estimate: Ratio, confidence: float) -> Estimate:
+def mean_interval(estimate: Ratio, confidence: float) -> Interval:
     """Interval of a mean of quantities that are 0 or above and have no upper end: linear t, cut at 0. Where documents leave
     no spread to estimate from, nothing bounds what another one would have: infinity.
     """
     half = math.inf
     if estimate.documents > 1 and estimate.stderr > NO_SPREAD * estimate.value:
         half = quantile((1 + confidence) / 2, estimate.freedom) * estimate.stderr
-    return Estimate(estimate.value, max(0.0, estimate.value - half), estimate.value + half, estimate.documents)
+    return Interval(estimate.value, max(0.0, estimate.value - half), estimate.value + half)
 
 
-def quantile_interval(values: Array, counts: Array, clusters: Array, probability: float, confidence: float) -> Estimate:
+def quantile_interval(values: Array, counts: Array, clusters: Array, probability: float, confidence: float) -> Interval:
     """The quantile of values [positions], 0 or above, with Woodruff's interval (1952): the quantiles at both ends of the
     interval of the share of values up to it (for the lower end: of those below it, which are fewer where values tie), over
     documents or clusters. Beyond what the sample can tell, 0 and infinity.
@@ -305,18 +304,18 @@ def quantile_interval(values: Array, counts: Array, clusters: Array, probability
     value = _at(ordered, probability)
     stops = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
-    def share(chosen: Array) -> Estimate:
+    def share_of(chosen: Array) -> Interval:
         running = np.concatenate([[0.0], np.cumsum(chosen, dtype=np.float64)])
         return share_interval(ratio(*by_cluster(clusters, running[stops[1:]] - running[stops[:-1]], counts)), confidence)
 
-    below, up_to = share(values < value), share(values <= value)
+    below, up_to = share_of(values < value), share_of(values <= value)
     least, most = probability - _reach(below), probability + _reach(up_to)
     low = _at(ordered, least) if least > 0 else 0.0
     high = _at(ordered, most) if most < 1 else math.inf
-    return Estimate(value, low, high, up_to.documents)
+    return Interval(value, low, high)
 
 
-def _reach(share: Estimate) -> float:
+def _reach(share: Interval) -> float:
     """How far a share can be off: the longer side of its interval, since the other one may be cut at 0 or 1. Infinite where
     both are cut.
     """
@@ -339,7 +338,7 @@ def log_interval(value: float, relative_error: float, freedom: float, tail: floa
     return value * math.exp(-half), value * math.exp(half)
 
 
-def autocorrelation(clusters: Array, sums: tuple[Array, Array, Array, Array], confidence: float) -> Estimate | None:
+def autocorrelation(clusters: Array, sums: tuple[Array, Array, Array, Array], confidence: float) -> Interval | None:
     """Pearson's correlation of acceptance at neighbouring positions, pooled over documents; `clusters` [documents] are the
     independent units and `sums` the columns PAIR_COUNTS of totals, each [documents].
 
@@ -357,10 +356,10 @@ def autocorrelation(clusters: Array, sums: tuple[Array, Array, Array, Array], co
     units = columns.shape[1]
     others = _correlation(whole[:, None] - columns)
     if units < 2 or not np.isfinite(others).all():
-        return Estimate(value, -1.0, 1.0, units)
+        return Interval(value, -1.0, 1.0)
     stderr = math.sqrt((units - 1) / units * float(((others - others.mean()) ** 2).sum()))
     half = quantile((1 + confidence) / 2, units - 1) * stderr
-    return Estimate(value, max(-1.0, value - half), min(1.0, value + half), units)
+    return Interval(value, max(-1.0, value - half), min(1.0, value + half))
 
 
 def _correlation(columns: Array) -> Array:

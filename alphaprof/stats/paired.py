@@ -7,33 +7,33 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.stats.estimate import NO_SPREAD, Estimate, Ratio, influences, quantile, ratio
+from alphaprof.stats.estimate import NO_SPREAD, Interval, Ratio, influences, quantile, ratio
 
 Array = np.ndarray[Any, Any]
 FAR = 0.225  # share of the possible range by which a unit that differs is taken to differ: decisions/019
 
 
-def share_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Estimate:
+def share_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Interval:
     """Second share less the first, each sum(totals) / sum(counts) over the same units, [units] in the same order.
 
     Raises `ValueError` where a side has no count.
     """
     one, two = ratio(*first), ratio(*second)
     errors = _errors(second, two) - _errors(first, one)
-    return _difference(Estimate(two.value - one.value, -one.value, 1 - one.value, 0), errors, (one, two), confidence)
+    return _difference(Interval(two.value - one.value, -one.value, 1 - one.value), errors, (one, two), confidence)
 
 
-def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float, gamma: int) -> Estimate:
+def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float, gamma: int) -> Interval:
     """Second quotient less the first, each sum(counts) / sum(totals): tokens per round from (rounds, tokens), of which a
     round emits 1 to gamma + 1.
     """
     one, two = ratio(*first), ratio(*second)
     errors = _errors(first, one) / one.value**2 - _errors(second, two) / two.value**2  # d(1/r) = -dr / r^2
     before = 1 / one.value
-    return _difference(Estimate(1 / two.value - before, 1 - before, gamma + 1 - before, 0), errors, (one, two), confidence)
+    return _difference(Interval(1 / two.value - before, 1 - before, gamma + 1 - before), errors, (one, two), confidence)
 
 
-def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Estimate:
+def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Interval:
     """Second mean less the first, each sum(totals) / sum(counts), of quantities that are 0 or above and have no upper end:
     beyond what the sample can tell, the least that is possible, and infinity.
     """
@@ -44,7 +44,7 @@ def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], con
     half = math.inf
     if documents > 1 and stderr > NO_SPREAD * max(one.value, two.value):
         half = quantile((1 + confidence) / 2, min(one.freedom, two.freedom)) * stderr
-    return Estimate(value, max(least, value - half), value + half, documents)
+    return Interval(value, max(least, value - half), value + half)
 
 
 def _errors(side: tuple[Array, Array], found: Ratio) -> Array:
@@ -52,7 +52,7 @@ def _errors(side: tuple[Array, Array], found: Ratio) -> Array:
     return influences(*side) if found.documents > 1 else np.zeros(len(side[0]))
 
 
-def _difference(possible: Estimate, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Estimate:
+def _difference(possible: Interval, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Interval:
     """A difference with its t interval, within what is possible given the first side, and never narrower than a floor.
 
     Units that agree leave no spread to estimate from, and those that hardly differ almost none. The floor is what other
@@ -63,12 +63,12 @@ def _difference(possible: Estimate, errors: Array, sides: tuple[Ratio, Ratio], c
     documents = min(side.documents for side in sides)
     tail = (1 - confidence) / 2
     if documents < 2:
-        return Estimate(value, low, high, documents)
+        return Interval(value, low, high)
     stderr = math.sqrt(float((errors**2).sum()))
     half = quantile(1 - tail, min(side.freedom for side in sides)) * stderr if stderr else 0.0
     most, far = differing(documents, tail), FAR * (high - low)
     below, above = (max(half, most * min(far, room)) for room in (value - low, high - value))
-    return Estimate(value, max(low, value - below), min(high, value + above), documents)
+    return Interval(value, max(low, value - below), min(high, value + above))
 
 
 def differing(units: int, tail: float) -> float:

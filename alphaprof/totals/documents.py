@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.log.manifest import Manifest
-from alphaprof.stats.estimate import Interval, distinct, share
+from alphaprof.stats.estimate import Interval, distinct, pooled_share
 from alphaprof.totals.count import policies
 
 Array = np.ndarray[Any, Any]
@@ -69,7 +69,7 @@ class Units:
         return cls(prompts, Names(distinct))
 
     def take(self, rows: Array | slice) -> Units:
-        """Those of some of the documents."""
+        """Returns the units of some of the documents."""
         return Units(self.codes[rows], self.names)
 
     @property
@@ -159,24 +159,34 @@ def _connected(prompts: Array, clusters: Array, size: int) -> Array:
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Documents of one domain and kind of text: their `rows` in the documents table, ascending.
+    """Documents of one domain and kind of text: their `rows` in the documents table, ascending, and the independent unit of
+    each of these rows, `cluster` [rows].
 
-    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `settings`: values of SETTINGS.
+    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `sampling`: the settings that p and
+    q were processed with; None: the plain softmax.
     """
 
     domain: str
     continuation: str
-    on_policy: bool
     policy: str
-    settings: tuple[float | None, ...]
+    sampling: dict[str, float] | None
     rows: Array
+    cluster: Array
 
     @property
-    def sampling(self) -> dict[str, float] | None:
-        """The settings that p and q were processed with; None: the plain softmax."""
-        if self.settings[0] is None:
-            return None
-        return {name: value or 0.0 for name, value in zip(SETTINGS, self.settings, strict=True)}
+    def on_policy(self) -> bool:
+        """Whether the target produced the text."""
+        return bool(self.policy)
+
+    def share(self, totals: Array, counts: Array, confidence: float) -> Interval | None:
+        """Estimates sum(totals) / sum(counts), [documents of the table], over this text as a share; None where nothing was
+        counted.
+        """
+        return pooled_share(self.cluster, totals[self.rows], counts[self.rows], confidence)
+
+    def documents(self, counts: Array) -> int:
+        """Counts the independent units that have counts [documents of the table]."""
+        return distinct(self.cluster[counts[self.rows] > 0])
 
 
 @dataclass(frozen=True)
@@ -232,10 +242,11 @@ class Documents:
         """The groups, in the order in which they occur. A domain that has several kinds of text, or one with several
         sampling settings, has a group for each.
         """
-        return tuple(_groups(self.table))
+        return tuple(_groups(self.table, self.units.codes))
 
 
-def _groups(table: pa.Table) -> Iterator[TextGroup]:
+def _groups(table: pa.Table, units: Array) -> Iterator[TextGroup]:
+    """Yields the groups of a documents table; `units` [documents] is the independent unit of each."""
     names = [table[name].cast(pa.string()) for name in ("domain", "continuation")]
     columns = [*names, table["on_policy"], *(table[name] for name in SETTINGS)]
     code = np.zeros(len(table), dtype=np.int64)
@@ -247,9 +258,10 @@ def _groups(table: pa.Table) -> Iterator[TextGroup]:
     order = np.argsort(code, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(order) else []
     for rows in sorted(parts, key=lambda part: int(part[0])):
-        domain, kind, on_policy, *settings = (column[int(rows[0])].as_py() for column in columns)
+        domain, kind, _, *settings = (column[int(rows[0])].as_py() for column in columns)
         (policy,) = policies(table.slice(int(rows[0]), 1)).tolist()
-        yield TextGroup(domain, kind, on_policy, policy, tuple(settings), rows)
+        drawn = {name: value or 0.0 for name, value in zip(SETTINGS, settings, strict=True)}
+        yield TextGroup(domain, kind, policy, None if settings[0] is None else drawn, rows, units[rows])
 
 
 def strata_of(documents: Documents, manifest: Manifest) -> Array:
@@ -276,54 +288,17 @@ def mean_context(documents: pa.Table) -> float | None:
     return float(((prompt + length / 2) * length).sum() / length.sum()) if len(length) else None
 
 
-@dataclass(frozen=True)
-class TextUnits:
-    """Documents of one kind of text: `rows` of the documents table, and the independent unit of each [rows].
-
-    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not.
-    """
-
-    domain: str
-    continuation: str
-    policy: str
-    sampling: dict[str, float] | None
-    rows: Array
-    cluster: Array
-
-    @property
-    def on_policy(self) -> bool:
-        """Whether the target produced it."""
-        return bool(self.policy)
-
-    def share(self, totals: Array, counts: Array, confidence: float) -> Interval | None:
-        """Ratio of sums [documents of the table] over this text as a share; None where nothing was counted."""
-        return share(self.cluster, totals[self.rows], counts[self.rows], confidence)
-
-    def documents(self, counts: Array) -> int:
-        """Independent units with counts."""
-        return distinct(self.cluster[counts[self.rows] > 0])
-
-
-def texts(documents: Documents) -> list[TextUnits]:
-    """The kinds of text of a run by domain, in the order in which they occur."""
-    codes = documents.units.codes
-    return [
-        TextUnits(group.domain, group.continuation, group.policy, group.sampling, group.rows, codes[group.rows])
-        for group in documents.groups
-    ]
-
-
-def kinds(every: Sequence[TextUnits]) -> list[TextUnits]:
-    """The kinds of text over all domains."""
-    parts: dict[tuple[str, str, str], list[TextUnits]] = {}
-    for text in every:
-        parts.setdefault((text.continuation, text.policy, str(text.sampling)), []).append(text)
+def over_domains(groups: Sequence[TextGroup]) -> list[TextGroup]:
+    """Merges the groups of one kind of text over all domains; the domain of what it returns is empty."""
+    kinds: dict[tuple[str, str, str], list[TextGroup]] = {}
+    for group in groups:
+        kinds.setdefault((group.continuation, group.policy, str(group.sampling)), []).append(group)
     return [
         replace(
             same[0],
             domain="",
-            rows=np.concatenate([text.rows for text in same]),
-            cluster=np.concatenate([text.cluster for text in same]),
+            rows=np.concatenate([group.rows for group in same]),
+            cluster=np.concatenate([group.cluster for group in same]),
         )
-        for same in parts.values()
+        for same in kinds.values()
     ]

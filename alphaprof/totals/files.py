@@ -157,9 +157,8 @@ class DraftTotals:
 def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[str] | None = None) -> pa.Table:
     """Totals of all complete shards for the rules that `request` names: all columns, or some; each rule's documents ascend.
 
-    What is not stored is computed from the log and not written: of an interrupted run, in a flavour other than `engine`, of
-    a rule that the profile did not ask for, or where another version of alphaprof stored other columns. Raises
-    `OptionInvalid` for a rule that the log cannot tell of.
+    What is not stored is computed from the log and not written: of an interrupted run, in a flavour other than `engine`, and
+    of a rule that the profile did not ask for. Raises `OptionInvalid` for a rule that the log cannot tell of.
     """
     tables = DraftTotals(run, draft).read(request, columns, list)
     return pa.concat_tables(tables) if tables else _schema(run, columns).empty_table()

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from alphaprof.log.store import Run
 from alphaprof.totals.count import Shape
-from alphaprof.totals.documents import Documents, TextUnits, texts
+from alphaprof.totals.documents import Documents
 
 Array = np.ndarray[Any, Any]
 LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need
-ENOUGH = 20  # documents of every kind of text, where there are so many
+ENOUGH = 20  # documents of every kind of text, or all where there are fewer
 SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what shapes are made from
 AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
 SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
@@ -42,11 +42,6 @@ class LogPart:
         shards = tuple(run.shards[place] for place in chosen)
         view = Run(run.path, dataclasses.replace(run.manifest, shards=shards))
         return cls(view, documents.take(np.flatnonzero(np.isin(_shard_of(run), chosen))))
-
-    @cached_property
-    def texts(self) -> list[TextUnits]:
-        """The kinds of text by domain."""
-        return texts(self.documents)
 
     @cached_property
     def edges(self) -> dict[str, Array]:
@@ -77,7 +72,7 @@ def _chosen(run: Run, documents: Documents, limit: int) -> Array:
 
 
 def _spread(size: int, wanted: int) -> Array:
-    """So many of `size` places at equal distances."""
+    """Returns `wanted` of `size` places at equal distances; all of them where there are fewer."""
     wanted = min(wanted, size)
     return np.asarray((2 * np.arange(wanted) + 1) * size // (2 * wanted))
 
@@ -89,7 +84,7 @@ def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[st
 
 
 def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
-    """Columns of one shard likewise."""
+    """Reads columns of one shard as arrays; nulls become -1 or NaN."""
     table = run.positions(draft, index, names)
     return {name: _array(table[name]) for name in names}
 

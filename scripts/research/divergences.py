@@ -36,7 +36,7 @@ from alphaprof.profiling.texts.continuations import Continuation, continuation_t
 from alphaprof.report import format as fmt
 from alphaprof.report.sections.certificates import SLACK, judged_positions
 from alphaprof.rules import BoundRule
-from alphaprof.stats.estimate import Estimate, Interval, by_cluster, quantile_interval, ratio, share_interval
+from alphaprof.stats.estimate import Interval, by_cluster, quantile_interval, ratio, share_interval
 from alphaprof.theory.bounds import coverage_bound, margin_bound
 from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Array, Divergence, Target, certify, draft_width
 from alphaprof.totals.count import Shape
@@ -115,7 +115,7 @@ class Scored:
         if counts.sum() == 0:
             return None
         totals = self.shape.sums(chosen & among)
-        return _interval(share_interval(ratio(*by_cluster(self.cluster, totals, counts)), CONFIDENCE))
+        return share_interval(ratio(*by_cluster(self.cluster, totals, counts)), CONFIDENCE)
 
     def quantile(self, values: Array, probability: float) -> Interval | None:
         """Quantile of values [positions] that are not NaN."""
@@ -123,11 +123,7 @@ class Scored:
         if not known.any():
             return None
         counts = self.shape.sums(known).astype(np.int64)
-        return _interval(quantile_interval(values[known], counts, self.cluster, probability, CONFIDENCE))
-
-
-def _interval(found: Estimate) -> Interval:
-    return Interval(found.value, found.low, found.high)
+        return quantile_interval(values[known], counts, self.cluster, probability, CONFIDENCE)
 
 
 @dataclass(frozen=True)

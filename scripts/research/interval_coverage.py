@@ -61,7 +61,7 @@ from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, largest_error, round_mixes, step_times
 from alphaprof.report.decision import decide, held_out
 from alphaprof.report.result import speedup_interval, tokens_interval
-from alphaprof.stats.estimate import share
+from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.sequential import Bounds, decide_sequentially
 from alphaprof.totals.documents import lots_of
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
@@ -212,7 +212,7 @@ def found_intervals(population: Traffic, rows: Array) -> list[Any]:
     counts = population.sample(rows)
     free, timed = (speedup([counts], [1.0], times) for times in (free_draft(GAMMA), TIMES))
     return [
-        share(counts.cluster, population.accepted[rows], population.positions[rows], CONFIDENCE),
+        pooled_share(counts.cluster, population.accepted[rows], population.positions[rows], CONFIDENCE),
         tokens_interval(free, GAMMA, CONFIDENCE),
         speedup_interval(timed, CONFIDENCE),
     ]

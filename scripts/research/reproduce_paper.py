@@ -22,7 +22,7 @@ from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.log.store import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.sections.certificates import Array, inexact_share
-from alphaprof.stats.estimate import Estimate, Interval, by_cluster, quantile_interval, ratio, share_interval
+from alphaprof.stats.estimate import Interval, by_cluster, quantile_interval, ratio, share_interval
 from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.log_sample import shards
 
@@ -93,7 +93,7 @@ class Positions:
         cluster = Units.of(run.documents()).codes
         return cls({name: np.concatenate(found) for name, found in parts.items()}, np.concatenate(lengths), cluster)
 
-    def estimate(self, column: str, statistic: str) -> Estimate:
+    def estimate(self, column: str, statistic: str) -> Interval:
         """A statistic over positions, with an interval over documents."""
         values = self.columns[column]
         if statistic == MEAN:
@@ -118,7 +118,7 @@ def opened(path: Path) -> Run:
     return run
 
 
-def measured(run: Run) -> dict[Key, Estimate | None]:
+def measured(run: Run) -> dict[Key, Interval | None]:
     """The run's counterpart of every published figure; None for a rule that it was not profiled with."""
     positions = Positions.of(run)
     return {
@@ -156,8 +156,8 @@ def table(runs: Sequence[Run]) -> list[Row]:
     return [["".join(char if char.isprintable() else " " for char in cell) for cell in row] for row in rows]
 
 
-def _cell(found: Estimate | None) -> str:
-    return fmt.interval(Interval(found.value, found.low, found.high) if found else None, digits=3)
+def _cell(found: Interval | None) -> str:
+    return fmt.interval(found, digits=3)
 
 
 def terminal(rows: Sequence[Row]) -> str:

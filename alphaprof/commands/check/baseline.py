@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,10 +42,11 @@ from alphaprof.log.store import Run
 from alphaprof.report.format import many, percent, text_kind
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import NO_SPREAD, Estimate, distinct
+from alphaprof.stats.estimate import NO_SPREAD, Interval, distinct
 from alphaprof.stats.paired import differing, inverse_difference, share_difference
 from alphaprof.totals.pool import DocumentTotals, proposes_nothing
 
+Array = np.ndarray[Any, Any]
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers
 
@@ -100,12 +103,24 @@ class PairedText:
         """What the two are compared by."""
         return DIFFERENCE if self.gamma is None else TOKENS_DIFFERENCE
 
-    def difference(self, confidence: float) -> Estimate:
+    @cached_property
+    def sides(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Totals and counts of each side, [units]: accepted and proposed positions; at a gamma, rounds and tokens."""
+        if self.gamma is None:
+            return summed(self.old), summed(self.new)
+        times = free_draft(self.gamma)
+        return spent_and_base(self.old.counts(self.gamma), times), spent_and_base(self.new.counts(self.gamma), times)
+
+    @property
+    def compared(self) -> int:
+        """The units that have counts on both sides."""
+        return min(int(np.count_nonzero(counts)) for _, counts in self.sides)
+
+    def difference(self, confidence: float) -> Interval:
         """The new side's alpha less the old one's; at a gamma, tokens per round. With an interval over units."""
         if self.gamma is None:
-            return share_difference(summed(self.old), summed(self.new), confidence)
-        sides = [spent_and_base(pool.counts(self.gamma), free_draft(self.gamma)) for pool in (self.old, self.new)]
-        return inverse_difference(sides[0], sides[1], confidence, self.gamma)
+            return share_difference(*self.sides, confidence)
+        return inverse_difference(*self.sides, confidence, self.gamma)
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """One-sided bounds of the difference, each wrong with probability `tail`."""
@@ -127,11 +142,11 @@ class PairedText:
         """The item of a draft that proposes something."""
         value, note = self.difference(confidence), None
         if self.identical:
-            most = percent(differing(value.documents, 1 - confidence))
+            most = percent(differing(self.compared, 1 - confidence))
             alike = f"identical on all {many(self.documents, 'document')}"
             note = f"{alike}, but {self.doubt}: at most {most} of documents can differ"
         return Item(
-            self.measure, self.domain, threshold, value.value, judged.low, judged.high, value.documents, judged.outcome, note
+            self.measure, self.domain, threshold, value.value, judged.low, judged.high, self.compared, judged.outcome, note
         )
 
 

@@ -21,7 +21,7 @@ from alphaprof.report.format import short
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
 from alphaprof.report.model import Traffic
 from alphaprof.report.verdict import judge_traffic
-from alphaprof.stats.estimate import bounded_interval, by_cluster, distinct, ratio, share
+from alphaprof.stats.estimate import bounded_interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
 Outcome = Literal["pass", "fail", "undecided"]
@@ -322,7 +322,7 @@ def _bounds(
 ) -> tuple[float, float]:
     """One-sided bounds of a measure, each wrong with probability `tail`."""
     if measure == ALPHA:
-        found = share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)
+        found = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)
         return (found.low, found.high) if found else (0.0, 1.0)
     if gamma is None:
         raise ValueError(f"{measure} needs a gamma")

@@ -57,9 +57,7 @@ def check_terminal(check: Check, console: Console) -> None:
 
 
 def _table(check: Check, console: Console) -> None:
-    table = named_table()
-    for name in ("measure", "docs", "at least", "value", "bounds", "outcome"):
-        table.add_column(name, justify="left" if name in ("measure", "outcome") else "right", no_wrap=True)
+    table = named_table("domain", "measure", "docs", "at least", "value", "bounds", "outcome", left=("measure", "outcome"))
     for item in check.items:
         word, style = WORDS[item.outcome]
         cells = (item.measure, fmt.count(item.documents), _number(item, item.threshold), _number(item, item.value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +52,7 @@ class Difference:
     first: float | None  # alpha of the first; None: no proposals
     second: float | None  # alpha of the second
     first_coverage: float | None  # share of positions with a proposal; None: imported runs
-    second_coverage: float | None  # likewise
+    second_coverage: float | None  # the same of the second
     difference: Interval | None  # alpha of the second less that of the first
     tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
 
@@ -221,7 +220,7 @@ def _difference(
         second=alphas[1],
         first_coverage=coverages[0],
         second_coverage=coverages[1],
-        difference=_interval(share_difference(sides[0], sides[1], confidence)) if counted else None,
+        difference=share_difference(sides[0], sides[1], confidence) if counted else None,
         tokens_per_round=tuple(_tokens(first, second, gamma, confidence) for gamma in gammas) if rounds else (),
     )
 
@@ -235,11 +234,7 @@ def summed(pool: DocumentTotals) -> tuple[Array, Array]:
 def _tokens(first: DocumentTotals, second: DocumentTotals, gamma: int, confidence: float) -> TokensDifference:
     sides = [spent_and_base(pool.counts(gamma), free_draft(gamma)) for pool in (first, second)]
     one, two = (float(base.sum() / spent.sum()) for spent, base in sides)
-    return TokensDifference(gamma, one, two, _interval(inverse_difference(sides[0], sides[1], confidence, gamma)))
-
-
-def _interval(estimate: Any) -> Interval:
-    return Interval(*dataclasses.astuple(estimate)[:3])
+    return TokensDifference(gamma, one, two, inverse_difference(sides[0], sides[1], confidence, gamma))
 
 
 def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = False) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,8 +12,8 @@ from rich.text import Text
 from alphaprof.commands.compare.build import Comparison, Difference
 from alphaprof.render.json import plain_values
 from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
-from alphaprof.report.format import short
 
 FORMAT = "alphaprof-compare"
 VERSION = 1
@@ -62,15 +61,12 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
 
 
 def _acceptance(comparison: Comparison) -> Table:
-    table = named_table()
-    for name in ("rule", "docs", "coverage", "first", "second", "difference"):
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
-    several = _several(comparison.differences)
+    table = named_table("domain", "rule", "docs", "coverage", "first", "second", "difference", left=("rule",))
     for item in comparison.differences:
         coverage = f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}"
         alphas = (fmt.share(item.first), fmt.share(item.second))
         table.add_row(
-            _name(item, several),
+            plain(text_name(item, comparison.differences)),
             item.rule + fmt.mark(item.on_policy, item.lossy),
             fmt.documents(item.documents, item.clusters),
             coverage,
@@ -81,23 +77,9 @@ def _acceptance(comparison: Comparison) -> Table:
 
 
 def _rounds(differences: list[Difference]) -> Table:
-    table = named_table()
-    for name in ("rule", "gamma", "first", "second", "difference"):
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
-    several = _several(differences)
+    table = named_table("domain", "rule", "gamma", "first", "second", "difference", left=("rule",))
     for item in differences:
         for found in item.tokens_per_round:
             numbers = (fmt.number(found.first), fmt.number(found.second), fmt.difference(found.difference, 2))
-            table.add_row(_name(item, several), item.rule, str(found.gamma), *numbers)
+            table.add_row(plain(text_name(item, differences)), item.rule, str(found.gamma), *numbers)
     return table
-
-
-def _several(differences: Sequence[Difference]) -> bool:
-    """Whether texts were drawn with different settings."""
-    return len({str(item.sampling) for item in differences if item.sampling is not None}) > 1
-
-
-def _name(item: Difference, several: bool) -> Text:
-    """The domain and its kind of text, with the sampling settings where there are several."""
-    settings = item.sampling if several else None
-    return plain(f"{short(item.domain)} ({fmt.text_kind(item.continuation, settings)})")

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from alphaprof.commands.importing.vllm import MOST_DRAFTED
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, shown
-from alphaprof.render.tables import plain
+from alphaprof.render.tables import empty_table, plain
 from alphaprof.report import format as fmt
 from alphaprof.version import __version__
 
@@ -306,9 +304,7 @@ def counters_terminal(counters: Counters, console: Console) -> None:
         "gamma, and is not alpha\n",
     ):
         console.print(line, highlight=False)
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("depth", "marginal", "conditional"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = empty_table("depth", "marginal", "conditional")
     for depth, shares in enumerate(zip(counters.marginal, counters.conditional, strict=True), 1):
         table.add_row(str(depth), *map(fmt.share, shares))
     console.print(table)

@@ -7,16 +7,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from alphaprof import errors
 from alphaprof.commands.preflight.facts import PreflightFacts
 from alphaprof.commands.preflight.findings import NOTE, OK, PROBLEM, Finding, model_checks, place_of, warned, work_checks
 from alphaprof.render.json import plain_values
-from alphaprof.render.tables import plain
+from alphaprof.render.tables import empty_table, plain
 from alphaprof.report.format import many
 
 ORDER = (
@@ -87,7 +85,7 @@ def preflight_terminal(preflight: Preflight, console: Console) -> None:
     facts = preflight.seen.target.facts
     drafts = many(len(preflight.seen.drafts), "draft")
     console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {drafts}"))
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = empty_table()
     for name, width in (("check", 14), ("of", 20), ("result", 7)):
         table.add_column(name, overflow="fold", max_width=width)
     table.add_column("what was found, and what to do", overflow="fold", ratio=1)

@@ -18,13 +18,14 @@ from alphaprof.commands.validate.timings import by_depth
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.render.json import plain_values
-from alphaprof.render.tables import domain_name, named_table, plain, show
+from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
-from alphaprof.stats.estimate import Estimate, Interval, by_cluster, distinct, mean_interval, ratio, share
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, pooled_share, ratio
 from alphaprof.stats.paired import mean_difference
-from alphaprof.totals.documents import Documents
+from alphaprof.totals.documents import Documents, TextGroup
 from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
@@ -160,33 +161,25 @@ class Rollout:
     texts: tuple[RolloutText, ...]
 
 
-@dataclass(frozen=True)
-class _RolledGroup:
-    """Documents of one kind of text: their rows, the independent unit of each, how their tokens are chosen."""
-
-    rows: Array
-    cluster: Array
-    policy: str
-    confidence: float
-
-
 def build_rollout(rolled: Rollouts, confidence: float) -> Rollout:
     """Estimates with intervals over independent documents, for each kind of text apart."""
     documents = Documents.of(rolled.documents)
     texts = []
-    for item in documents.groups:
-        rows, policy = item.rows, item.policy
-        group = _RolledGroup(rows, documents.units.codes[rows], policy, confidence)
-        own = _part(rolled.plain, rows)
-        ways = [_way(group, _part(way, rows), own) for way in rolled.ways if policy in parse_rule(way.rule).rule.policies]
+    for group in documents.groups:
+        own = _part(rolled.plain, group.rows)
+        ways = [
+            _way(group, _part(way, group.rows), own, confidence)
+            for way in rolled.ways
+            if group.policy in parse_rule(way.rule).rule.policies
+        ]
         texts.append(
             RolloutText(
-                domain=item.domain,
-                continuation=item.continuation,
-                sampling=item.sampling,
-                documents=len(rows),
+                domain=group.domain,
+                continuation=group.continuation,
+                sampling=group.sampling,
+                documents=len(group.rows),
                 clusters=distinct(group.cluster),
-                own=OwnText(_regret(group, own, lossy=False), float(own.tokens.mean()), int(own.ended.sum())),
+                own=OwnText(_regret(group, own, False, confidence), float(own.tokens.mean()), int(own.ended.sum())),
                 ways=tuple(ways),
             )
         )
@@ -210,7 +203,7 @@ def _part(way: Rolled, rows: Array) -> Rolled:
     return Rolled(**vars(way) | arrays)
 
 
-def _way(group: _RolledGroup, way: Rolled, own: Rolled) -> RolloutWay:
+def _way(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> RolloutWay:
     lossy = parse_rule(way.rule).rule.lossy
     nothing = np.zeros(len(way.tokens))
     counts = RoundCounts(way.tokens - 1, way.rounds, way.drafted, way.accepted[:, -1], nothing, group.cluster)
@@ -224,34 +217,30 @@ def _way(group: _RolledGroup, way: Rolled, own: Rolled) -> RolloutWay:
         gamma=way.gamma,
         tested=int(tested.sum()),
         rounds=int(way.rounds.sum()),
-        alpha=share(group.cluster, way.accepted.sum(1), way.tested.sum(1), group.confidence),
-        tokens_per_round=tokens_interval(speedup([counts], [1.0], free_draft(way.gamma)), way.gamma, group.confidence),
+        alpha=pooled_share(group.cluster, way.accepted.sum(1), way.tested.sum(1), confidence),
+        tokens_per_round=tokens_interval(speedup([counts], [1.0], free_draft(way.gamma)), way.gamma, confidence),
         acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] else None,
         conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
-        regret=_regret(group, way, lossy),
-        excess=_excess(group, way, own) if lossy else None,
-        departed=share(group.cluster, way.departs != SAME, np.ones(len(way.departs)), group.confidence) if greedy else None,
+        regret=_regret(group, way, lossy, confidence),
+        excess=_excess(group, way, own, confidence) if lossy else None,
+        departed=pooled_share(group.cluster, way.departs != SAME, np.ones(len(way.departs)), confidence) if greedy else None,
         departed_at=float(np.median(departs)) if greedy and len(departs) else None,
         mean_tokens=float(way.tokens.mean()),
         ended=int(way.ended.sum()),
     )
 
 
-def _regret(group: _RolledGroup, way: Rolled, lossy: bool) -> Interval:
+def _regret(group: TextGroup, way: Rolled, lossy: bool, confidence: float) -> Interval:
     """Mean regret per token. Greedy text of the target's own has none by definition, whatever the sample."""
     found = ratio(*by_cluster(group.cluster, way.regret, way.tokens))
     if group.policy == GREEDY and not lossy:
         return Interval(found.value, found.value, found.value)
-    return _interval(mean_interval(found, group.confidence))
+    return mean_interval(found, confidence)
 
 
-def _excess(group: _RolledGroup, way: Rolled, own: Rolled) -> Interval:
+def _excess(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> Interval:
     sides = [by_cluster(group.cluster, side.regret, side.tokens) for side in (own, way)]
-    return _interval(mean_difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]), group.confidence))
-
-
-def _interval(estimate: Estimate) -> Interval:
-    return Interval(estimate.value, estimate.low, estimate.high)
+    return mean_difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]), confidence)
 
 
 def rollout_json(rollout: Rollout) -> str:
@@ -285,7 +274,7 @@ def _table(rollout: Rollout, draft: str) -> Table:
 
 
 def _row(text: RolloutText, way: RolloutWay, rollout: Rollout) -> Iterator[RenderableType]:
-    yield domain_name(text, rollout.texts)
+    yield plain(text_name(text, rollout.texts))
     yield fmt.documents(text.documents, text.clusters)
     yield way.rule
     yield str(way.gamma)

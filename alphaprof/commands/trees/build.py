@@ -23,7 +23,7 @@ from alphaprof.report.verdict import Question
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.paired import inverse_difference
 from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
-from alphaprof.totals.documents import Documents, TextUnits, Units, observed_weights, strata_of, texts
+from alphaprof.totals.documents import Documents, TextGroup, Units, observed_weights, strata_of
 from alphaprof.totals.replay import RoundCounts, Rounds
 from alphaprof.version import __version__
 
@@ -175,7 +175,7 @@ class TreeSample:
     from the profile; `strata` [units]: see `strata_of`.
     """
 
-    texts: tuple[TextUnits, ...]
+    texts: tuple[TextGroup, ...]
     cluster: Array
     ranks: RankCounts
     choosing: Mask
@@ -210,15 +210,14 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
     """
     documents = run.documents()
     grouped = Documents.of(documents)
-    found = tuple(texts(grouped))
     own = np.zeros(len(documents), dtype=bool)
-    for text in found:
+    for text in grouped.groups:
         own[text.rows] = bool(text.policy)
-    tested = _tested(found, grouped.units) if chooses else own
+    tested = _tested(grouped.groups, grouped.units) if chooses else own
     observed = observed_weights(documents.filter(pa.array(own)))
-    weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in found})
+    weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in grouped.groups})
     return TreeSample(
-        found,
+        grouped.groups,
         grouped.units.codes,
         rank_counts(run, draft, width),
         own & ~tested,
@@ -229,11 +228,11 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
     )
 
 
-def _tested(every: tuple[TextUnits, ...], units: Units) -> Mask:
+def _tested(groups: tuple[TextGroup, ...], units: Units) -> Mask:
     """The held-out half [documents] of the text that the target chose; no cluster lies in both halves."""
     members = {
         f"{text.domain} {text.continuation} {text.sampling}": (text.rows, units.take(text.rows).lots)
-        for text in every
+        for text in groups
         if text.policy
     }
     tested = np.zeros(len(units.codes), dtype=bool)
@@ -392,14 +391,13 @@ def _tokens(item: Replay, sample: TreeSample, group: TreeGroup, confidence: floa
 
 
 def _text(
-    text: TextUnits, sample: TreeSample, common: Sequence[Replay], own: OwnTree | None, confidence: float
+    text: TextGroup, sample: TreeSample, common: Sequence[Replay], own: OwnTree | None, confidence: float
 ) -> TextTrees:
     cluster, ranks = sample.cluster[text.rows], sample.ranks
     tested = text.rows[sample.tested[text.rows]]
 
     def share(positions: Array) -> Interval:
-        found = share_interval(ratio(*by_cluster(cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
-        return Interval(found.value, found.low, found.high)
+        return share_interval(ratio(*by_cluster(cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
 
     group = TreeGroup([tested], ONE, ranks.shares(tested) if len(tested) else None)
     return TextTrees(
@@ -421,7 +419,7 @@ def _text(
     )
 
 
-def _reason(text: TextUnits, tested: Array) -> str:
+def _reason(text: TextGroup, tested: Array) -> str:
     """Why a text has no rounds; empty where it has."""
     if not text.policy:
         return "the target did not choose this text, so that no tree has rounds on it"
@@ -438,5 +436,4 @@ def _own(item: Replay | None, common: Replay | None, sample: TreeSample, confide
     if tokens.tokens_per_round is None or same:
         return OwnTree(item.shape, tokens, same, None)
     sides = [spent_and_base(found.counts(sample, rows), free_draft(found.shape.depth)) for found in (common, item)]
-    found = inverse_difference(sides[0], sides[1], confidence, depth)
-    return OwnTree(item.shape, tokens, same, Interval(found.value, found.low, found.high))
+    return OwnTree(item.shape, tokens, same, inverse_difference(sides[0], sides[1], confidence, depth))

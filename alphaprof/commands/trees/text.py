@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -14,7 +13,8 @@ from rich.text import Text
 
 from alphaprof.commands.trees.build import StaticTree, TextTrees, TreesReport, TreeTokens
 from alphaprof.render.json import plain_values
-from alphaprof.render.tables import NAME_LEAST, NAME_WIDTH, WIDE, named_table, plain, show
+from alphaprof.render.tables import NAME_WIDTH, fitted, named_table, plain, show
+from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
 
@@ -84,9 +84,7 @@ def _ranks(report: TreesReport, console: Console) -> None:
     side_by_side = -(-len(names) // parts)
     for start in range(0, len(names), side_by_side):
         part = slice(start, start + side_by_side)
-        table = named_table()
-        for name in ("docs", *names[part]):
-            table.add_column(name, justify="right", no_wrap=True)
+        table = named_table("domain", "docs", *names[part])
         for text in report.texts:
             shares = [*text.ranks, text.beyond, text.silent][: len(names)]
             cells = [fmt.share_interval(share).replace(" [", "\n[") for share in shares[part]]
@@ -137,7 +135,7 @@ def _numbers(
     if found.iid_error is not None:
         promised += f" ({fmt.signed_percent(found.iid_error)})"
     cells = [fmt.interval(found.tokens_per_round), fmt.interval(chain.tokens_per_round if chain else None)]
-    return tuple(Text(cell if console.width >= WIDE else cell.replace(" [", "\n[")) for cell in (*cells, promised))
+    return tuple(Text(cell) for cell in fitted([*cells, promised], console))
 
 
 def _own(report: TreesReport, console: Console) -> None:
@@ -153,7 +151,7 @@ def _own(report: TreesReport, console: Console) -> None:
         if text.own is not None:
             tree, tokens = text.own.tree, fmt.interval(text.own.tokens.tokens_per_round)
             more = "the same tree" if text.own.same else fmt.difference(text.own.difference, 2)
-            cells = [cell if console.width >= WIDE else cell.replace(" [", "\n[") for cell in (tokens, more)]
+            cells = fitted([tokens, more], console)
             documents = fmt.documents(text.tested_documents, text.tested_clusters)
             levels = " ".join(map(str, tree.levels))
             table.add_row(plain(_name(report, text)), documents, str(tree.nodes), str(tree.depth), levels, *map(Text, cells))
@@ -162,8 +160,7 @@ def _own(report: TreesReport, console: Console) -> None:
 
 def _tree_table(*names: str) -> Table:
     """An empty table whose first column is the tree."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("tree", overflow="fold", min_width=NAME_LEAST, max_width=NAME_WIDTH)
+    table = named_table("tree")
     for name in names:
         wrapped = name in ("nodes by depth", "accepted by depth")
         table.add_column(name, justify="left" if wrapped else "right", no_wrap=not wrapped)
@@ -171,10 +168,7 @@ def _tree_table(*names: str) -> Table:
 
 
 def _name(report: TreesReport, text: TextTrees) -> str:
-    """The domain and its kind of text, with the sampling settings where there are several."""
-    several = len({str(other.sampling) for other in report.texts if other.sampling is not None}) > 1
-    kind = fmt.text_kind(text.continuation, text.sampling if several else None)
-    return f"{short(text.domain)} ({kind}{'' if text.on_policy else ', off-policy'})"
+    return text_name(text, report.texts, not text.on_policy)
 
 
 def _definitions(report: TreesReport) -> Iterator[str]:

@@ -23,7 +23,8 @@ from alphaprof.commands.validate.build import (
 )
 from alphaprof.commands.validate.timings import RelativeError
 from alphaprof.render.json import plain_values
-from alphaprof.render.tables import domain_name, named_table, plain, show
+from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 
 FORMAT = "alphaprof-validate"
@@ -91,7 +92,7 @@ def _speedups(validation: Validation) -> Table:
         by_cpu = (fmt.number(cell.cpu_speedup, unit="x"), _error(cell.cpu_error)) if cpu else ()
         table.add_row(
             plain(cell.draft),
-            domain_name(cell, cells),
+            plain(text_name(cell, cells)),
             cell.rule,
             str(cell.gamma),
             _both(cell.tokens_per_round),
@@ -104,9 +105,9 @@ def _speedups(validation: Validation) -> Table:
 
 
 def _calls(calls: tuple[AgainstGenerate, ...]) -> Table:
-    table = named_table("draft")
-    for name in ("gamma", "documents", "same text", "our loop", "generate", "added a round", "added a plain token"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = named_table(
+        "draft", "gamma", "documents", "same text", "our loop", "generate", "added a round", "added a plain token"
+    )
     for call in calls:
         added = (f"{call.added_ms:+.2f} ms", f"{call.plain_added_ms:+.2f} ms")
         speedups = (fmt.number(call.loop_speedup, 3, "x"), fmt.number(call.generate_speedup, 3, "x"))
@@ -125,7 +126,7 @@ def _rounds(cells: tuple[Cell, ...]) -> Table:
             _both(PredictedMeasured(*(_part(side, name) for side in sides)), 2)
             for name in ("draft", "verify", "other", "total")
         ]
-        table.add_row(plain(cell.draft), domain_name(cell, cells), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
+        table.add_row(plain(cell.draft), plain(text_name(cell, cells)), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
     return table
 
 

@@ -107,21 +107,13 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
 
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
-    before, now = profile_of(earlier), options.model_dump(mode="json")
+    before, now = earlier.manifest.config, options.model_dump(mode="json")
     changed = [key for key in now if key != "decision" and before.get(key) != now[key]]
     if changed:
         raise RunMismatch(
             f"{earlier.path} was made with another profile ({', '.join(changed)} changed)",
             "resume with the profile and options of the first call, or choose another --out",
         )
-
-
-def profile_of(run: Run) -> dict[str, Any]:
-    """The profile of an earlier run; options that its version did not have yet have their defaults: what it did."""
-    try:
-        return ProfileOptions.model_validate(run.manifest.config).model_dump(mode="json")
-    except ValueError:  # options that are no more
-        return run.manifest.config
 
 
 def require_same_models(before: Manifest, now: Manifest) -> None:
@@ -137,11 +129,6 @@ def require_same_models(before: Manifest, now: Manifest) -> None:
     if before.tokenizer != now.tokenizer:
         raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
     old_versions, new_versions = (manifest.environment["packages"] for manifest in (before, now))
-    if "numba" not in old_versions:  # recorded since compiled loops measure and little of a batch is padding
-        raise RunMismatch(
-            "the run began with an older alphaprof, which batched and measured otherwise: its rows could differ",
-            "finish it with that version, or profile into a new directory",
-        )
     for package in ("torch", "transformers", "numba"):
         if old_versions[package] != new_versions[package]:
             raise RunMismatch(
@@ -188,7 +175,7 @@ class Reused:
                 f"{path} stopped when it was decided: its documents are as many as its results asked for",
                 "reuse continuations of a run that measured all of its documents",
             )
-        before, now = profile_of(run), options.model_dump(mode="json")
+        before, now = run.manifest.config, options.model_dump(mode="json")
         changed = [key for key in ("data", "continuation") if now[key] != before[key]]
         if changed:
             raise RunMismatch(

@@ -177,9 +177,7 @@ def _name(item: Document | Continuation) -> str:
 
 
 def padding_summary(shards: Sequence[Shard]) -> str:
-    """What share of the batches as planned was padding, in words; empty where an older version left some uncounted."""
-    if any(shard.positions and not shard.scored_tokens for shard in shards):
-        return ""
+    """Says what share of the batches as planned was padding; empty where no batch was planned."""
     scored = Fed(sum(shard.scored_tokens for shard in shards), sum(shard.scored_padding for shard in shards))
     read = Fed(sum(shard.prompt_tokens for shard in shards), sum(shard.prompt_padding for shard in shards))
     counted = [(words, fed) for words, fed in (("scored", scored), ("generated from", read)) if fed.size]

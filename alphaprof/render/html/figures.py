@@ -17,7 +17,6 @@ from alphaprof.render.html.plots import (
     axes_of,
     axis,
     band,
-    by_text,
     categories,
     errors,
     label,
@@ -27,9 +26,9 @@ from alphaprof.render.html.plots import (
     title_text,
     who,
 )
-from alphaprof.render.wording import domain_of, reached
+from alphaprof.render.wording import by_kind, by_text, reached, text_name
 from alphaprof.report import format as fmt
-from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result, Tenth
+from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result
 from alphaprof.report.sections.losses import CAUSES
 
 RED = "#b42318"
@@ -183,13 +182,13 @@ def bursts(report: Report, style: Style) -> Figure | None:
                 "marker": {"color": colour, "size": 8, "symbol": style.symbol(item.rule)},
                 "meta": meta(item.draft, item.rule),
             }
-            found = item.burstiness
-            text = said(who(item, name), f"burstiness {fmt.difference(found, 2)}")
-            spread = errors([found]) | {"color": colour}
-            traces.append(_point(found.value if found else None, y, text) | mark | {"error_x": spread})
-            wrong, told = _textbook(item)
+            burstiness = item.burstiness
+            text = said(who(item, name), f"burstiness {fmt.difference(burstiness, 2)}")
+            spread = errors([burstiness]) | {"color": colour}
+            traces.append(_point(burstiness.value if burstiness else None, y, text) | mark | {"error_x": spread})
+            wrong, words = _textbook(item)
             if wrong is not None:
-                traces.append(_point(wrong, y, said(who(item, name), told)) | mark | {"xaxis": "x2", "yaxis": "y2"})
+                traces.append(_point(wrong, y, said(who(item, name), words)) | mark | {"xaxis": "x2", "yaxis": "y2"})
     if not traces:
         return None
     rows = categories(list(texts))
@@ -205,13 +204,13 @@ def bursts(report: Report, style: Style) -> Figure | None:
 
 def _textbook(item: Result) -> tuple[float | None, str]:
     """By what share the textbook formula is too high at the best gamma (else at the largest), and that in words."""
-    wanted = item.best_gamma or max(found.gamma for found in item.gammas)
-    found = next(found for found in item.gammas if found.gamma == wanted)
-    if found.iid_error is None:
+    wanted = item.best_gamma or max(each.gamma for each in item.gammas)
+    best = next(each for each in item.gammas if each.gamma == wanted)
+    if best.iid_error is None:
         return None, ""
-    side = "high" if found.iid_error >= 0 else "low"
-    promised = f"the textbook formula promises {fmt.number(found.iid_tokens_per_round)} tokens per round at γ {wanted}"
-    return found.iid_error, said(promised, f"that is {fmt.signed_percent(abs(found.iid_error)).lstrip('+')} too {side}")
+    side = "high" if best.iid_error >= 0 else "low"
+    promised = f"the textbook formula promises {fmt.number(best.iid_tokens_per_round)} tokens per round at γ {wanted}"
+    return best.iid_error, said(promised, f"that is {fmt.signed_percent(abs(best.iid_error)).lstrip('+')} too {side}")
 
 
 def step_times(report: Report, style: Style) -> Figure | None:
@@ -272,7 +271,7 @@ def causes(report: Report, style: Style) -> Figure | None:
     for panel, ((draft, rule), items) in enumerate(groups.items()):
         across, up = axes_of(panel)
         tall = CAUSE_BAR * len(items) / inner
-        places = categories([domain_of(item, items) for item in items])
+        places = categories([text_name(item, items, not item.on_policy) for item in items])
         axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
         axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
         title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
@@ -296,21 +295,21 @@ def causes(report: Report, style: Style) -> Figure | None:
 
 def _bars(items: Sequence[Attribution], name: str) -> Trace:
     """The bars of one cause; nothing where a domain loses nothing to it."""
-    found = [(place, item, cause) for place, item in enumerate(items) for cause in item.causes if cause.name == name]
+    bars = [(place, item, cause) for place, item in enumerate(items) for cause in item.causes if cause.name == name]
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
-        "y": [place for place, _, _ in found],
-        "x": [cause.share.value for _, _, cause in found],
-        "text": [_told(item, cause) for _, item, cause in found],
+        "y": [place for place, _, _ in bars],
+        "x": [cause.share.value for _, _, cause in bars],
+        "text": [_cause_said(item, cause) for _, item, cause in bars],
         "textposition": "none",
         "hoverinfo": "text",
         "marker": {"color": COLOURS[CAUSES.index(name)]},
     }
 
 
-def _told(item: Attribution, cause: Cause) -> str:
+def _cause_said(item: Attribution, cause: Cause) -> str:
     now, then = reached(item.tokens_per_round, item.speedup), reached(cause.tokens_per_round, cause.speedup)
     what = "speedup" if cause.speedup is not None else "tokens per round"
     gained = f"{what} at γ {item.gamma}: {now} now, at most {then} with it" if then != fmt.NOTHING else ""
@@ -326,99 +325,70 @@ def difficulty(report: Report, style: Style) -> Figure | None:
     """Acceptance in tenths of the positions, a panel for the margin and one for the entropy."""
     if not report.difficulty:
         return None
-    kinds = _kinds(report.difficulty)
-    titles = [f"{what}{kind}" for kind in kinds for what in AXES.values()]
+    kinds = by_kind(report.difficulty)
     grid = Grid(
-        titles,
+        [f"{what}{kind}" for kind in kinds for what in AXES.values()],
         {"title": "tenths of the positions (fewer where values tie), lowest first", "dtick": 1},
-        _accepted(),
+        {"title": "accepted", "range": [0, 1.02]},
         columns=2,
     )
-    for row, key in enumerate(kinds.values()):
+    for row, items in enumerate(kinds.values()):
         for column, measure in enumerate(AXES):
-            mine = [item for item in report.difficulty if item.axis == measure and _kind(item) == key]
-            for draft, rule in dict.fromkeys((item.draft, item.rule) for item in mine):
-                chosen = [item for item in mine if (item.draft, item.rule) == (draft, rule) and item.accepted is not None]
-                for trace in _curve(chosen, draft, rule, style):
+            curves: dict[tuple[str, str], list[Decile]] = {}
+            for item in items:
+                if item.axis == measure and item.accepted is not None:
+                    curves.setdefault((item.draft, item.rule), []).append(item)
+            for (draft, rule), mine in curves.items():
+                curve, accepted = _curve(mine, "accepted"), [item.accepted for item in mine if item.accepted is not None]
+                about = {"meta": meta(draft, rule)}
+                for trace in band(curve["x"], accepted, style.faint(draft), about):
                     grid.add(2 * row + column, trace)
+                grid.add(2 * row + column, curve | about | {"line": style.line(draft, rule)})
     return grid.figure("difficulty")
-
-
-def _accepted() -> dict[str, object]:
-    return {"title": "accepted", "range": [0, 1.02]}
-
-
-def _kind(item: Tenth | Decile) -> tuple[str, str, bool]:
-    return item.continuation, str(item.sampling), item.on_policy
-
-
-def _kinds(items: Sequence[Tenth] | Sequence[Decile]) -> dict[str, tuple[str, str, bool]]:
-    """Kinds of text by what a title adds for them: nothing where there is one."""
-
-    def told(item: Tenth | Decile) -> str:
-        return fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", not the target's own")
-
-    found = {told(item): _kind(item) for item in items}
-    return {f" ({name})" if len(found) > 1 else "": key for name, key in found.items()}
-
-
-def _curve(items: Sequence[Tenth], draft: str, rule: str, style: Style) -> list[Trace]:
-    known = [item.accepted for item in items if item.accepted is not None]
-    x = [item.place for item in items if item.accepted is not None]
-    about = {"meta": meta(draft, rule)}
-    text = [said(f"{label(draft)}, {rule}", _range(item), f"accepted {fmt.share_interval(item.accepted)}") for item in items]
-    line = {"type": "scatter", "mode": "lines+markers", "x": x, "y": [item.value for item in known], **about}
-    line |= {"line": style.line(draft, rule), "marker": {"size": 5}, "text": text, "hoverinfo": "text"}
-    return [*band(x, known, style.faint(draft), about), line]
-
-
-def _range(item: Tenth | Decile) -> str:
-    low = "" if item.low is None else f"from {item.low:.3g} "
-    high = "" if item.high is None else f"below {item.high:.3g}"
-    return f"{item.axis} {low}{high}, {fmt.count(item.positions)} positions"
 
 
 def certified(report: Report, style: Style) -> Figure | None:
     """What was certain beside what was accepted, in tenths by the margin, a panel a rule."""
-    if report.certificates is None:
+    panels: dict[str, dict[str, list[Decile]]] = {}
+    margins = [item for item in report.difficulty if item.axis == "margin"]
+    certain = {(item.draft, item.rule) for item in margins if item.certified is not None}
+    for kind, items in by_kind([item for item in margins if (item.draft, item.rule) in certain]).items():
+        for item in items:
+            curves = panels.setdefault(f"{item.rule}{kind}", {})
+            if item.certified is not None:
+                curves.setdefault(item.draft, []).append(item)
+    if not panels:
         return None
-    deciles = [item for item in report.certificates.deciles if item.axis == "margin"]
-    kinds = _kinds(deciles)
-    keys = [(rule, key, kind) for kind, key in kinds.items() for rule in dict.fromkeys(item.rule for item in deciles)]
-    if not keys:
-        return None
-    titles = [f"{rule}{kind}" for rule, _, kind in keys]
-    grid = Grid(titles, {"title": "tenths by margin, smallest first", "dtick": 1}, {"title": "share", "range": [0, 1.02]})
-    for panel, (rule, key, _) in enumerate(keys):
-        mine = [item for item in deciles if item.rule == rule and _kind(item) == key]
-        for draft in dict.fromkeys(item.draft for item in mine):
-            known = [item for item in mine if item.draft == draft and item.certified is not None]
-            if known:
-                grid.add(panel, _tenths(known, "certified", style))
-                grid.add(panel, _tenths(known, "accepted", style))
+    titles = {"title": "tenths by margin, smallest first", "dtick": 1}
+    grid = Grid(list(panels), titles, {"title": "share", "range": [0, 1.02]})
+    for panel, drafts in enumerate(panels.values()):
+        for draft, items in drafts.items():
+            for share, dash in (("certified", "solid"), ("accepted", "dot")):
+                line = {"color": style.colour(draft), "width": 2, "dash": dash}
+                grid.add(panel, _curve(items, share) | {"line": line, "meta": meta(draft)})
     return grid.figure("certified")
 
 
-def _tenths(items: Sequence[Decile], name: str, style: Style) -> Trace:
-    values = [item.certified if name == "certified" else item.accepted for item in items]
-    draft = items[0].draft
-    text = [
-        said(
-            f"{label(draft)}, {item.rule}",
-            _range(item),
-            f"certified {fmt.share_interval(item.certified)}",
-            f"accepted {fmt.share_interval(item.accepted)}",
-        )
-        for item in items
-    ]
+def _curve(items: Sequence[Decile], share: str) -> Trace:
+    """A share of tenths, `accepted` or `certified`, of one draft and rule; every hover text says both."""
+    values = [item.certified if share == "certified" else item.accepted for item in items]
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "x": [item.place for item in items],
         "y": [value.value if value is not None else None for value in values],
-        "marker": {"size": 4},
-        "line": {"color": style.colour(draft), "width": 2, "dash": "solid" if name == "certified" else "dot"},
-        "text": text,
+        "marker": {"size": 5},
+        "text": [_decile_said(item) for item in items],
         "hoverinfo": "text",
-        "meta": meta(draft),
     }
+
+
+def _decile_said(item: Decile) -> str:
+    low = "" if item.low is None else f"from {item.low:.3g} "
+    high = "" if item.high is None else f"below {item.high:.3g}"
+    return said(
+        f"{label(item.draft)}, {item.rule}",
+        f"{item.axis} {low}{high}, {fmt.count(item.positions)} positions",
+        f"certified {fmt.share_interval(item.certified)}" if item.certified is not None else "",
+        f"accepted {fmt.share_interval(item.accepted)}",
+    )

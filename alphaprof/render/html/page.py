@@ -17,9 +17,9 @@ from typing import Any
 
 from alphaprof.errors import ExtraMissing
 from alphaprof.render.html.figures import acceptance, bursts, causes, certified, depths, difficulty, speedups, step_times
-from alphaprof.render.html.plots import Figure, Style, by_text
+from alphaprof.render.html.plots import Figure, Style
 from alphaprof.render.json import plain_values
-from alphaprof.render.wording import at_best, best_at, named, of_all, pays, reached, speedup_lines, times_lines
+from alphaprof.render.wording import at_best, best_at, by_text, of_all, pays, reached, speedup_lines, text_name, times_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.model import GammaResult, Report, Result
 
@@ -159,7 +159,7 @@ def _tables(report: Report) -> Iterator[Table]:
         mine = [item for item in report.results if item.draft == draft]
         for rule in dict.fromkeys(item.rule for item in mine if item.verdict is not None):
             shown = [item for item in mine if item.rule == rule and item.verdict is not None]
-            rows = [Row(named(item, mine), item, at_best(item)) for item in shown]
+            rows = [Row(text_name(item, mine, not item.on_policy), item, at_best(item)) for item in shown]
             yield Table(draft, rule, rows, all(item.coverage == 1 for item in shown))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from alphaprof.render.wording import named, text_of
 from alphaprof.report import format as fmt
 from alphaprof.report.model import Result
 from alphaprof.stats.estimate import Interval
@@ -196,20 +195,6 @@ def axes_of(panel: int) -> tuple[str, str]:
 def title_text(axis_name: str, text: str) -> dict[str, Any]:
     """A panel's title; the page finds it by the panel's x axis."""
     return {"name": axis_name, "text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}}
-
-
-def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by the name of their text: the domain, with the kind of text where it has several."""
-    found: dict[tuple[str, str, str, bool], list[Result]] = {}
-    for result in results:
-        found.setdefault(text_of(result), []).append(result)
-    named_so: dict[str, list[Result]] = {}
-    for mine in found.values():
-        name = named(mine[0], results, marked=False)
-        while name in named_so:  # two long names that begin alike
-            name += "\N{PRIME}"
-        named_so[name] = mine
-    return named_so
 
 
 def who(result: Result, name: str) -> str:

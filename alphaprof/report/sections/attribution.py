@@ -30,13 +30,13 @@ from alphaprof.report.sections.losses import (
     rounds_at,
 )
 from alphaprof.rules import SAMPLED, BoundRule
-from alphaprof.stats.estimate import Interval, share
-from alphaprof.totals.documents import TextUnits
+from alphaprof.stats.estimate import Interval, pooled_share
+from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
 
 Array = np.ndarray[Any, Any]
-KEEP_THE_TEXT = ("strict", "one_hot", "lossless")  # told of where the verdict concerns another rule, too
+KEEP_THE_TEXT = ("strict", "one_hot", "lossless")  # attributed where the verdict concerns another rule, too
 REMEDIES = {
     NO_PROPOSAL: "a draft that proposes there: one with the target's vocabulary",
     BEYOND: "a draft with a longer context",
@@ -58,16 +58,16 @@ WITHOUT_REMEDY = (TIE, UNCERTAIN)
 
 @dataclass(frozen=True)
 class ResultOnText:
-    """A result, and the documents that its losses are told from."""
+    """A result, and the documents that its losses come from."""
 
     result: Result
     rule: BoundRule
-    text: TextUnits
+    text: TextGroup
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What losses are told from: what is read of the log, how rounds are replayed, step times, and the confidence of
+    """What losses follow from: what is read of the log, how rounds are replayed, step times, and the confidence of
     intervals.
     """
 
@@ -78,19 +78,19 @@ class Basis:
 
 
 def attribution(basis: Basis, judged: Sequence[ResultOnText]) -> tuple[Attribution, ...]:
-    """What is lost under the rules that verdicts concern, and under the three that keep the text where it is theirs. Nothing
-    without a position log.
+    """Attributes what is lost under the rules that verdicts concern, and under the three that keep the text where it is
+    theirs. Returns nothing without a position log.
     """
     run, timing = basis.part.run, basis.timing
     if not run.has_log:
         return ()
-    told = [
+    chosen = [
         item
         for item in judged
         if item.result.verdict is not None or (item.result.on_policy and item.rule.name in KEEP_THE_TEXT)
     ]
     groups: dict[tuple[str, str], list[ResultOnText]] = {}
-    for item in told:
+    for item in chosen:
         groups.setdefault((item.result.draft, item.rule.id), []).append(item)
     jobs = [_job(items, len(basis.part.documents.numbers)) for items in groups.values()]
     found = dict(zip(groups, losses(run, jobs, basis.flavour), strict=True)) if run.shards else {}
@@ -100,7 +100,7 @@ def attribution(basis: Basis, judged: Sequence[ResultOnText]) -> tuple[Attributi
             found[item.result.draft, item.rule.id],
             Setting(run, timing.times.get(item.result.draft) if item.rule.rule.timed else None, basis.confidence),
         )
-        for item in told
+        for item in chosen
     )
 
 
@@ -115,7 +115,7 @@ def _job(items: Sequence[ResultOnText], documents: int) -> LossQuestion:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a draft's losses are told with; `times`: None where its steps were not timed."""
+    """What a draft's losses are worked out with; `times`: None where its steps were not timed."""
 
     run: Run
     times: StepTimes | None
@@ -128,16 +128,16 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
     split, positions = scaled(found.split[rows], found.lost[rows], item.rule), found.positions[rows]
     kind = setting.run.manifest.drafts[result.draft].kind
 
-    def told(rounds: Rounds) -> tuple[float | None, float | None]:
+    def speeds(rounds: Rounds) -> tuple[float | None, float | None]:
         return _speeds(rounds_at(rounds, rows, gamma), cluster, setting.times) if gamma else (None, None)
 
     causes = []
     for number, name in enumerate(CAUSES):
-        part = share(cluster, split[:, number], positions, setting.confidence)
+        part = pooled_share(cluster, split[:, number], positions, setting.confidence)
         if part is not None and part.value > 0:
-            causes.append(Cause(name, part, *told(found.recovered[number]), _remedy(name, kind, item)))
-    tokens, faster = told(found.unchanged)
-    whole = share(cluster, found.lost[rows], positions, setting.confidence)
+            causes.append(Cause(name, part, *speeds(found.recovered[number]), _remedy(name, kind, item)))
+    tokens, faster = speeds(found.unchanged)
+    whole = pooled_share(cluster, found.lost[rows], positions, setting.confidence)
     return Attribution(
         domain=result.domain,
         draft=result.draft,
@@ -153,9 +153,8 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
         tokens_per_round=tokens,
         speedup=faster,
         causes=tuple(causes),
-        perfect_speedup=told(found.perfect)[1],
+        perfect_speedup=speeds(found.perfect)[1],
         best=_best([cause for cause in causes if _helps(cause.name, kind)], faster or tokens),
-        unknown=_unknown(setting.run),
     )
 
 
@@ -204,7 +203,3 @@ def _best(causes: Sequence[Cause], now: float | None) -> str | None:
     gains = {cause.name: (cause.speedup or cause.tokens_per_round or 0.0) - (now or 0.0) for cause in causes}
     name = max(gains, key=lambda name: gains[name], default=None)
     return name if name is not None and gains[name] > 0 else None
-
-
-def _unknown(run: Run) -> tuple[str, ...]:
-    return () if run.manifest.target.special is not None else ("special tokens other than those that end a text",)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from alphaprof.log.store import Run
-from alphaprof.report.model import Certificate, Certificates, Decile, LosslessBounds
+from alphaprof.report.model import Certificate, Certificates, LosslessBounds
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.theory.bounds import beta_bound, budget, mean_beta_bound
 from alphaprof.totals.count import READ, Shape
-from alphaprof.totals.documents import TextUnits, kinds
-from alphaprof.totals.log_sample import AXES, LogPart, shards
+from alphaprof.totals.documents import TextGroup
+from alphaprof.totals.log_sample import LogPart, shards
 
 Array = np.ndarray[Any, Any]
 SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take from a divergence
@@ -23,8 +23,7 @@ SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take fr
 @dataclass(frozen=True)
 class Tally:
     """One rule, summed per document: `judged` positions, those of them that are `certified`, `accepted`, both, and the
-    sum of their `divergence` [documents]; `by` [documents, bins, 3]: judged, certified and accepted by axis; `thresholds`
-    [judged positions] in corpus order.
+    sum of their `divergence` [documents]; `thresholds` [judged positions] in corpus order.
     """
 
     judged: Array
@@ -32,7 +31,6 @@ class Tally:
     accepted: Array
     both: Array
     divergence: Array
-    by: Mapping[str, Array]
     thresholds: Array
 
 
@@ -48,16 +46,19 @@ class LosslessTally:
     divergence: Array
 
 
-def tallies(run: Run, draft: str, edges: Mapping[str, Array]) -> dict[str, Tally]:
-    """What the log says of every rule that it holds thresholds of, by id of the rule."""
+def tallies(run: Run, draft: str) -> dict[str, Tally]:
+    """Counts what the log says of every rule that it holds thresholds of, by id of the rule."""
     rules = rules_of(list(run.log_rules.certified))
-    names = [*READ, *AXES.values(), "kl_target_draft", *(f"threshold_{rule.id}" for rule in rules)]
     parts: dict[str, list[Tally]] = {rule.id: [] for rule in rules}
-    for columns, shape in shards(run, draft, names):
-        bins = {axis: np.searchsorted(edges[axis], columns[name], side="right") for axis, name in AXES.items()}
+    for columns, shape in shards(run, draft, [*READ, *columns_of_certificates(rules)]):
         for rule in rules:
-            parts[rule.id].append(_tally(rule, columns, shape, bins, edges))
-    return {rule: _joined(found) for rule, found in parts.items() if found}
+            parts[rule.id].append(_tally(rule, columns, shape))
+    return {rule: _joined(tallied) for rule, tallied in parts.items() if tallied}
+
+
+def columns_of_certificates(rules: Sequence[BoundRule]) -> list[str]:
+    """Names the columns of the log that certificates of these rules read beside READ."""
+    return ["kl_target_draft", *(f"threshold_{rule.id}" for rule in rules)]
 
 
 def inexact_share(run: Run) -> float:
@@ -67,31 +68,26 @@ def inexact_share(run: Run) -> float:
     return float(1 - np.concatenate(parts).mean())
 
 
-def _tally(
-    rule: BoundRule, columns: dict[str, Array], shape: Shape, bins: Mapping[str, Array], edges: Mapping[str, Array]
-) -> Tally:
-    threshold, divergence = columns[f"threshold_{rule.id}"], np.maximum(columns["kl_target_draft"], 0)
-    judged = judged_positions(rule, columns, shape)
-    certified = judged & (divergence + SLACK < threshold)
+def _tally(rule: BoundRule, columns: dict[str, Array], shape: Shape) -> Tally:
+    judged, certified = certified_positions(rule, columns, shape)
     # A certificate is about the target's top token of the scoring pass, whatever rounding made the text's token.
     accepted = judged & (rule.accept(columns | {"greedy": np.zeros(len(judged), dtype=bool)}) > 0)
-    document = shape.each(np.arange(len(shape.document)))
-
-    def by(axis: str) -> Array:
-        size = len(edges[axis]) + 1
-        cell = document * size + bins[axis]
-        counts = [np.bincount(cell, mask, len(shape.document) * size) for mask in (judged, certified, accepted)]
-        return np.stack(counts, axis=-1).reshape(len(shape.document), size, 3)
-
     return Tally(
         judged=shape.sums(judged),
         certified=shape.sums(certified),
         accepted=shape.sums(accepted),
         both=shape.sums(certified & accepted),
-        divergence=_sums(divergence, judged, shape),
-        by={axis: by(axis) for axis in AXES},
-        thresholds=threshold[judged],
+        divergence=_sums(np.maximum(columns["kl_target_draft"], 0), judged, shape),
+        thresholds=columns[f"threshold_{rule.id}"][judged],
     )
+
+
+def certified_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> tuple[Array, Array]:
+    """Judges every position by its certificate: which positions have one, and at which of these acceptance is certain; both
+    [positions]. `columns`: READ and `columns_of_certificates`.
+    """
+    judged = judged_positions(rule, columns, shape)
+    return judged, judged & (np.maximum(columns["kl_target_draft"], 0) + SLACK < columns[f"threshold_{rule.id}"])
 
 
 def judged_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> Array:
@@ -127,33 +123,28 @@ def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
 def _joined(parts: Sequence[Tally]) -> Tally:
     """The tallies of several shards as one."""
     names = ("judged", "certified", "accepted", "both", "divergence", "thresholds")
-    by = {axis: np.concatenate([part.by[axis] for part in parts]) for axis in AXES}
-    return Tally(by=by, **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    return Tally(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
-def certificates(part: LogPart, confidence: float) -> Certificates | None:
+def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
     """What the log of a run says; None where it holds no thresholds, or no complete shard yet."""
-    run, every = part.run, part.texts
+    run, groups = part.run, part.documents.groups
     if not run.log_rules.certified or not run.shards or not run.has_log:
         return None
-    found: list[Certificate] = []
-    deciles: list[Decile] = []
+    certificates: list[Certificate] = []
     bounds: list[LosslessBounds] = []
     for draft in run.manifest.drafts:
         lossless = lossless_tally(run, draft)
         if lossless is None:  # no distribution, hence no divergence
             continue
-        for rule, tally in tallies(run, draft, part.edges).items():
-            for text in every:
-                found += _certificate(text, draft, rule, tally, confidence)
-            for text in kinds(every):
-                for axis, edges in part.edges.items():
-                    deciles += _deciles(text, (draft, rule, axis), tally.by[axis], edges, confidence)
-        bounds += [item for text in every for item in _lossless(text, draft, lossless, confidence)]
-    return Certificates(tuple(found), tuple(deciles), tuple(bounds), inexact_share(run))
+        for rule, tally in tallies(run, draft).items():
+            for text in groups:
+                certificates += _certificate(text, draft, rule, tally, confidence)
+        bounds += [item for text in groups for item in _lossless(text, draft, lossless, confidence)]
+    return Certificates(tuple(certificates), tuple(bounds), inexact_share(run))
 
 
-def _certificate(text: TextUnits, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
+def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
     """One domain's certificate under one rule; nothing where nothing was judged."""
     certified = text.share(tally.certified, tally.judged, confidence)
     accepted = text.share(tally.accepted, tally.judged, confidence)
@@ -183,29 +174,7 @@ def _certificate(text: TextUnits, draft: str, rule: str, tally: Tally, confidenc
     )
 
 
-def _deciles(text: TextUnits, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
-    """The tenths of one draft, rule and axis; `counts` [documents, bins, 3] as in `Tally.by`."""
-    draft, rule, axis = key
-    bounds = [None, *map(float, edges), None]
-    for place in range(counts.shape[1]):
-        judged, certified, accepted = counts[:, place].T
-        yield Decile(
-            draft=draft,
-            rule=rule,
-            continuation=text.continuation,
-            sampling=text.sampling,
-            on_policy=text.on_policy,
-            axis=axis,
-            place=place + 1,
-            low=bounds[place],
-            high=bounds[place + 1],
-            positions=int(judged[text.rows].sum()),
-            certified=text.share(certified, judged, confidence),
-            accepted=text.share(accepted, judged, confidence),
-        )
-
-
-def _lossless(text: TextUnits, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
+def _lossless(text: TextGroup, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
     beta, sharp = (text.share(values, tally.positions, confidence) for values in (tally.beta, tally.sharp))
     if beta is None or sharp is None:
         return

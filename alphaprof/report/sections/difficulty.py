@@ -10,70 +10,86 @@ import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, time_spent
 from alphaprof.log.store import Run
-from alphaprof.report.model import DocumentResult, Tenth
+from alphaprof.report.model import Decile, DocumentResult
+from alphaprof.report.sections.certificates import certified_positions, columns_of_certificates
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.totals.count import columns_of
-from alphaprof.totals.documents import Documents, kinds
+from alphaprof.totals.documents import Documents, TextGroup, over_domains
 from alphaprof.totals.log_sample import AXES, LogPart, shards
 from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
 EXTREMES = 5  # documents at either end
-SHORTEST = 16  # tokens: the rounds of shorter texts are too few to be told from luck
+SHORTEST = 16  # tokens: the rounds of shorter texts are too few to rank them
 
 
-def accepted_by_tenth(
+def decile_counts(
     run: Run, draft: str, rules: Sequence[BoundRule], edges: Mapping[str, Array]
 ) -> dict[tuple[str, str], Array]:
-    """By id of the rule and axis, counts [documents, bins, 2]: positions with a proposal, and the sum of beta_t over them.
+    """Counts a draft's positions by id of the rule and axis, [documents, bins, 4]: those with a proposal, the sum of beta_t
+    over them, those that have a certificate, and those of them that are certified. Nothing where the run has no complete
+    shard.
 
-    `edges`: see `certified.decile_edges`. Nothing where the run has no complete shard.
+    `edges`: see `log_sample.decile_edges`.
     """
-    names = list(dict.fromkeys([*columns_of([rule.id for rule in rules]), *AXES.values()]))
+    thresholds = [rule for rule in rules if rule.id in run.log_rules.certified]
+    names = [*columns_of([rule.id for rule in rules]), *AXES.values()]
+    names += columns_of_certificates(thresholds) if thresholds else []
     parts: dict[tuple[str, str], list[Array]] = {}
-    for columns, shape in shards(run, draft, names):
+    for columns, shape in shards(run, draft, list(dict.fromkeys(names))):
         columns["greedy"] = shape.each(shape.policy == GREEDY)
         proposed = columns["proposed"] > 0
+        nowhere = np.zeros(len(proposed), dtype=bool)
         documents = len(shape.document)
         document = shape.each(np.arange(documents))
-        accepted = {rule.id: np.where(proposed, rule.accept(columns), 0.0) for rule in rules}
-        for axis, name in AXES.items():
+        counted = {}
+        for rule in rules:
+            certified = certified_positions(rule, columns, shape) if rule in thresholds else (nowhere, nowhere)
+            counted[rule.id] = (proposed, np.where(proposed, rule.accept(columns), 0.0), *certified)
+        for axis, column in AXES.items():
             size = len(edges[axis]) + 1
-            cell = document * size + np.searchsorted(edges[axis], columns[name], side="right")
-            for rule, accept in accepted.items():
-                counts = [np.bincount(cell, values, documents * size) for values in (proposed, accept)]
-                parts.setdefault((rule, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 2))
-    return {key: np.concatenate(found) for key, found in parts.items()}
+            cell = document * size + np.searchsorted(edges[axis], columns[column], side="right")
+            for name, each in counted.items():
+                counts = [np.bincount(cell, values, documents * size) for values in each]
+                parts.setdefault((name, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 4))
+    return {key: np.concatenate(counts) for key, counts in parts.items()}
 
 
-def tenths(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Tenth, ...]:
-    """Acceptance in tenths of all positions of a draft, under some rules; empty without a complete shard or a log."""
+def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Decile, ...]:
+    """Builds the tenths of all positions of every draft under some rules; none without a complete shard or a log."""
     run = part.run
     if not run.has_log or not run.shards:
         return ()
-    found: list[Tenth] = []
-    for draft in run.manifest.drafts:
-        for (rule, axis), counts in accepted_by_tenth(run, draft, rules_of(list(rules)), part.edges).items():
-            bounds = [None, *map(float, part.edges[axis]), None]
-            for text in kinds(part.texts):
-                for place in range(counts.shape[1]):
-                    proposals, accepted = counts[:, place].T
-                    found.append(
-                        Tenth(
-                            draft=draft,
-                            rule=rule,
-                            continuation=text.continuation,
-                            sampling=text.sampling,
-                            on_policy=text.on_policy,
-                            axis=axis,
-                            place=place + 1,
-                            low=bounds[place],
-                            high=bounds[place + 1],
-                            positions=int(proposals[text.rows].sum()),
-                            accepted=text.share(accepted, proposals, confidence),
-                        )
-                    )
-    return tuple(found)
+    kinds = over_domains(part.documents.groups)
+    return tuple(
+        decile
+        for draft in run.manifest.drafts
+        for (rule, axis), counts in decile_counts(run, draft, rules_of(list(rules)), part.edges).items()
+        for text in kinds
+        for decile in _deciles(text, (draft, rule, axis), counts, part.edges[axis], confidence)
+    )
+
+
+def _deciles(text: TextGroup, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
+    """Yields the tenths of one draft, rule and axis on one kind of text; `counts` as of `decile_counts`."""
+    draft, rule, axis = key
+    bounds = [None, *map(float, edges), None]
+    for place in range(counts.shape[1]):
+        proposed, accepted, judged, certified = counts[:, place].T
+        yield Decile(
+            draft=draft,
+            rule=rule,
+            continuation=text.continuation,
+            sampling=text.sampling,
+            on_policy=text.on_policy,
+            axis=axis,
+            place=place + 1,
+            low=bounds[place],
+            high=bounds[place + 1],
+            positions=int(proposed[text.rows].sum()),
+            accepted=text.share(accepted, proposed, confidence),
+            certified=text.share(certified, judged, confidence),
+        )
 
 
 @dataclass(frozen=True)
@@ -88,14 +104,14 @@ class PoolAtGamma:
     times: StepTimes | None
 
 
-def extremes(found: Sequence[PoolAtGamma], documents: Documents) -> tuple[DocumentResult, ...]:
+def extremes(pools: Sequence[PoolAtGamma], documents: Documents) -> tuple[DocumentResult, ...]:
     """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
 
     By speedup, or by tokens per round where some have no step times. Texts of fewer than SHORTEST tokens are left out.
     """
     chosen: list[DocumentResult] = []
-    for draft, rule in dict.fromkeys((item.draft, item.rule) for item in found):
-        mine = [item for item in found if (item.draft, item.rule) == (draft, rule)]
+    for draft, rule in dict.fromkeys((item.draft, item.rule) for item in pools):
+        mine = [item for item in pools if (item.draft, item.rule) == (draft, rule)]
         timed = all(item.times is not None for item in mine)
         ends = [result for item in mine for result in _ends(item, timed, documents)]
         ends.sort(key=lambda item: item.speedup if timed and item.speedup is not None else item.tokens_per_round)

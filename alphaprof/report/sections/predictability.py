@@ -14,10 +14,10 @@ from alphaprof.log.store import Run
 from alphaprof.report.model import Budget, CertainRun, FreeDraft, Predictability, Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
-from alphaprof.stats.estimate import Estimate, Interval, by_cluster, mean_interval, quantile_interval, ratio, share_interval
+from alphaprof.stats.estimate import Interval, by_cluster, mean_interval, quantile_interval, ratio, share_interval
 from alphaprof.theory.bounds import certified_runs, strict_thresholds
 from alphaprof.totals.count import Shape
-from alphaprof.totals.documents import TextUnits
+from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, shards
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay
 
@@ -106,15 +106,15 @@ def predictability(part: LogPart, results: Sequence[Result], confidence: float) 
             free=tuple(_free(text, results, run.manifest)),
             **_numbers(text, log.part(text.rows), max(run.gammas), confidence),
         )
-        for text in part.texts
+        for text in part.documents.groups
     )
 
 
-def _numbers(text: TextUnits, log: TargetLog, gamma: int, confidence: float) -> dict[str, Any]:
+def _numbers(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> dict[str, Any]:
     """The fields of a `Predictability` that come from the target's columns at the positions of a text."""
 
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
-        return tuple(_interval(quantile_interval(values, log.lengths, text.cluster, p, confidence)) for p in probabilities)
+        return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)
 
     # At the divergence that a tenth of the thresholds does not exceed, 90 % of the positions are still certain.
     rests = [1 - share for share in STILL_CERTAIN]
@@ -122,7 +122,7 @@ def _numbers(text: TextUnits, log: TargetLog, gamma: int, confidence: float) -> 
     return {
         "entropy": at(log.columns["target_entropy"], QUANTILES),
         "margin": tuple(replace(item, high=min(1.0, item.high)) for item in at(log.columns["target_margin"], QUANTILES)),
-        "top_prob": _interval(share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence)),
+        "top_prob": share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
         "budgets": tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
         "runs": tuple(
             _run(text, rule, log, certain_runs(thresholds, log.lengths, epsilon, gamma), confidence)
@@ -132,7 +132,7 @@ def _numbers(text: TextUnits, log: TargetLog, gamma: int, confidence: float) -> 
     }
 
 
-def _run(text: TextUnits, rule: str, log: TargetLog, found: CertainRuns, confidence: float) -> CertainRun:
+def _run(text: TextGroup, rule: str, log: TargetLog, found: CertainRuns, confidence: float) -> CertainRun:
     certain = share_interval(ratio(*by_cluster(text.cluster, found.certain, log.lengths)), confidence)
     longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
     runs, counts = by_cluster(text.cluster, found.run, log.lengths)
@@ -146,19 +146,18 @@ def _run(text: TextUnits, rule: str, log: TargetLog, found: CertainRuns, confide
     return CertainRun(
         rule=rule,
         epsilon=found.epsilon,
-        certain=_interval(certain),
-        mean_run=Interval(mean.value, mean.low, min(longest, mean.high)),
+        certain=certain,
+        mean_run=replace(mean, high=min(longest, mean.high)),
         gamma=gamma,
         tokens_per_round=tokens,
     )
 
 
-def _free(text: TextUnits, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
+def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
     """Prompt lookup on a text, under the rules that verdicts concern."""
     mine = (text.domain, text.continuation, text.sampling, text.on_policy)
     for result in results:
-        own = result.mismatches is not None or result.impossible is not None  # counted on the target's own text alone
-        same = (result.domain, result.continuation, result.sampling, own) == mine
+        same = (result.domain, result.continuation, result.sampling, result.own) == mine
         if not same or result.verdict is None or manifest.drafts[result.draft].kind != "prompt_lookup":
             continue
         known = [item for item in result.gammas if item.tokens_per_round is not None]
@@ -171,7 +170,3 @@ def _free(text: TextUnits, results: Sequence[Result], manifest: Manifest) -> Ite
             gamma=best.gamma if best else None,
             tokens_per_round=best.tokens_per_round if best else None,
         )
-
-
-def _interval(found: Estimate) -> Interval:
-    return Interval(found.value, found.low, found.high)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.stats.estimate import Estimate
+from alphaprof.stats.estimate import Interval
 from tests.conftest import ROOT
 from tests.synthetic import expected_rounds
 
@@ -274,7 +274,7 @@ def too_narrow(function: Any) -> Any:
     def narrowed(*arguments: Any) -> Any:
         found = function(*arguments)
         low, high = ((found.value + end) / 2 for end in (found.low, found.high))
-        return Estimate(found.value, low, high, 0)
+        return Interval(found.value, low, high)
 
     return narrowed
 

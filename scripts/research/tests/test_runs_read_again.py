@@ -23,7 +23,6 @@ from alphaprof.report.sections.certificates import tallies
 from alphaprof.rules import parse_rule, rules_of
 from alphaprof.theory.bounds import coverage_bound, margin_bound
 from alphaprof.theory.certificates import DIVERGENCES
-from alphaprof.totals.log_sample import decile_edges
 from tests.conftest import ROOT
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
@@ -262,7 +261,7 @@ def test_shares_certified_by_kl_are_those_of_reports_and_others_add_to_them(
     scored = divergences["score"](run, rules, 100, None)
     more = 0
     for draft in scored.models:
-        known = tallies(run, draft, decile_edges(run, draft))
+        known = tallies(run, draft)
         for rule in rules:
             found, tally = divergences["shares"](scored, draft, rule), known[rule.id]
             if rule.name == "tree" and kind == "sampled":  # whether a tree holds the target's top token is not known there
