@@ -109,7 +109,7 @@ def seen(**changes: Any) -> PreflightFacts:
         sources=(source(),),
         repeated=0,
         warnings=(),
-        self_draft=SelfDraft("model", 64, 64, 64, 0),
+        self_draft=SelfDraft(False, 64, 64, 64, 0),
         noise=NoiseFloor(4, 64, 0, 2, 0.125, 0.25, 0.01),
         speed=SPEED,
         storage=STORAGE,
@@ -166,14 +166,14 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "silent draft": ({"drafts": draft(beyond=10, silent=10)}, "context", "small", "problem", "10 of 10"),
     "self-draft": ({}, "self-draft", "target", "ok", "has alpha 1 at 64 positions in bfloat16"),
     "broken scoring": (
-        {"self_draft": SelfDraft("model", 64, 63, 63, 0)},
+        {"self_draft": SelfDraft(False, 64, 63, 63, 0)},
         "self-draft",
         "target",
         "problem",
         "another top token than itself at 1 of 64",
     ),
     "noise in the text": (
-        {"self_draft": SelfDraft("layer_skip", 64, 64, 60, 3)},
+        {"self_draft": SelfDraft(True, 64, 64, 60, 3)},
         "self-draft",
         "target",
         "note",
@@ -567,7 +567,7 @@ def test_a_dry_run_sees_padding_contexts_and_raw_prompts(looked: PreflightFacts)
 def test_the_target_is_its_own_perfect_draft_and_a_batch_changes_nothing_in_float32(looked: PreflightFacts) -> None:
     assert looked.self_draft is not None
     assert looked.noise is not None
-    assert looked.self_draft == SelfDraft("layer_skip", looked.self_draft.positions, *[looked.self_draft.positions] * 2, 0)
+    assert looked.self_draft == SelfDraft(True, looked.self_draft.positions, *[looked.self_draft.positions] * 2, 0)
     assert (looked.noise.flips, looked.noise.documents) == (0, 10)
     assert 0 < looked.noise.logit_difference < 2e-4
 

@@ -28,11 +28,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling.decoding.drafters import DRAFTED, KEPT, Choice, Chooser
 from alphaprof.profiling.decoding.speculative import Decoded, Speculation
-from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
+from alphaprof.profiling.models.drafts import Arrays, Draft, DraftModel, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, generate, grouped
 from alphaprof.profiling.texts.corpus import Document
@@ -402,7 +402,7 @@ def save_models(setting: Setting) -> None:
 def loaded(setting: Setting, name: str, device: Any) -> Model:
     """One of the two models, in float32."""
     network = AutoModelForCausalLM.from_pretrained(setting.folder / name, dtype=torch.float32).eval().requires_grad_(False)
-    return Model(name, network.to(device), "model", name)
+    return DraftModel(name, network.to(device), "model", name)
 
 
 def seen_of_models(setting: Setting, device: torch.device) -> Seen:
@@ -623,7 +623,7 @@ def near_pair(setting: Setting, dtype: torch.dtype) -> Pair:
             return setting.loaded("llama-3.2-1b", dtype, role, initializer_range=1.5 * width**-0.5)  # texts do not repeat
         network = AutoModelForCausalLM.from_pretrained(setting.model, dtype=dtype).to(setting.device)
         network.generation_config = GenerationConfig(pad_token_id=0)  # texts of full length
-        return Model(role, network.eval().requires_grad_(False), "model", str(setting.model))
+        return DraftModel(role, network.eval().requires_grad_(False), "model", str(setting.model))
 
     target = made("target")
     texts = generate(target, prompts(setting, target, None), target.vocabulary)

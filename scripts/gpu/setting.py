@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.models.load import Model
 
 
@@ -80,7 +81,7 @@ class Setting:
 
     def loaded(self, name: str, dtype: torch.dtype, role: str = "target", **how: Any) -> Model:
         """The same as a `Model` of the product, by the name that it has in a run."""
-        return Model(role, self.network(name, dtype, **how), "model", name)
+        return DraftModel(role, self.network(name, dtype, **how), "model", name)
 
 
 @torch.no_grad()

@@ -22,12 +22,12 @@ import torch
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ACCELERATORS, Load, ModelShape, fit_times
 from alphaprof.log.store import write_table
-from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
+from alphaprof.profiling.models.drafts import Arrays, DraftModel, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
 from alphaprof.profiling.models.processing import PLAIN
 from alphaprof.profiling.scoring import dispatch, statistics
 from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document, Ids
@@ -625,7 +625,7 @@ def assisted(setting: Setting) -> Iterator[Line]:
     setting = within(setting, 60)
     # With a tied embedding a token of a random model is often followed by itself.
     target = setting.loaded(DRAFT, setting.dtypes[0], tie_word_embeddings=False)
-    draft = Model("draft", copy.deepcopy(target.network), "model", "noisy")
+    draft = DraftModel("draft", copy.deepcopy(target.network), "model", "noisy")
     scorer = Scorer(target, [draft], target.vocabulary)
     count, prompts, new = (4, (8, 24), 8) if setting.tiny else (64, (64, 256), 96)
     asked = documents(target, count, prompts, new)
