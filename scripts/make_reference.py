@@ -35,9 +35,10 @@ TABLES = (
 GROUPS = (
     (profile.ProfileOptions, "Top level"),
     (options.TargetOptions, "`target`"),
-    (options.ModelDraft, "`drafts.NAME` with `kind: model`"),
-    (options.LayerSkipDraft, "`drafts.NAME` with `kind: layer_skip`"),
-    (options.PromptLookupDraft, "`drafts.NAME` with `kind: prompt_lookup`"),
+    *(
+        (draft, f"`drafts.NAME` with `kind: {get_args(draft.model_fields['kind'].annotation)[0]}`")
+        for draft in options.DRAFTS
+    ),
     (profile.SourceOptions, "`data`: a list of sources"),
     (options.GreedyContinuation, "`continuation` with `kind: greedy`"),
     (options.SampledContinuation, "`continuation` with `kind: sampled`"),

@@ -41,8 +41,8 @@ from alphaprof.commands.preflight.measure import preflight
 from alphaprof.config.load import load_profile
 from alphaprof.errors import ColumnMissing
 from alphaprof.log.store import table_bytes, write_table
-from alphaprof.profiling.models.drafts import layer_skip
-from alphaprof.profiling.scoring.scorer import Layout, Scorer, _proposed
+from alphaprof.profiling.models.drafts import DraftModel, layer_skip
+from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.render.json import json_schema
@@ -659,8 +659,8 @@ def document(number: int, prompt: int) -> Document:
 @pytest.mark.parametrize("new", [1, 2, 5, 6, 7])
 def test_a_document_goes_beyond_a_context_where_scoring_sees_no_proposal(prompt: int, new: int) -> None:
     item = dataclasses.replace(document(0, prompt), max_new_tokens=new)
-    layout = Layout.of([Continuation(item, np.zeros(new, dtype=np.int32), "length")])
-    proposed = _proposed(cast(Any, SimpleNamespace(vocabulary=300, context=10)), layout)
+    draft = cast(Any, SimpleNamespace(vocabulary=300, context=10))
+    proposed = DraftModel.columns(draft, np.zeros(prompt + new, dtype=np.int32), prompt)["proposed"]
     assert inspection.outside([item], 10) == (bool((proposed == 0).any()), bool((proposed == 0).all()))
     assert inspection.outside([item], None) == (0, 0)
 
