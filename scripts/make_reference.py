@@ -32,12 +32,18 @@ TABLES = (
     ("Totals: `totals/draft=NAME/`", "One row a document and rule: what reports read.", schema.totals_columns([4])),
     ("Step times: `latency.parquet`", "One row a kind of step.", schema.LATENCY_COLUMNS),
 )
+
+
+def kind_of(draft: type[options.DraftOptions]) -> str:
+    """The kind that a class of options is for."""
+    (kind,) = typing.get_args(draft.model_fields["kind"].annotation)
+    return str(kind)
+
+
 GROUPS = (
     (profile.ProfileOptions, "Top level"),
     (options.TargetOptions, "`target`"),
-    (options.ModelDraft, "`drafts.NAME` with `kind: model`"),
-    (options.LayerSkipDraft, "`drafts.NAME` with `kind: layer_skip`"),
-    (options.PromptLookupDraft, "`drafts.NAME` with `kind: prompt_lookup`"),
+    *((draft, f"`drafts.NAME` with `kind: {kind_of(draft)}`") for draft in options.DRAFTS),
     (profile.SourceOptions, "`data`: a list of sources"),
     (options.GreedyContinuation, "`continuation` with `kind: greedy`"),
     (options.SampledContinuation, "`continuation` with `kind: sampled`"),

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from alphaprof.log.files import file_of
-from alphaprof.log.manifest import Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard
 from alphaprof.log.schema import CONTINUATION_COLUMNS, DEPTH_COUNTS, LATENCY_COLUMNS, LogRules, arrow_schema, depth_names
 from alphaprof.log.store import Run
 from alphaprof.profiling.scoring.extras import Extras
@@ -193,6 +193,17 @@ def facts(name: str) -> ModelFacts:
     )
 
 
+def draft_facts(name: str) -> DraftFacts:
+    """Facts of a draft model that does not exist."""
+    return DraftFacts(**vars(facts(name)), has_distribution=True, has_steps=True, engine_method="draft_model")
+
+
+def lookup_facts(name: str) -> DraftFacts:
+    """Facts of a prompt lookup, whose proposals are drawn all the same."""
+    lookup = {"has_distribution": False, "has_steps": False, "starts_matter": True, "engine_method": "ngram"}
+    return dataclasses.replace(draft_facts(name), kind="prompt_lookup", settings={"max_ngram": 3}, **lookup)
+
+
 def manifest(recipe: Recipe) -> Manifest:
     decision = {"rule": "auto", "draft": "auto", "gamma": "auto", "min_speedup": 1.1, "confidence": 0.95, "weights": None}
     decision |= {"concurrency": 1}
@@ -211,8 +222,7 @@ def manifest(recipe: Recipe) -> Manifest:
             "decision": decision | dict(recipe.decision),
         },
         target=facts("target"),
-        drafts={name: facts(name) for name in recipe.drafts}
-        | {name: dataclasses.replace(facts(name), kind="prompt_lookup") for name in recipe.lookups},
+        drafts={name: draft_facts(name) for name in recipe.drafts} | {name: lookup_facts(name) for name in recipe.lookups},
         tokenizer="0" * 64,
         environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
         emitted=recipe.log_rules.emitted,

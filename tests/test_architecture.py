@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -191,3 +192,38 @@ def test_tests_and_product_do_not_know_the_workplace() -> None:
         if path.suffix in (".py", ".md", ".sh", ".yaml", ".jsonl")
     }
     assert {str(path) for path, text in texts.items() if any(word in text for word in words)} == set()
+
+
+def kinds_asked(tree: ast.AST, kinds: set[str], classes: set[str]) -> Iterator[str]:
+    """Questions after the kind of a draft: the name of one as a string, a comparison of `.kind` with one or of a draft's
+    `.kind` with anything, `isinstance` of a class of drafts. "model" is a word of its own, and counts beside `.kind` alone.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in kinds - {"model"}:
+            yield ast.unparse(node)
+        if isinstance(node, ast.Compare | ast.Match):
+            parts = list(ast.walk(node if isinstance(node, ast.Compare) else node.subject))
+            whose = [ast.unparse(part.value) for part in parts if isinstance(part, ast.Attribute) and part.attr == "kind"]
+            words = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)} & {*kinds, "served"}
+            if whose and (words or any(name in whose[0] for name in ("draft", "facts", "twin", "model"))):
+                yield ast.unparse(node)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            yield from [ast.unparse(node) for part in ast.walk(node.args[1]) if getattr(part, "id", "") in classes]
+
+
+ASKED = (
+    *("x.kind == 'model'", "facts.kind != OTHER", "f('layer_skip')", "'served' in (a.kind,)"),
+    "isinstance(d, (int, PromptLookup))",
+)
+
+
+def test_nobody_asks_a_draft_for_its_kind() -> None:
+    """Outside the folders where kinds are defined: a new kind would have to be added to each such place."""
+    from alphaprof.config.options import DRAFTS
+
+    kinds = {kind for draft in DRAFTS for kind in get_args(draft.model_fields["kind"].annotation)}
+    classes = {draft.__name__ for draft in DRAFTS} | {"DraftModel", "PromptLookup", "Model"}
+    assert [question for question in ASKED if not any(kinds_asked(ast.parse(question), kinds, classes))] == []
+    others = [path for path in MODULES if not place(path).startswith(("profiling/models/", "config/"))]
+    found = {place(path): list(kinds_asked(ast.parse(path.read_text()), kinds, classes)) for path in others}
+    assert {path: asked for path, asked in found.items() if asked} == {}

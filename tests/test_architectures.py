@@ -10,10 +10,9 @@ import torch
 import transformers
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.drafts import DraftModel, layer_skip
 from alphaprof.profiling.models.head import Head, recorded
-from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.timing.latency import Stepper
+from alphaprof.profiling.timing.steppers import Stepper
 
 pytestmark = pytest.mark.models
 
@@ -60,7 +59,7 @@ def network(name: str, **changes: Any) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_of_chosen_rows_are_those_of_the_full_forward(name: str) -> None:
     net = network(name)
-    head = Head(Model("target", net, "model", name))
+    head = Head(DraftModel("target", net, "model", name))
     assert head.chunked == (name not in NOT_CHUNKED)
     ids, row, column = torch.randint(0, 250, (2, 40)), torch.tensor([0, 0, 1]), torch.tensor([3, 39, 20])
     with torch.inference_mode():
@@ -72,7 +71,7 @@ def test_logits_of_chosen_rows_are_those_of_the_full_forward(name: str) -> None:
 def test_a_skipping_draft_is_the_model_of_the_kept_layers(name: str) -> None:
     net = network(name)
     # Layers 0 and 2: where kinds of layers alternate, two of one kind.
-    draft = layer_skip("skip", Model("target", net, "model", name), [1, 3]).network
+    draft = layer_skip("skip", DraftModel("target", net, "model", name), [1, 3]).network
     kinds = getattr(net.config, "layer_types", None)
     separate = network(name, num_hidden_layers=2, **({"layer_types": [kinds[0], kinds[2]]} if kinds else {}))
     kept = {"0": "0", "2": "1"}
@@ -94,7 +93,7 @@ def test_a_skipping_draft_is_the_model_of_the_kept_layers(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in NOT_SKIPPABLE])
 def test_a_skipping_draft_goes_on_from_the_layers_that_it_shares(name: str, dropped: list[int]) -> None:
     """To the last bit what the whole draft computes, and the draft itself is left as it was."""
-    target = Model("target", network(name), "model", name)
+    target = DraftModel("target", network(name), "model", name)
     head = Head(layer_skip("skip", target, dropped), Head(target))
     assert head.rest is not None
     assert head.rest.count == dropped[0]
@@ -102,15 +101,15 @@ def test_a_skipping_draft_goes_on_from_the_layers_that_it_shares(name: str, drop
     whole = head.rows(ids, row, column)
     with torch.inference_mode(), recorded(target.network.base_model, [dropped[0]]) as known:
         target.network(input_ids=ids)
-    assert torch.equal(head.rows(ids, row, column, known[dropped[0]]), whole)
-    assert not torch.equal(head.rows(ids, row, column, torch.zeros_like(known[dropped[0]])), whole)
+    assert torch.equal(head.rows(ids, row, column, known), whole)
+    assert not torch.equal(head.rows(ids, row, column, {dropped[0]: torch.zeros_like(known[dropped[0]])}), whole)
     assert torch.equal(head.rows(ids, row, column), whole)
 
 
 def test_drafts_that_share_no_layer_from_the_first_on_run_whole() -> None:
     """One without the first layer, one with weights of its own, and the target itself."""
-    target = Model("target", network("Qwen3Config"), "model", "t")
-    copy = Model("copy", network("Qwen3Config"), "model", "t")
+    target = DraftModel("target", network("Qwen3Config"), "model", "t")
+    copy = DraftModel("copy", network("Qwen3Config"), "model", "t")
     for draft in (layer_skip("skip", target, [0]), copy, target):
         assert Head(draft, Head(target)).rest is None
 
@@ -118,14 +117,14 @@ def test_drafts_that_share_no_layer_from_the_first_on_run_whole() -> None:
 @pytest.mark.parametrize("name", sorted(NOT_SKIPPABLE))
 def test_layers_of_other_models_cannot_be_skipped(name: str) -> None:
     with pytest.raises(ModelUnloadable, match="layers cannot be left out"):
-        layer_skip("skip", Model("target", network(name), "model", name), [1])
+        layer_skip("skip", DraftModel("target", network(name), "model", name), [1])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_steps_leave_the_cache_as_it_was_sliding_windows_included(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     with torch.inference_mode():
-        stepper = Stepper(Model("target", network(name), "model", name), np.arange(60, dtype=np.int32))
+        stepper = Stepper(DraftModel("target", network(name), "model", name), np.arange(60, dtype=np.int32))
         forward = stepper.model.network.forward
 
         def spy(**arguments: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from alphaprof.log.store import Run
@@ -92,12 +93,20 @@ def by_hand(path: Path, **decision: Any) -> Run:
     """Twelve tokens: the first right, seven lost to one cause each, four right; gamma 2."""
     recipe = Recipe(
         domains={"d": Domain(documents=1, shortest=12, longest=12)},
-        lookups=("ngram",),
         gammas=(1, 2),
         decision={"draft": "small", "gamma": 2} | decision,
         latency=not decision,
     )
     run = with_special(write_run(path / "run", recipe))
+    table = run.continuations(0)  # whose fifth token stands after the fourth in the prompt already
+    ids = {
+        "prompt_ids": [11, 12, 13, 14, 15, MARKER, 104, 16],
+        "continuation_ids": [*range(100, 103), MARKER, *range(104, 112)],
+    }
+    for name, tokens in ids.items():
+        place = table.column_names.index(name)
+        table = table.set_column(place, table.schema.field(name), pa.array([tokens], table.schema.field(name).type))
+    run.write_continuations(table, 0)
 
     def causes(rows: pd.DataFrame) -> None:
         rows["token"] = rows["target_top"] = np.arange(100, 112)
@@ -112,12 +121,7 @@ def by_hand(path: Path, **decision: Any) -> Run:
         rows["proposed"] = np.where(np.arange(12) == 1, 0, NO_LIMIT)
         rows.loc[1, ["draft_top", "target_prob_of_draft_top", "draft_rank_of_token"]] = None
 
-    def looks_up(rows: pd.DataFrame) -> None:
-        rows["token"] = rows["target_top"] = np.arange(100, 112)
-        rows["draft_top"] = np.where(rows["position"] == 4, 104, 98)
-        rows["proposed"], rows["accepted_run"] = 1, (rows["position"] == 4).astype(int)
-
-    return rewritten(rewritten(run, "small", causes), "ngram", looks_up)
+    return rewritten(run, "small", causes)
 
 
 def test_each_cause_has_a_case_that_goes_to_it(tmp_path: Path) -> None:
@@ -229,7 +233,7 @@ def rows_with_causes(run: Run, draft: str, rule: str) -> pd.DataFrame:
     log = log_of(run)
     rows = log[log["draft"] == draft].reset_index(drop=True)
     sampling = rule != "strict"
-    rows["looked_up"] = proposals_of(run, log, rows) if draft != "ngram" else None
+    rows["looked_up"] = proposals_of(run) if draft != "ngram" else None
     found = [cause_of(row, row["looked_up"], sampling, rule == "lossless") for row in rows.to_dict("records")]
     kept = (rows["draft_top"] == rows["token"]).astype(float)
     if rule == "lossless":
@@ -240,12 +244,8 @@ def rows_with_causes(run: Run, draft: str, rule: str) -> pd.DataFrame:
     return rows
 
 
-def proposals_of(run: Run, log: pd.DataFrame, rows: pd.DataFrame) -> Sequence[int | None]:
-    """What prompt lookup proposes at each row: that of the run, or the product's own, one text after the other."""
-    own = log[log["draft"] == "ngram"]
-    if len(own):
-        joined = rows.merge(own, on=["document", "position"], how="left", suffixes=("", "_own"))
-        return joined["draft_top_own"].where(joined["proposed_own"] > 0, -1).tolist()
+def proposals_of(run: Run) -> Sequence[int | None]:
+    """What prompt lookup with its default settings proposes at each row, one text after the other."""
     draft, found = PromptLookup("ngram", 3, (EOS,), 1000, "float32"), []
     for shard in run.shards:
         for text in run.continuations(shard.index).to_pylist():
@@ -277,7 +277,8 @@ def test_every_row_counted_again_gives_the_same_shares(
             assert factor == pytest.approx(1)
         seen |= set(expected)
     if (kind, draft) == ("greedy", "small"):
-        assert seen == set(CAUSES) - {"beyond context"}
+        assert seen == set(CAUSES) - {"beyond context", "prompt lookup"}  # the tokens are drawn from many: nothing repeats
+    assert ("prompt lookup" in seen) == (kind == "sampled")
     assert ("target uncertain" in seen) == (rule != "lossless")
 
 

@@ -270,7 +270,6 @@ def test_another_draft_with_the_same_rows_is_judged_by_bounds(tmp_path: Path) ->
 
 
 DOUBTS: dict[str, tuple[dict[str, Any], str]] = {
-    "kind": ({"kind": "layer_skip"}, "another draft (kind)"),
     "dtype": ({"dtype": "float16"}, "another draft (dtype)"),
     "both": ({"dtype": "float16", "fingerprint": "1" * 64}, "another draft (fingerprint, dtype)"),
 }

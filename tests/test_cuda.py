@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, processed
 from alphaprof.profiling.scoring import scorer as module
@@ -42,7 +42,7 @@ def models(device: str, dtype: torch.dtype) -> tuple[Model, Model]:
     network = llama(seed=7)
     pair = copy.deepcopy(network), noisy(network, 0.05)
     target, draft = (item.to(device=device, dtype=dtype).requires_grad_(False) for item in pair)
-    return Model("target", target, "model", "t"), Model("draft", draft, "model", "d")
+    return DraftModel("target", target, "model", "t"), DraftModel("draft", draft, "model", "d")
 
 
 def documents(settings: Processing | None) -> list[Document]:
@@ -190,7 +190,7 @@ def test_fused_statistics_are_those_of_a_cpu_and_wait_for_nothing(
 def test_a_small_run_in_bfloat16_writes_and_scores_its_own_text(settings: Processing | None) -> None:
     target, draft = models("cuda", torch.bfloat16)
     written = generate(target, documents(settings), TOKENS)
-    own = Model("draft", target.network, "model", "t")
+    own = DraftModel("draft", target.network, "model", "t")
     assert [item.finish == "eos" for item in written] == [int(item.ids[-1]) == 256 for item in written]
     found = scorer(target, own).score(written)["draft"]
     assert np.all(found["overlap"] > 1 - 1e-4)

@@ -21,7 +21,6 @@ from alphaprof.commands.export.build import export
 from alphaprof.commands.export.formats import EXPORTS, Acceptance, Depths, RankAcceptance
 from alphaprof.commands.export.scope import ExportRequest
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import SERVED
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
@@ -256,8 +255,10 @@ def test_weights_of_the_shares_observed_change_nothing(run: Run, to: str) -> Non
 # second draft to test, and of the two one was at the end of its text.
 HAND = Acceptance(
     kind="model",
+    method="draft_model",
+    served=False,
     model="some/draft",
-    max_ngram=None,
+    settings={},
     gamma=3,
     depths={1: Depths(12.0, 10.0, 10.0, (10.0,), (5.0,)), 3: Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))},
     per_request=1.5,
@@ -280,7 +281,7 @@ def test_rates_and_lengths_by_hand() -> None:
 
 
 def test_arguments_and_environments_by_hand() -> None:
-    looked_up = dataclasses.replace(HAND, kind="prompt_lookup", model=None, max_ngram=4)
+    looked_up = dataclasses.replace(HAND, kind="prompt_lookup", method="ngram", model=None, settings={"max_ngram": 4})
     write = {name: form.write for name, form in EXPORTS.items()}
     assert write["llamacpp"](HAND) == "--spec-draft-n-max 3 --spec-synth-rates 0.500000,0.333333,0.333333\n"
     assert write["llamacpp"](looked_up).startswith(
@@ -298,7 +299,10 @@ def test_arguments_and_environments_by_hand() -> None:
     }
     lookup = json.loads(write["vllm"](looked_up))
     assert (lookup["method"], lookup["prompt_lookup_max"], lookup["prompt_lookup_min"]) == ("ngram", 4, 1)
-    assert "method" not in json.loads(write["vllm"](dataclasses.replace(HAND, kind="layer_skip", model=None)))
+    skip = dataclasses.replace(HAND, kind="layer_skip", method=None, model=None)
+    assert "method" not in json.loads(write["vllm"](skip))
+    assert "no method for a draft of kind layer_skip" in EXPORTS["vllm"].beside(skip)
+    assert "of the draft that was served" in EXPORTS["vllm"].beside(dataclasses.replace(skip, served=True))
 
 
 def test_the_profile_of_nvidia_by_hand() -> None:
@@ -311,7 +315,7 @@ def test_the_profile_of_nvidia_by_hand() -> None:
     assert (profile["method"], profile["per_category"]) == ("draft_model", {"code": 1.5})
     unknown = ("draft_checkpoint", "target_model", "block_size", "max_supported_k", "validation")
     assert [profile[name] for name in unknown] == [None] * 5
-    served = json.loads(EXPORTS["nvidia"].write(dataclasses.replace(HAND, kind=SERVED, model=None)))
+    served = json.loads(EXPORTS["nvidia"].write(dataclasses.replace(HAND, method=None, served=True)))
     assert served["method"] is None
 
 

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.log.schema import LogRules
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.drafts import Arrays, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import statistics
 from alphaprof.profiling.scoring.extras import TOP, Extras
-from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, top_probs
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
@@ -41,7 +41,7 @@ def pair() -> tuple[Model, Model]:
     with torch.no_grad():
         target.lm_head.weight[256] *= 2.0  # EOS turns up, so that ends are tested too
     draft = noisy(target, 0.04)
-    return Model("target", target, "model", "t"), Model("draft", draft, "model", "d")
+    return DraftModel("target", target, "model", "t"), DraftModel("draft", draft, "model", "d")
 
 
 def recorded_rounds(
@@ -140,7 +140,7 @@ def looping(seed: int) -> Model:
     network.generation_config = GenerationConfig(eos_token_id=38, pad_token_id=39)
     with torch.no_grad():
         network.lm_head.weight[38] *= 1.4
-    return Model("target", network, "model", "t")
+    return DraftModel("target", network, "model", "t")
 
 
 def few_tokens(number: int, length: int, limit: int) -> Document:
@@ -204,7 +204,7 @@ def test_the_greedy_token_is_the_scoring_pass_own_top(pair: tuple[Model, Model])
 
 def test_a_draft_that_is_the_target_is_always_accepted(pair: tuple[Model, Model]) -> None:
     target, _ = pair
-    for item, columns in profiled(target, Model("draft", target.network, "model", "t")):
+    for item, columns in profiled(target, DraftModel("draft", target.network, "model", "t")):
         size = len(item.ids)
         agrees = columns["draft_top"] == columns["token"]
         assert agrees.all()
@@ -219,6 +219,6 @@ def test_a_draft_with_shuffled_logits_is_hardly_ever_accepted(pair: tuple[Model,
         shuffled.lm_head.weight.copy_(
             shuffled.lm_head.weight[torch.randperm(260, generator=torch.Generator().manual_seed(3))]
         )
-    columns = [found for _, found in profiled(target, Model("draft", shuffled, "model", "s"))]
+    columns = [found for _, found in profiled(target, DraftModel("draft", shuffled, "model", "s"))]
     agreed = np.concatenate([found["draft_top"] == found["token"] for found in columns])
     assert agreed.mean() < 0.05

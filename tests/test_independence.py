@@ -12,10 +12,10 @@ import torch
 from transformers.generation.utils import GenerationMixin
 
 from alphaprof.config.options import TargetOptions
-from alphaprof.profiling.models.drafts import layer_skip
-from alphaprof.profiling.models.load import NOISE, Model, load_model, load_tokenizer
+from alphaprof.profiling.models.drafts import Arrays, DraftModel, layer_skip
+from alphaprof.profiling.models.load import NOISE, load_model, load_tokenizer
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer, by_document
+from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, Fed, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from tests.tiny import llama, noisy
@@ -50,7 +50,7 @@ def scored(scorer: Scorer, continuations: list[Continuation], budget: int) -> di
 def test_documents_scored_alone_and_in_batches_have_the_same_columns(settings: Processing | None) -> None:
     """In float32: probabilities and logits within 1e-3, top tokens and ranks equal."""
     network = llama(seed=7)
-    models = Model("target", network, "model", "t"), Model("draft", noisy(network, 0.05), "model", "d")
+    models = DraftModel("target", network, "model", "t"), DraftModel("draft", noisy(network, 0.05), "model", "d")
     scorer = Scorer(models[0], [models[1]], 260)
     continuations = texts(250, settings)
     alone = scored(scorer, continuations, 1)

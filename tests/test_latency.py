@@ -14,7 +14,7 @@ import torch
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.profiling.models import drafts as prompt_lookup
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing import latency, steppers
 from alphaprof.profiling.timing.latency import WARM_UP, Subjects, measure
@@ -27,7 +27,7 @@ TEXT = np.arange(10, dtype=np.int32)
 
 def test_a_step_feeds_its_tokens_on_top_of_the_context_and_takes_them_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
-        stepper = Stepper(Model("target", llama(), "model", "t"), np.resize(TEXT, 32))
+        stepper = Stepper(DraftModel("target", llama(), "model", "t"), np.resize(TEXT, 32))
         seen = []
         forward = stepper.model.network.forward
 
@@ -55,10 +55,10 @@ def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> N
     target = llama()
     short = noisy(target, 0.1)
     short.config.max_position_embeddings = 24
-    drafts = [Model("a", noisy(target, 0.1), "model", "a"), Model("b", short, "model", "b")]
+    drafts = [DraftModel("a", noisy(target, 0.1), "model", "a"), DraftModel("b", short, "model", "b")]
     costs = MeasuredCosts(context=40, repeats=5)
     ticks: list[float] = []
-    timed = measure(Subjects(Model("target", target, "model", "t"), drafts, TEXT, 3), costs, ticks.append)
+    timed = measure(Subjects(DraftModel("target", target, "model", "t"), drafts, TEXT, 3), costs, ticks.append)
     rows = timed.table.to_pylist()
     assert timed.left_out == ()
     assert steps(rows) == [
@@ -98,7 +98,7 @@ def test_batches_and_contexts_are_timed_crosswise_with_as_many_texts_in_the_cach
 
     monkeypatch.setattr(Stepper, "_choose", spy)
     costs = MeasuredCosts(context=[12, 8], concurrency=[3, 1], repeats=3)
-    table = measure(Subjects(Model("target", llama(), "model", "t"), [], TEXT, 1), costs, ignored).table
+    table = measure(Subjects(DraftModel("target", llama(), "model", "t"), [], TEXT, 1), costs, ignored).table
     cells = [(1, 8), (1, 12), (3, 8), (3, 12)]
     decodes = [row for row in steps(table.to_pylist()) if row[1] == "decode"]
     assert decodes == [("target", "decode", 1, batch, context) for batch, context in cells]
@@ -133,7 +133,7 @@ def timed_by_clockwork(
 ) -> tuple[list[dict[str, Any]], list[str], Clockwork]:
     """Rows, what was said, and the clock: a target with steps of one and two tokens, and a draft."""
     clock, said = Clockwork(monkeypatch, step_s, noise), list[str]()
-    subjects = Subjects(Model("target", llama(), "model", "t"), [Model("a", llama(), "model", "a")], TEXT, 1)
+    subjects = Subjects(DraftModel("target", llama(), "model", "t"), [DraftModel("a", llama(), "model", "a")], TEXT, 1)
     ticks: list[float] = []
     rows = measure(subjects, costs, ticks.append, said.append).table.to_pylist()
     assert sum(ticks) == pytest.approx(1)
@@ -192,7 +192,7 @@ def test_the_rehearsal_knows_what_will_take_longer_than_the_budget(monkeypatch: 
     """Rounds of 6 s and 4 ms of bookkeeping: at least 9 of each cell, and 4 of 2 prefills for each context. With rounds of
     10 ms: the budget, or all of them.
     """
-    target, draft = Model("target", llama(), "model", "t"), Model("a", llama(), "model", "a")
+    target, draft = DraftModel("target", llama(), "model", "t"), DraftModel("a", llama(), "model", "a")
     subjects = Subjects(target, [draft], TEXT, 1)
     Clockwork(monkeypatch, 1.0)
     assert latency.rehearsed(subjects, MeasuredCosts(context=[8, 12])) == pytest.approx(2 * 9 * 6.004 + 4 * 2 * 2)
@@ -212,7 +212,7 @@ def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Stepper, "_choose", full)
     costs = MeasuredCosts(context=8, concurrency=[1, 4], repeats=3)
-    subjects = Subjects(Model("target", llama(), "model", "t"), [], TEXT, 1)
+    subjects = Subjects(DraftModel("target", llama(), "model", "t"), [], TEXT, 1)
     timed = measure(subjects, costs, ignored)
     assert timed.left_out == ("4 sequences of 8 tokens do not fit into memory",)
     assert {row["batch"] for row in timed.table.to_pylist()} == {1}
@@ -224,7 +224,7 @@ def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.Monk
 
 def test_a_static_cache_chooses_what_a_growing_one_does_and_is_cut_back_alike() -> None:
     """What CUDA graphs record: the same logits, step after step."""
-    model = Model("target", llama(), "model", "t")
+    model = DraftModel("target", llama(), "model", "t")
     text = np.resize(TEXT, 32)
     with torch.inference_mode():
         for tokens in (1, 5, 2):
@@ -251,7 +251,7 @@ def test_a_batch_is_filled_by_reading_its_text_once(kind: type[Stepper], monkeyp
 
     monkeypatch.setattr(network, "forward", spy)
     with torch.inference_mode():
-        found = kind(Model("target", network, "model", "t"), np.resize(TEXT, 32), 3)
+        found = kind(DraftModel("target", network, "model", "t"), np.resize(TEXT, 32), 3)
         assert seen == [(1, 32)]
         assert found.length() == 32
         for layer in found.cache.layers:
@@ -298,7 +298,7 @@ class Recorder:
 
 def test_steps_are_recorded_on_the_models_own_device_in_memory_that_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
-        found = GraphStepper(Model("draft", llama(), "model", "d"), np.resize(TEXT, 8), 2)
+        found = GraphStepper(DraftModel("draft", llama(), "model", "d"), np.resize(TEXT, 8), 2)
         recorder = Recorder(monkeypatch)
         for tokens in (1, 2, 1, 3):
             found._choose(tokens)
@@ -312,7 +312,7 @@ def test_steps_are_recorded_on_the_models_own_device_in_memory_that_they_share(m
 
 def test_the_stream_is_put_back_where_recording_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
-        found = GraphStepper(Model("draft", llama(), "model", "d"), np.resize(TEXT, 8), 2)
+        found = GraphStepper(DraftModel("draft", llama(), "model", "d"), np.resize(TEXT, 8), 2)
         recorder = Recorder(monkeypatch, fails=True)
         with pytest.raises(RuntimeError, match="not permitted"):
             found._choose(1)
@@ -324,12 +324,12 @@ def test_a_model_on_several_devices_is_not_recorded() -> None:
     network = llama()
     network.lm_head.to("meta")
     with pytest.raises(NotTimed, match="target lies on several devices"):
-        GraphStepper(Model("target", network, "model", "t"), TEXT)
+        GraphStepper(DraftModel("target", network, "model", "t"), TEXT)
 
 
 def test_all_models_are_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU eagerly, whatever is asked for; on a GPU as graphs where every model can, and eagerly where one cannot."""
-    target, draft = (Model(name, llama(), "model", name) for name in ("target", "draft"))
+    target, draft = (DraftModel(name, llama(), "model", name) for name in ("target", "draft"))
     assert common_mode([target, draft], TEXT, "auto") == "eager"
     monkeypatch.setattr(Model, "device", property(lambda self: torch.device("cuda")))
     refused, said = list[str](), list[str]()
@@ -348,9 +348,9 @@ def test_all_models_are_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ids_that_a_draft_does_not_have_do_not_stop_the_clock() -> None:
-    small = Model("small", llama(vocabulary=250, pad_token_id=249, eos_token_id=248), "model", "s")
+    small = DraftModel("small", llama(vocabulary=250, pad_token_id=249, eos_token_id=248), "model", "s")
     text = np.full(20, 259, dtype=np.int32)
-    subjects = Subjects(Model("target", llama(), "model", "t"), [small], text, 1)
+    subjects = Subjects(DraftModel("target", llama(), "model", "t"), [small], text, 1)
     table = measure(subjects, MeasuredCosts(context=8, repeats=3), ignored).table
     assert {row[:3] for row in steps(table.to_pylist())} >= {("small", "draft", 1), ("small", "draft", 2)}
 
@@ -368,7 +368,7 @@ def test_a_search_of_prompt_lookup_is_timed_on_as_many_tokens_as_the_target_has_
     monkeypatch.setattr(prompt_lookup.PromptLookup, "search", spy)
     drafts = [PromptLookup(name, 3, (256,), 260, "float32") for name in ("first", "second")]
     costs = MeasuredCosts(context=24, repeats=3, concurrency=[1, 2])
-    table = measure(Subjects(Model("target", llama(), "model", "t"), drafts, TEXT, 2), costs, ignored).table
+    table = measure(Subjects(DraftModel("target", llama(), "model", "t"), drafts, TEXT, 2), costs, ignored).table
     rows = [row for row in table.to_pylist() if row["model"] != "target"]
     assert steps(rows) == [(name, "lookup", 1, batch, 24) for batch in (1, 2) for name in ("first", "second")]
     assert all(row["repeats"] == 3 and row["median_ms"] >= 0 for row in rows)

@@ -15,7 +15,7 @@ from alphaprof.commands.preflight import memory
 from alphaprof.commands.preflight.memory import Cells, needed
 from alphaprof.commands.preflight.trial import length
 from alphaprof.costs.roofline import mlp_elements
-from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
+from alphaprof.profiling.models.drafts import DraftModel, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring.extras import Extras
@@ -53,7 +53,7 @@ def model(name: str, seed: int, **shape: Any) -> Model:
     """A model whose text does not end before its last token."""
     network = llama(seed, initializer_range=0.02, eos_token_id=None, pad_token_id=0, **shape)
     network.generation_config = GenerationConfig(pad_token_id=0)
-    return Model(name, network.requires_grad_(False), "model", name)
+    return DraftModel(name, network.requires_grad_(False), "model", name)
 
 
 def promised(scorer: Scorer, asked: list[Document], cells: Cells | None = None) -> memory.Memory:

@@ -41,8 +41,8 @@ from alphaprof.commands.preflight.measure import preflight
 from alphaprof.config.load import load_profile
 from alphaprof.errors import ColumnMissing
 from alphaprof.log.store import table_bytes, write_table
-from alphaprof.profiling.models.drafts import layer_skip
-from alphaprof.profiling.scoring.scorer import Layout, Scorer, _proposed
+from alphaprof.profiling.models.drafts import DraftModel, layer_skip
+from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.render.json import json_schema
@@ -109,7 +109,7 @@ def seen(**changes: Any) -> PreflightFacts:
         sources=(source(),),
         repeated=0,
         warnings=(),
-        self_draft=SelfDraft("model", 64, 64, 64, 0),
+        self_draft=SelfDraft(False, 64, 64, 64, 0),
         noise=NoiseFloor(4, 64, 0, 2, 0.125, 0.25, 0.01),
         speed=SPEED,
         storage=STORAGE,
@@ -166,14 +166,14 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "silent draft": ({"drafts": draft(beyond=10, silent=10)}, "context", "small", "problem", "10 of 10"),
     "self-draft": ({}, "self-draft", "target", "ok", "has alpha 1 at 64 positions in bfloat16"),
     "broken scoring": (
-        {"self_draft": SelfDraft("model", 64, 63, 63, 0)},
+        {"self_draft": SelfDraft(False, 64, 63, 63, 0)},
         "self-draft",
         "target",
         "problem",
         "another top token than itself at 1 of 64",
     ),
     "noise in the text": (
-        {"self_draft": SelfDraft("layer_skip", 64, 64, 60, 3)},
+        {"self_draft": SelfDraft(True, 64, 64, 60, 3)},
         "self-draft",
         "target",
         "note",
@@ -567,7 +567,7 @@ def test_a_dry_run_sees_padding_contexts_and_raw_prompts(looked: PreflightFacts)
 def test_the_target_is_its_own_perfect_draft_and_a_batch_changes_nothing_in_float32(looked: PreflightFacts) -> None:
     assert looked.self_draft is not None
     assert looked.noise is not None
-    assert looked.self_draft == SelfDraft("layer_skip", looked.self_draft.positions, *[looked.self_draft.positions] * 2, 0)
+    assert looked.self_draft == SelfDraft(True, looked.self_draft.positions, *[looked.self_draft.positions] * 2, 0)
     assert (looked.noise.flips, looked.noise.documents) == (0, 10)
     assert 0 < looked.noise.logit_difference < 2e-4
 
@@ -659,8 +659,8 @@ def document(number: int, prompt: int) -> Document:
 @pytest.mark.parametrize("new", [1, 2, 5, 6, 7])
 def test_a_document_goes_beyond_a_context_where_scoring_sees_no_proposal(prompt: int, new: int) -> None:
     item = dataclasses.replace(document(0, prompt), max_new_tokens=new)
-    layout = Layout.of([Continuation(item, np.zeros(new, dtype=np.int32), "length")])
-    proposed = _proposed(cast(Any, SimpleNamespace(vocabulary=300, context=10)), layout)
+    draft = cast(Any, SimpleNamespace(vocabulary=300, context=10))
+    proposed = DraftModel.columns(draft, np.zeros(prompt + new, dtype=np.int32), prompt)["proposed"]
     assert inspection.outside([item], 10) == (bool((proposed == 0).any()), bool((proposed == 0).all()))
     assert inspection.outside([item], None) == (0, 0)
 

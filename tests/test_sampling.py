@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
+from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, Sampler, uniforms
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
@@ -47,7 +48,7 @@ def target() -> Model:
     network = llama(seed=7)
     with torch.no_grad():
         network.lm_head.weight[256] *= 2.5
-    return Model("target", network, "model", "t")
+    return DraftModel("target", network, "model", "t")
 
 
 def texts(found: list[Continuation]) -> dict[int, list[int]]:
@@ -146,7 +147,7 @@ def test_drawn_tokens_follow_the_processed_distribution_of_the_target(target: Mo
 def test_whole_texts_follow_the_law_of_the_target(settings: Processing) -> None:
     network = llama(seed=4, vocabulary=8, layers=1, eos_token_id=5, pad_token_id=6, initializer_range=0.15)
     network.generation_config.eos_token_id, network.generation_config.pad_token_id = 5, 6
-    small = Model("target", network, "model", "t")
+    small = DraftModel("target", network, "model", "t")
     rows = [document(row, [1, 2, 3], settings, max_new_tokens=2) for row in range(6000)]
     found = [tuple(item.ids.tolist()) for item in generate(small, rows, 7)]
     outcomes = [(5,), *itertools.product([token for token in range(7) if token != 5], range(7))]

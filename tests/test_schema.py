@@ -300,7 +300,7 @@ DEEP: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda data: data["target"].pop("dtype"),
         "the manifest.target has not the fields of ModelFacts: dtype",
     ),
-    "an unknown field": (lambda data: data["drafts"]["small"].update(size=1), "has not the fields of ModelFacts: size"),
+    "an unknown field": (lambda data: data["drafts"]["small"].update(size=1), "has not the fields of DraftFacts: size"),
     "no list": (lambda data: data["target"].update(eos=2), "target.eos is 2"),
     "a list in a list": (lambda data: data["target"].update(eos=[[2]]), r"target.eos\[0\] is \[2\]"),
     "another number of shards": (lambda data: data["shards"].pop(0), "its shards are not numbered from 0"),

@@ -18,7 +18,14 @@ from alphaprof.config.options import ModelDraft
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling.models import load as models
-from alphaprof.profiling.models.drafts import PromptLookup, check_vocabulary, layer_skip, scored_width, token_count
+from alphaprof.profiling.models.drafts import (
+    DraftModel,
+    PromptLookup,
+    check_vocabulary,
+    layer_skip,
+    scored_width,
+    token_count,
+)
 from alphaprof.profiling.models.head import Head
 from alphaprof.profiling.models.load import Model, fingerprint
 from alphaprof.profiling.models.processing import PLAIN, Processing
@@ -36,7 +43,7 @@ TOKENS = 260
 
 
 def model(name: str, network: Any) -> Model:
-    return Model(name, network, "model", name)
+    return DraftModel(name, network, "model", name)
 
 
 def continuation(

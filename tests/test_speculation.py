@@ -25,7 +25,7 @@ from alphaprof.log.store import Run
 from alphaprof.profiling.decoding import speculative
 from alphaprof.profiling.decoding.drafters import Cached, Choice, Chooser, ModelDrafter
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
-from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip, load_drafts
+from alphaprof.profiling.models.drafts import Draft, DraftModel, PromptLookup, layer_skip, load_drafts
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.run import pipeline
@@ -65,7 +65,7 @@ def target() -> Model:
     found = llama(seed=7)
     with torch.no_grad():
         found.lm_head.weight[EOS] *= 2.0
-    return Model("target", found, "model", "t")
+    return DraftModel("target", found, "model", "t")
 
 
 def close(**changes: Any) -> Model:
@@ -75,14 +75,14 @@ def close(**changes: Any) -> Model:
         found.lm_head.weight[EOS] *= 1.2
     for name, value in changes.items():
         setattr(found.config, name, value)
-    return Model("draft", found, "model", "d")
+    return DraftModel("draft", found, "model", "d")
 
 
 def shuffled() -> Model:
     found = noisy(target().network, 0.0)
     with torch.no_grad():
         found.lm_head.weight.copy_(found.lm_head.weight[torch.randperm(IDS, generator=torch.Generator().manual_seed(3))])
-    return Model("draft", found, "model", "s")
+    return DraftModel("draft", found, "model", "s")
 
 
 def resized(size: int) -> Model:
@@ -92,7 +92,7 @@ def resized(size: int) -> Model:
     for name, tensor in found.state_dict().items():
         shared = min(len(tensor), len(state[name]))
         tensor[:shared] = state[name][:shared]
-    return Model("draft", found, "model", "r")
+    return DraftModel("draft", found, "model", "r")
 
 
 @cache
@@ -102,14 +102,14 @@ def looping() -> Model:
     found.generation_config = GenerationConfig(eos_token_id=38, pad_token_id=39)
     with torch.no_grad():
         found.lm_head.weight[38] *= 1.4
-    return Model("target", found, "model", "l")
+    return DraftModel("target", found, "model", "l")
 
 
 DRAFTS: dict[str, Callable[[], Draft]] = {
     "model": close,
     "layer_skip": lambda: layer_skip("draft", target(), [2]),
     "lookup": lambda: PromptLookup("draft", 2, (38,), 40, "float32"),
-    "itself": lambda: Model("draft", target().network, "model", "t"),
+    "itself": lambda: DraftModel("draft", target().network, "model", "t"),
     "shuffled": shuffled,
     "short context": lambda: close(max_position_embeddings=24),
     "padded": lambda: resized(320),
@@ -287,11 +287,11 @@ def lively(name: str) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_other_architectures_decode_as_transformers_does_sliding_windows_included(name: str) -> None:
     item = document(1, 13, NEW_TOKENS)
-    model = Model("target", lively(name), "model", name)
+    model = DraftModel("target", lively(name), "model", name)
     expected = live(model, item)
     assert Plain(model).decode(item.prompt, NEW_TOKENS).ids.tolist() == expected
     assert len(set(expected)) > 1
-    draft = Model("draft", noisy(model.network, 0.1), "model", name)
+    draft = DraftModel("draft", noisy(model.network, 0.1), "model", name)
     written = [Continuation(item, np.array(expected, dtype=np.int32), "length")]
     columns = Scorer(model, [draft], IDS).score(written)["draft"]
     taken = np.zeros(2)
@@ -307,9 +307,9 @@ def test_a_text_may_fill_the_context_of_the_target() -> None:
     """Learned positions end there: the last rounds draft less, which changes nothing else."""
     network_ = network("GPT2Config", n_positions=13 + NEW_TOKENS)
     network_.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=257)
-    model = Model("target", network_, "model", "g")
+    model = DraftModel("target", network_, "model", "g")
     item = document(1, 13, NEW_TOKENS)
-    draft = Model("draft", noisy(network_, 0.1), "model", "d")
+    draft = DraftModel("draft", noisy(network_, 0.1), "model", "d")
     plain = Plain(model).decode(item.prompt, NEW_TOKENS)
     assert len(plain.ids) == NEW_TOKENS
     written = [Continuation(item, plain.ids, "length")]
@@ -342,7 +342,7 @@ def fed(model: Model, patch: pytest.MonkeyPatch) -> list[int]:
 
 def test_every_pass_is_as_long_as_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target reads what was drafted and the token before it; the draft two tokens first after a round that was full."""
-    ours, draft = Model("target", noisy(target().network, 0.0), "model", "t"), close()
+    ours, draft = DraftModel("target", noisy(target().network, 0.0), "model", "t"), close()
     targets, drafts = fed(ours, monkeypatch), fed(draft, monkeypatch)
     firsts = set()
     for item in documents():
@@ -376,7 +376,7 @@ def test_padding_rows_of_the_target_are_not_written() -> None:
     network_ = llama(vocabulary=320)
     with torch.no_grad():
         network_.lm_head.weight[IDS:] = network_.lm_head.weight[:60] * 2  # beats every real id
-    padded = Model("target", network_, "model", "t")
+    padded = DraftModel("target", network_, "model", "t")
     prompt = documents()[2].prompt
     for choice in (Choice(width=IDS), Choice(SAMPLED, 3, width=IDS)):
         assert Plain(padded, choice).decode(prompt, 12).ids.max() < IDS
@@ -399,8 +399,8 @@ def test_a_text_depends_on_seed_prompt_and_row_alone() -> None:
 
 def test_bfloat16_writes_what_its_own_passes_prefer() -> None:
     """Near-ties may fall either way, so the text is held against the largest step of the dtype."""
-    ours = Model("target", noisy(target().network, 0.0).to(torch.bfloat16), "model", "t")
-    draft = Model("draft", noisy(target().network, 0.04).to(torch.bfloat16), "model", "d")
+    ours = DraftModel("target", noisy(target().network, 0.0).to(torch.bfloat16), "model", "t")
+    draft = DraftModel("draft", noisy(target().network, 0.04).to(torch.bfloat16), "model", "d")
     for item in documents()[:3]:
         found = Speculation(ours, draft, STRICT, 4).decode(item.prompt, NEW_TOKENS, regret=True)
         assert found.regret is not None
@@ -428,7 +428,7 @@ class Hours:
 def test_times_are_those_of_the_passes_they_are_named_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Hours()
     monkeypatch.setattr(speculative, "time", clock)
-    ours, draft = Model("target", noisy(target().network, 0.0), "model", "t"), close()
+    ours, draft = DraftModel("target", noisy(target().network, 0.0), "model", "t"), close()
     for model, seconds in ((ours, 10.0), (draft, 1.0)):
         forward = model.network.forward
 
@@ -497,7 +497,7 @@ def test_a_recurrent_model_decodes_plainly_and_is_refused_otherwise() -> None:
     config = transformers.RecurrentGemmaConfig(**CONFIGS["Phi3Config"] | changes)
     net = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     net.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=257)
-    recurrent = Model("mixed", net, "model", "r")
+    recurrent = DraftModel("mixed", net, "model", "r")
     item = document(1, 9, 12)
     assert Plain(recurrent).decode(item.prompt, 12).ids.tolist() == live(recurrent, item)
     for ours, draft in ((recurrent, close()), (target(), recurrent)):
@@ -512,7 +512,7 @@ def test_a_model_that_keeps_its_state_elsewhere_is_refused_altogether() -> None:
     size = {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2, "context_length": 64}
     net = transformers.RwkvForCausalLM(transformers.RwkvConfig(vocab_size=IDS, **size)).eval()
     with pytest.raises(ModelUnloadable, match="cannot take tokens back"):
-        Plain(Model("rwkv", net, "model", "r")).decode(documents()[0].prompt, 4)
+        Plain(DraftModel("rwkv", net, "model", "r")).decode(documents()[0].prompt, 4)
 
 
 def test_the_log_of_a_run_predicts_its_decoding(tiny: Path, tmp_path: Path) -> None:
@@ -581,7 +581,7 @@ def decoded_like(run: Run, model: Model, draft: Draft, row: dict[str, Any]) -> f
 @pytest.mark.parametrize("processing", [None, Processing(0.7, 20, 0.9)], ids=str)
 def test_a_gpu_would_draft_and_verify_without_waiting_in_between(processing: Processing | None) -> None:
     """What a round reads back is its verdict alone: `PretendedGpu` holds no values that could be read."""
-    model, prompt = Model("d", llama().to("meta"), "model", "d"), list(range(7))
+    model, prompt = DraftModel("d", llama().to("meta"), "model", "d"), list(range(7))
     chooser = Chooser(Choice(processing), np.array(prompt, np.int32), 0, 30, model.device)
     drafter = ModelDrafter(model, chooser, IDS, model.device, drawn=processing is not None)
     verifying = Cached(model, IDS)
@@ -599,7 +599,7 @@ def test_a_gpu_would_draft_and_verify_without_waiting_in_between(processing: Pro
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_decodes_as_a_cpu_does_and_its_phases_fit_the_clock() -> None:
     choice = Choice(SAMPLED, 3)
-    there = [Model(model.name, noisy(model.network, 0.0).to("cuda"), "model", "g") for model in (target(), close())]
+    there = [DraftModel(model.name, noisy(model.network, 0.0).to("cuda"), "model", "g") for model in (target(), close())]
     lookup = DRAFTS["lookup"]()
     for item in documents():
         for rule, chosen in (("strict", Choice()), ("one_hot", choice), ("lossless", choice), ("top_m_3", choice)):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.rules import DEFAULT_RULES, RULES, parse_rule
 from alphaprof.theory.trees import MultiDraft
@@ -27,7 +27,8 @@ from alphaprof.totals.replay import Flavour
 from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)
-LOOKUP = dataclasses.replace(FACTS, kind="prompt_lookup")
+DRAFT = DraftFacts(**vars(FACTS), has_distribution=True, has_steps=True)
+LOOKUP = DraftFacts(**vars(FACTS), has_distribution=False, has_steps=False, starts_matter=True)
 ALL_RULES = [*DEFAULT_RULES, "tree_2", "multi_draft_2"]
 LOGGED = [rule for rule in ALL_RULES if parse_rule(rule).rule.logged]
 LOSSY = [rule for rule in ALL_RULES if parse_rule(rule).rule.lossy]
@@ -70,7 +71,7 @@ def documents(
     )
 
 
-def totals(positions: pa.Table, texts: pa.Table | None = None, draft: ModelFacts = FACTS, **request: Any) -> list[dict]:
+def totals(positions: pa.Table, texts: pa.Table | None = None, draft: DraftFacts = DRAFT, **request: Any) -> list[dict]:
     asked = TotalsRequest(**({"rules": ["strict"], "gammas": [1, 2]} | request))
     table = shard_totals(positions, documents() if texts is None else texts, FACTS, draft, asked)
     return [listed(row, asked.gammas) for row in table.to_pylist()]
@@ -137,7 +138,7 @@ def test_positions_without_a_proposal_count_for_nothing_but_their_round() -> Non
 def test_a_damaged_count_of_proposals_is_none() -> None:
     """Rounds of less than no draft would emit nothing, and never end."""
     columns = {"draft_top": np.zeros(3), "proposed": np.array([-1, 0, 3])}
-    found = trace_of(columns, Shape.of(documents().slice(1)), np.ones(3), FACTS, FACTS)
+    found = trace_of(columns, Shape.of(documents().slice(1)), np.ones(3), FACTS, DRAFT)
     assert found.proposed.tolist() == [0, 0, 3]
 
 
@@ -151,7 +152,7 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
 @pytest.mark.parametrize(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
 def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
     facts = dataclasses.replace(FACTS, eos=eos)
-    rows = shard_totals(log(), documents(), facts, FACTS, TotalsRequest(["strict"], [2], "hf")).to_pylist()
+    rows = shard_totals(log(), documents(), facts, DRAFT, TotalsRequest(["strict"], [2], "hf")).to_pylist()
     assert rows[0]["drafted_2"] == drafted
 
 
@@ -188,7 +189,7 @@ def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: b
 
 
 def row_of(
-    rule: str, columns: dict[str, list], draft: ModelFacts = FACTS, flavour: Flavour = "engine", **options: Any
+    rule: str, columns: dict[str, list], draft: DraftFacts = DRAFT, flavour: Flavour = "engine", **options: Any
 ) -> dict:
     positions, texts = text(columns, **options)
     (row,) = totals(positions, texts, draft, rules=[rule], flavour=flavour)
@@ -502,7 +503,7 @@ def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shard
     request = TotalsRequest(run.rules, [1, 2], flavour)
 
     def by_document(parts: list[tuple[pa.Table, pa.Table]]) -> pa.Table:
-        return table_of([counts(*part, (FACTS, FACTS), request) for part in parts], request.gammas)
+        return table_of([counts(*part, (FACTS, DRAFT), request) for part in parts], request.gammas)
 
     single = [
         (positions.filter(pc.equal(positions["document"], number)), documents.slice(number, 1)) for number in range(64)

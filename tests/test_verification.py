@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LlamaConfig
 
 from alphaprof.profiling.decoding.drafters import GREEDILY, OWN, Choice
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
-from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
 from alphaprof.rules import parse_rule
@@ -65,7 +65,7 @@ def tables(wide: int = 5, draft_width: int = 5) -> tuple[Model, Model]:
     rows[:, EOS] -= 0.7
     drafts = rows + generator.normal(0, 0.8, rows.shape)
     named = (("target", rows[:, :wide]), ("draft", drafts[:, :draft_width]))
-    first, second = (Model(name, Table(found), "model", name) for name, found in named)
+    first, second = (DraftModel(name, Table(found), "model", name) for name, found in named)
     return first, second
 
 
@@ -120,7 +120,7 @@ def point_mass(draft: Model) -> Model:
     """A draft with all weight on its top token: what one_hot takes its draft for."""
     network: Any = draft.network
     rows = network.rows.numpy()
-    return Model("draft", Table(np.where(rows == rows.max(1, keepdims=True), 100.0, -100.0)), "model", "d")
+    return DraftModel("draft", Table(np.where(rows == rows.max(1, keepdims=True), 100.0, -100.0)), "model", "d")
 
 
 CUT = Processing(1.3, 0, 0.8)
@@ -176,7 +176,7 @@ def test_a_real_cache_gives_the_law_as_well() -> None:
     """The same on networks with attention, fewer times."""
     network = llama(seed=2, vocabulary=4, layers=2, eos_token_id=3, pad_token_id=3)
     network.generation_config = GenerationConfig(eos_token_id=EOS)
-    target, draft = Model("target", network, "model", "t"), Model("draft", noisy(network, 0.3), "model", "d")
+    target, draft = DraftModel("target", network, "model", "t"), DraftModel("draft", noisy(network, 0.3), "model", "d")
     choice = Choice(Processing(3.0), 4)
     engine = Speculation(target, draft, parse_rule("lossless"), 2, choice)
     runs = [engine.decode(PROMPT, LENGTH, source_row=row) for row in range(1000)]
@@ -236,7 +236,7 @@ def pair() -> tuple[Model, Model]:
     target = llama(seed=7)
     with torch.no_grad():
         target.lm_head.weight[256] *= 1.5
-    return Model("target", target, "model", "t"), Model("draft", noisy(target, 0.04), "model", "d")
+    return DraftModel("target", target, "model", "t"), DraftModel("draft", noisy(target, 0.04), "model", "d")
 
 
 def policy(pair: tuple[Model, Model], rule: str, gamma: int, choice: Choice, prompt: Array, found: Decoded) -> Any:
@@ -331,7 +331,7 @@ def test_no_rule_keeps_a_token_that_the_target_does_not_have(pair: tuple[Model, 
     network = llama(seed=7, vocabulary=280)
     with torch.no_grad():
         network.lm_head.weight[260:] = network.lm_head.weight[:20] * 3
-    draft = Model("draft", network, "model", "d")
+    draft = DraftModel("draft", network, "model", "d")
     for rule in ("additive_1", "multiplicative_0", "top_m_280", "typical_0_0", "strict"):
         found = Speculation(target, draft, parse_rule(rule), 4, Choice(width=280)).decode(prompt(1), NEW_TOKENS)
         assert found.ids.max() < 260

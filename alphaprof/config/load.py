@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from alphaprof.config.options import MeasuredCosts
+from alphaprof.config.options import DRAFTS, DraftOptions, MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
@@ -323,6 +323,8 @@ def _choices(annotation: Any) -> list[Any]:
     """What an annotation allows besides None, without Annotated: more than one type where it is a union."""
     if get_origin(annotation) is Annotated:
         return _choices(get_args(annotation)[0])
+    if annotation is DraftOptions:
+        return list(DRAFTS)
     if get_origin(annotation) in (Union, UnionType):
         return [choice for part in get_args(annotation) if part is not NoneType for choice in _choices(part)]
     return [annotation]

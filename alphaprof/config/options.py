@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import cache, reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -10,6 +12,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
+    SerializeAsAny,
+    TypeAdapter,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -54,16 +59,37 @@ class TargetOptions(ModelOptions):
     dtype: Dtype = Field("bfloat16", description="profile in the dtype that is served: near-ties depend on it")
 
 
-class ModelDraft(ModelOptions):
+class DraftOptions(Options):
+    """Base of the options of drafts. A class adds its `kind`, a Literal, and is listed in DRAFTS. `loader`, module:function:
+    what loads such a draft, called as `profiling.models.drafts.load_draft` is.
+    """
+
+    kind: str
+    loader: ClassVar[str]
+
+    @property
+    def own_model(self) -> ModelOptions | None:
+        """The model that the draft is; None: it needs no files but the target's."""
+        return None
+
+
+class ModelDraft(ModelOptions, DraftOptions):
     """An independent draft model."""
 
+    loader = "alphaprof.profiling.models.drafts:load_draft_model"
     kind: Literal["model"]
     dtype: Dtype | None = Field(None, description="default: the target's")
 
+    @property
+    def own_model(self) -> ModelOptions:
+        """Itself."""
+        return self
 
-class LayerSkipDraft(Options):
+
+class LayerSkipDraft(DraftOptions):
     """The target without some of its layers: shared weights, its own KV cache."""
 
+    loader = "alphaprof.profiling.models.drafts:load_layer_skip"
     kind: Literal["layer_skip"]
     drop_layers: list[Whole] = Field(min_length=1, description="0-based indices of the target's layers that are left out")
 
@@ -75,14 +101,34 @@ class LayerSkipDraft(Options):
         return sorted(layers)
 
 
-class PromptLookupDraft(Options):
+class PromptLookupDraft(DraftOptions):
     """No model: what followed the last tokens where they stood before, in the prompt or in the text so far."""
 
+    loader = "alphaprof.profiling.models.drafts:load_prompt_lookup"
     kind: Literal["prompt_lookup"]
     max_ngram: Whole = Field(3, ge=1, le=64, description="longest run of last tokens that is looked up, then shorter ones")
 
 
-DraftOptions = Annotated[ModelDraft | LayerSkipDraft | PromptLookupDraft, Field(discriminator="kind")]
+DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft]
+
+
+def named_model(name: str) -> dict[str, str]:
+    """A draft model that is known by its name alone, as a profile has it."""
+    return {"kind": "model", "model": name}
+
+
+@cache
+def _adapter(kinds: tuple[type[DraftOptions], ...]) -> TypeAdapter[Any]:
+    union: Any = reduce(or_, kinds)
+    return TypeAdapter(Annotated[union, Field(discriminator="kind")])
+
+
+def _draft(given: object) -> object:
+    """The options of one of DRAFTS, by `kind`; what it refuses is refused as in any union."""
+    return _adapter(tuple(DRAFTS)).validate_python(given)
+
+
+AnyDraft = Annotated[SerializeAsAny[DraftOptions], PlainValidator(_draft)]
 
 
 class GreedyContinuation(Options):

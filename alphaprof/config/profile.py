@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from alphaprof.config.options import (
+    AnyDraft,
     ContinuationOptions,
     CostOptions,
-    DraftOptions,
     GreedyContinuation,
     MeasuredCosts,
-    ModelDraft,
+    ModelOptions,
     Name,
     Options,
     RooflineCosts,
@@ -138,7 +138,7 @@ class ProfileOptions(Options):
     """One profile file."""
 
     target: TargetOptions
-    drafts: dict[str, DraftOptions] = Field(
+    drafts: dict[str, AnyDraft] = Field(
         description="the drafts by name; {}: the target alone, with certificates, and the draft that is free "
         "(prompt lookup, as ngram)"
     )
@@ -241,12 +241,15 @@ class ProfileOptions(Options):
         """The continuation that holds for one source: its own, or the profile's."""
         return self.data[source].continuation or self.continuation
 
+    def models(self) -> dict[str, ModelOptions]:
+        """The models that it names, by what messages call them: the target, and drafts that are models of their own."""
+        drafts = {f"draft {name}": draft.own_model for name, draft in self.drafts.items()}
+        return {"target": self.target} | {name: model for name, model in drafts.items() if model is not None}
+
     def resolved(self, folder: Path) -> ProfileOptions:
         """The same options with local paths made absolute; relative ones start at `folder`, that of the profile file."""
         drafts = {
-            name: draft.model_copy(update={"model": resolve(draft.model, folder)})
-            if isinstance(draft, ModelDraft)
-            else draft
+            name: draft.model_copy(update={"model": resolve(draft.own_model.model, folder)}) if draft.own_model else draft
             for name, draft in self.drafts.items()
         }
         data = [source.model_copy(update={"path": resolve(source.path, folder)}) for source in self.data]

@@ -19,7 +19,7 @@ from alphaprof.costs.roofline import ACCELERATORS, Accelerator, Efficiency, Mode
 from alphaprof.costs.speedup import StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
-from alphaprof.log.manifest import CHAIN, PROMPT_LOOKUP, Manifest, ModelFacts
+from alphaprof.log.manifest import CHAIN, DraftFacts, Manifest, ModelFacts
 from alphaprof.log.store import Run
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +63,7 @@ def roofline_rows(
 ) -> tuple[StepRow, ...]:
     """Decode and verify steps up to gamma_max + 1 tokens, drafts' steps over 1 and 2 tokens, and prefill at batch 1.
 
-    A draft without a shape is prompt lookup: a search that costs nothing.
+    A draft without a shape has no steps: a search that costs nothing.
     """
     rows: list[StepRow] = []
     for batch, context in product(batches, contexts):
@@ -130,7 +130,7 @@ class Cost:
     target_ms: dict[int, float]  # by number of tokens
     draft_ms: dict[str, float]  # by draft with a model
     draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full
-    lookup_ms: dict[str, float]  # by prompt lookup draft, once a round
+    lookup_ms: dict[str, float]  # by draft without steps (prompt lookup), once a round
     bookkeeping_ms: dict[str, float]  # once a round that drafts
     memory: tuple[DraftMemoryShare, ...]  # one a draft
     beyond_prefill: float | None  # share of prompts longer than any whose prefill was timed; None: no prefill was
@@ -198,8 +198,8 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
         rows: Sequence[StepRow] = measured_rows(measured)
         mode = measured[0]["mode"]
     elif options["source"] == TABLE:
-        lookups = [name for name, facts in manifest.drafts.items() if facts.kind == PROMPT_LOOKUP]
-        models = [name for name in manifest.drafts if name not in lookups]
+        models = [name for name, facts in manifest.drafts.items() if facts.has_steps]
+        lookups = [name for name in manifest.drafts if name not in models]
         rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"])
     else:
         rows = _roofline(manifest, options, gamma, context)
@@ -232,18 +232,21 @@ def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, contex
 
 def _shapes(manifest: Manifest, options: Mapping[str, Any]) -> tuple[ModelShape, dict[str, ModelShape | None]]:
     drafts = {
-        name: None if facts.kind == PROMPT_LOOKUP else _shape(name, facts, options, options["draft_weight_bytes"])
-        for name, facts in manifest.drafts.items()
+        name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in manifest.drafts.items()
     }
     return _shape(TARGET, manifest.target, options, options["weight_bytes"]), drafts
 
 
-def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
+def _draft_shape(name: str, facts: DraftFacts, options: Mapping[str, Any]) -> ModelShape:
     # Layers of the target have the target's weights, quantised or not.
-    given = options.get("weight_bytes") if facts.kind == "layer_skip" else weight_bytes
+    weight_bytes = "weight_bytes" if facts.shares_target_weights else "draft_weight_bytes"
+    return _shape(name, facts, options, options.get(weight_bytes))
+
+
+def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_bytes: float | None) -> ModelShape:
     shape = shape_of(name, facts)
     kv_bytes = options.get("kv_bytes") or shape.kv_bytes
-    return dataclasses.replace(shape, weight_bytes=given or shape.weight_bytes, kv_bytes=kv_bytes)
+    return dataclasses.replace(shape, weight_bytes=weight_bytes or shape.weight_bytes, kv_bytes=kv_bytes)
 
 
 def _device(manifest: Manifest, options: Mapping[str, Any]) -> tuple[Accelerator | None, int]:
@@ -283,7 +286,7 @@ def cost_of(book: CostModel, concurrency: int, beyond_prefill: float | None) -> 
         target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
         draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
         draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},
-        lookup_ms={draft: time.lookup.ms for draft, time in times.items() if manifest.drafts[draft].kind == PROMPT_LOOKUP},
+        lookup_ms={draft: time.lookup.ms for draft, time in times.items() if not manifest.drafts[draft].has_steps},
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
         memory=tuple(memory(manifest, options)),
         beyond_prefill=beyond_prefill,
@@ -297,8 +300,7 @@ def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[DraftMemorySh
         if facts.shape is None or manifest.target.shape is None:
             continue
         target = _shape(TARGET, manifest.target, options, options.get("weight_bytes"))
-        draft = _shape(name, facts, options, options.get("draft_weight_bytes"))
-        shared = facts.kind == "layer_skip"
+        draft, shared = _draft_shape(name, facts, options), facts.shares_target_weights
         pool = lost = None
         device, tp = _device(manifest, options)
         if device is not None and target.total_weight_bytes < tp * device.memory:

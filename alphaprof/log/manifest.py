@@ -16,16 +16,14 @@ from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_typ
 from alphaprof.errors import RunUnreadable
 
 FORMAT = "alphaprof-run"
-VERSION = 2
+VERSION = 3
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
-SERVED = "served"  # the kind of models that another engine ran
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
 ADAPTIVE: Drafting = "adaptive"
 PROMPTS_KNOWN_BY = ("token ids", "text", "request id")  # what prompts are known by, the best first
 NO_PROMPT = (None, PROMPTS_KNOWN_BY[-1])  # what requests are known by where the log does not hold all prompts
 LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"
-PROMPT_LOOKUP = "prompt_lookup"  # the kind of draft that has no steps
 
 
 class RandomOrder(TypedDict):
@@ -102,7 +100,7 @@ class ModelFacts:
     """
 
     reference: str  # as the profile names it: hub id, directory or file
-    kind: str  # model, layer_skip or prompt_lookup; served: another engine ran it
+    kind: str  # a label: of a draft its `kind` in the profile; served: another engine ran it
     architecture: str  # its class
     fingerprint: str  # SHA-256 over its configuration and its weights; equal ones: the same draft
     dtype: str  # of its weights
@@ -121,6 +119,30 @@ class ModelFacts:
         if self.noise is None:
             raise ValueError(f"no position was measured with {self.reference}")
         return self.noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftFacts(ModelFacts):
+    """What identifies a draft, and what it can do: reports, costs and exports ask these flags, never its kind.
+
+    `has_distribution`: q is known at every position, so that the log holds its columns; `has_steps`: it runs a model, whose
+    steps take time and whose prompts are read (else a round costs one search, however much it proposes);
+    `shares_target_weights`: that model's weights are the target's; `starts_matter`: what it proposes at a position depends
+    on where the round starts, so that the log holds `accepted_run`. `engine_method`: what engines call it (None: none of
+    them has it, or it is not known); `settings`: what they must be given for it to draft as here.
+    """
+
+    has_distribution: bool
+    has_steps: bool
+    shares_target_weights: bool = False
+    starts_matter: bool = False
+    engine_method: str | None = None
+    settings: dict[str, int | float | str] = field(default_factory=dict)
+
+    @property
+    def own_model(self) -> str | None:
+        """The reference of a model with weights of its own; None: it has none."""
+        return self.reference if self.has_steps and not self.shares_target_weights else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +179,7 @@ class Manifest:
     created: str
     config: dict[str, Any]
     target: ModelFacts
-    drafts: dict[str, ModelFacts]
+    drafts: dict[str, DraftFacts]
     tokenizer: str
     environment: Environment
     shards: tuple[Shard, ...] = ()

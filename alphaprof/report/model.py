@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaprof.costs.cost_model import Cost
-from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.report.decision import VerdictName
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.replay import Flavour
@@ -239,7 +239,7 @@ class RunFacts:
     truncated: dict[str, int]
     imported: str | None  # the engine from whose metrics the run was imported: no alpha, coverage, near-ties, other gammas
     target_model: ModelFacts  # what identifies the target
-    draft_models: dict[str, ModelFacts]  # what identifies the drafts, by name
+    draft_models: dict[str, DraftFacts]  # what identifies the drafts, by name
     environment: dict[str, Any]  # versions and hardware that it was run with
     profile: dict[str, Any]  # every option, as it was run
 

@@ -11,7 +11,6 @@ import numpy as np
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import Mix, Speedup, StepTimes, time_spent, with_prefill
 from alphaprof.costs.steps import TARGET
-from alphaprof.log.manifest import PROMPT_LOOKUP
 from alphaprof.report.model import AtConcurrency, DocumentSpeedups
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.pool import DocumentTotals
@@ -90,10 +89,10 @@ class PrefillTimes:
 
 
 def prefill_times(pool: DocumentTotals, book: CostModel, draft: str) -> PrefillTimes | None:
-    """What prompts take to read; nothing for prompt lookup. None where no prefill was timed."""
+    """What prompts take to read; nothing for a draft without steps. None where no prefill was timed."""
     target = book.table.prefill_ms(TARGET, pool["prompt_tokens"])
     own = book.table.prefill_ms(draft, pool["prompt_tokens"])
-    if target is None or (own is None and book.manifest.drafts[draft].kind != PROMPT_LOOKUP):
+    if target is None or (own is None and book.manifest.drafts[draft].has_steps):
         return None
     return PrefillTimes(target[0], own[0] if own is not None else np.zeros(len(pool.cluster)))
 

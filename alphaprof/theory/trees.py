@@ -361,7 +361,7 @@ def _put(whole: Rounds, rows: slice, part: Rounds) -> None:
 
 def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
     """The ranks of complete shards in order. Raises `OptionInvalid` for a draft whose log has none, and `RunUnreadable`."""
-    if run.manifest.drafts[draft].kind == "prompt_lookup":
+    if not run.manifest.drafts[draft].has_distribution:
         raise _without_ranks(run, draft)
     for shard in run.shards:
         length = run.continuations(shard.index, ["continuation_tokens"])["continuation_tokens"].to_numpy()
@@ -374,7 +374,7 @@ def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
 
 
 def _without_ranks(run: Run, draft: str) -> OptionInvalid:
-    others = [name for name, facts in run.manifest.drafts.items() if facts.kind != "prompt_lookup" and name != draft]
+    others = [name for name, facts in run.manifest.drafts.items() if facts.has_distribution and name != draft]
     instead = f", or name another draft: {', '.join(f'{run.path}:{name}' for name in others)}" if others else ""
     return OptionInvalid(
         f"draft {draft} of {run.path} has no ranks: it proposes one chain of tokens, not a distribution",

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.log.manifest import SERVED, ModelFacts
+from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, depth_names, totals_columns
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
 from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths
@@ -86,7 +86,7 @@ def policies(documents: pa.Table) -> Array:
 
 
 def shard_totals(
-    positions: pa.Table, documents: pa.Table, target: ModelFacts, draft: ModelFacts, request: TotalsRequest
+    positions: pa.Table, documents: pa.Table, target: ModelFacts, draft: DraftFacts, request: TotalsRequest
 ) -> pa.Table:
     """Totals of one shard of one draft's log.
 
@@ -96,7 +96,7 @@ def shard_totals(
 
 
 def counts(
-    positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, ModelFacts], request: TotalsRequest
+    positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, DraftFacts], request: TotalsRequest
 ) -> Counts:
     """Totals of one shard; `models`: target and draft."""
     target, draft = models
@@ -130,15 +130,18 @@ def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
     return {name: shape.sums(values) for name, values in zip(PAIR_COUNTS, sums, strict=True)}
 
 
-def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: ModelFacts) -> Trace:
-    """What replay reads. The runs of prompt lookup are stored, since its proposals depend on where a round starts."""
-    looked_up = draft.kind == "prompt_lookup"
+def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: DraftFacts) -> Trace:
+    """What replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get accepted."""
     proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
     # A proposal that a flavour ends early is the beginning of the logged one: what it gets accepted is the smaller count.
-    run = np.minimum(columns["accepted_run"], proposed) if looked_up else run_lengths(kept == 1, shape.start, shape.stop)
+    run = (
+        np.minimum(columns["accepted_run"], proposed)
+        if draft.starts_matter
+        else run_lengths(kept == 1, shape.start, shape.stop)
+    )
     # Hugging Face stops the draft at the target's EOS ids; its prompt lookup never proposes them.
     ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0)
-    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
+    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, draft.starts_matter)
 
 
 def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
@@ -159,13 +162,13 @@ def some_documents(trace: Trace, chosen: Array) -> Trace:
     return dataclasses.replace(trace, **parts)
 
 
-def by_chance(rule: BoundRule, draft: ModelFacts) -> bool:
+def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
     """Whether rounds of a draft are expectations, and not facts of the log.
 
     The rule and the draft decide: where a_t happened to be 0 or 1 throughout, control variates are as much needed as where
     it did not.
     """
-    return rule.rule.drawn and draft.kind not in ("prompt_lookup", SERVED)
+    return rule.rule.drawn and draft.has_distribution
 
 
 def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: TotalsRequest) -> dict[int, Rounds]:

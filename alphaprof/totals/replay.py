@@ -37,7 +37,7 @@ class Trace:
     `run` [positions]: drafts that a round starting there would get accepted, if it drafted without end; `proposed`
     [positions]: tokens that it would propose at most; `start`, `stop` [documents]: where each document begins and ends;
     `limit` [documents]: its max_new_tokens, which `engine` does not read; `draft_ends` [positions]: the draft's proposal is
-    EOS; `looked_up`: the draft is prompt lookup. The last two matter to `hf` only.
+    EOS; `looked_up`: proposals depend on where a round starts, as those of prompt lookup. The last two matter to `hf` only.
     """
 
     run: Array

@@ -29,11 +29,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling.decoding.drafters import DRAFTED, KEPT, Choice, Chooser
 from alphaprof.profiling.decoding.speculative import Decoded, Speculation
-from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
+from alphaprof.profiling.models.drafts import Arrays, Draft, DraftModel, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
-from alphaprof.profiling.scoring import dispatch as fused
-from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
+from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, generate, grouped
 from alphaprof.profiling.texts.corpus import Document
@@ -118,7 +118,7 @@ class Errors:
         for name in found.keys() & expected.keys():
             ours, theirs = float(found[name]), float(expected[name])
             error = 0.0 if ours == theirs else abs(ours - theirs)  # infinite values may be equal
-            exact = name.split()[0] in fused.IDS
+            exact = name.split()[0] in dispatch.IDS
             if not error <= (0.0 if exact else BOUND + BOUND * abs(theirs)):  # NaN is wrong
                 self.wrong.append(f"{name} {ours:.9g} for {theirs:.9g} ({where})")
             if not exact:
@@ -142,7 +142,7 @@ def columns(setting: Setting) -> Iterator[Line]:
     """Compares every column that the kernels write with float64 on the CPU, a line for each vocabulary and dtype."""
     import triton  # noqa: F401  # where it is missing, the check says so
 
-    if reason := fused.hindrance(setting.device):
+    if reason := dispatch.why_unavailable(setting.device):
         yield Line(f"the kernels do not run, statistics are those of torch: {reason}", ok=False)
     for width in (300,) if setting.tiny else WIDTHS:
         for dtype in (*setting.dtypes, torch.float32):
@@ -178,7 +178,7 @@ def compare_rows(setting: Setting, target: torch.Tensor, draft: torch.Tensor, ch
     sides = [processed_logits(logits, chosen) for logits in pair]
     ids = token.to(setting.device), [proposal.to(setting.device)]
     with np.errstate(all="ignore"):  # Triton's interpreter computes in NumPy
-        seen = [measured(sides[0], [sides[1]], *ids), fused.measured(pair, [chosen, chosen], *ids)]
+        seen = [measured(sides[0], [sides[1]], *ids), dispatch.measured(pair, [chosen, chosen], *ids)]
     scaled = [logits.float().numpy() / np.float32(chosen.temperature) for logits in (target, draft)]
     cuts = [np.full(len(target), -np.inf) if each.least is None else each.least.cpu().numpy() for each in sides]
 
@@ -404,7 +404,7 @@ def save_models(setting: Setting) -> None:
 def loaded(setting: Setting, name: str, device: Any) -> Model:
     """One of the two models, in float32."""
     network = AutoModelForCausalLM.from_pretrained(setting.folder / name, dtype=torch.float32).eval().requires_grad_(False)
-    return Model(name, network.to(device), "model", name)
+    return DraftModel(name, network.to(device), "model", name)
 
 
 def seen_of_models(setting: Setting, device: torch.device) -> Seen:
@@ -586,7 +586,7 @@ def small_target(setting: Setting, dtype: torch.dtype) -> Model:
         return setting.loaded("llama-3.2-1b", dtype)
     network = AutoModelForCausalLM.from_pretrained(setting.model, dtype=dtype).to(setting.device)
     network.generation_config = GenerationConfig(pad_token_id=0)
-    return Model("target", network.eval().requires_grad_(False), "model", str(setting.model))
+    return DraftModel("target", network.eval().requires_grad_(False), "model", str(setting.model))
 
 
 def asked(setting: Setting, target: Model, processing: Processing | None) -> list[Document]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring.scorer import Scorer
@@ -90,7 +91,7 @@ class Setting:
 
     def loaded(self, name: str, dtype: torch.dtype, role: str = "target", **how: Any) -> Model:
         """The same as a `Model` of the product, by the name that it has in a run."""
-        return Model(role, self.network(name, dtype, **how), "model", name)
+        return DraftModel(role, self.network(name, dtype, **how), "model", name)
 
 
 @torch.no_grad()
@@ -107,7 +108,7 @@ def near_draft(target: Model, texts: Sequence[Continuation]) -> tuple[Model, flo
     """A copy of the target with as much noise as makes its acceptance by strict on these greedy texts about ALPHA; the
     acceptance, and the noise in standard deviations of each matrix. Raises `ValueError` where no noise does.
     """
-    draft = Model("noisy", copy.deepcopy(target.network), "model", "noise")
+    draft = DraftModel("noisy", copy.deepcopy(target.network), "model", "noise")
     scorer = Scorer(target, [draft], target.vocabulary)
     low, high = 1e-3, 1.0
     scale = alpha = math.nan

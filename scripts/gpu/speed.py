@@ -21,13 +21,12 @@ import torch
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ACCELERATORS, Load, ModelShape, fit_times
 from alphaprof.log.store import write_table
-from alphaprof.profiling.models.drafts import PromptLookup, layer_skip
+from alphaprof.profiling.models.drafts import Arrays, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
 from alphaprof.profiling.models.processing import PLAIN
-from alphaprof.profiling.scoring import dispatch as fused
-from alphaprof.profiling.scoring import statistics
+from alphaprof.profiling.scoring import dispatch, statistics
 from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document, Ids
@@ -307,7 +306,7 @@ def statistics_share(setting: Setting, scorer: Scorer, batch: Sequence[Continuat
     forward = timed(setting, lambda: bare(scorer, batch, scorer.head_rows, drafts=False))
     chunk = timed(setting, lambda: scorer._statistics(logits[0], logits[1:], [token], PLAIN))
     share = chunk * len(layout.token) / count / forward
-    reason = fused.hindrance(setting.device)
+    reason = dispatch.why_unavailable(setting.device)
     words = f"; torch's, for no kernel runs: {reason}" if reason else ""
     ok = judged(setting, share <= MOST_STATISTICS and reason is None)
     figures = {"share": share, "ms_of_chunk": 1000 * chunk, "rows_of_chunk": count, "forward_ms": 1000 * forward}

@@ -27,11 +27,11 @@ from alphaprof.config.options import ModelDraft
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import load_drafts, token_count
+from alphaprof.profiling.models.drafts import Arrays, load_drafts, token_count
 from alphaprof.profiling.models.load import DTYPES, Model, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.run.resume import Reused
 from alphaprof.profiling.scoring.extras import Extras
-from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document
+from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table, given, halving, scoring_batches
 from alphaprof.report import format as fmt
 from alphaprof.report.sections.certificates import SLACK, judged_positions

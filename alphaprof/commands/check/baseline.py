@@ -228,7 +228,7 @@ def _doubt(old: RunDraft, new: RunDraft) -> str | None:
     before, after = (side.run.manifest for side in (old, new))
     pairs = {"draft": (before.drafts[old.draft], after.drafts[new.draft]), "target": (before.target, after.target)}
     for name, (one, other) in pairs.items():
-        if odd := [fact for fact in ("kind", "fingerprint", "dtype") if getattr(one, fact) != getattr(other, fact)]:
+        if odd := [fact for fact in ("fingerprint", "dtype") if getattr(one, fact) != getattr(other, fact)]:
             return f"another {name} ({', '.join(odd)})"
         if one.fingerprint.startswith(PARTIAL):
             return f"not all weights of the {name} could be read (device_map)"

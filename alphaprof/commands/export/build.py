@@ -13,7 +13,6 @@ from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptanc
 from alphaprof.commands.export.scope import ExportRequest, ExportScope, ranks_of, scope_of
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import PROMPT_LOOKUP, SERVED
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.report.format import count, interval, many, percent
 from alphaprof.report.result import counted
@@ -53,13 +52,15 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
 
 def _acceptance(scope: ExportScope, scheduled: bool) -> Acceptance:
     run, draft = scope.side.run, scope.side.draft
-    facts, options = run.manifest.drafts[draft], run.manifest.config["drafts"][draft]
+    facts = run.manifest.drafts[draft]
     silent = OptionInvalid(f"draft {draft} proposes nothing in {scope.label}", "export another draft or domain of this run")
     mean, by_domain = _per_request(scope) if scope.exact else (None, None)
     return Acceptance(
         kind=facts.kind,
-        model=facts.reference if facts.kind == "model" else None,
-        max_ngram=options.get("max_ngram", 3) if facts.kind == PROMPT_LOOKUP else None,
+        method=facts.engine_method,
+        served=run.manifest.imported is not None,
+        model=facts.own_model,
+        settings=facts.settings,
         gamma=scope.gamma,
         depths={gamma: _depths(scope, gamma, silent) for gamma in run.gammas},
         per_request=mean,
@@ -144,7 +145,7 @@ def _conditions(scope: ExportScope) -> dict[str, Any]:
         "tool": f"alphaprof {__version__}",
         "measurement": f"rounds counted by {manifest.imported.engine} for each request" if manifest.imported else replayed,
         "target": _published(manifest.target.reference),
-        "draft": _published(draft.reference) if draft.kind in ("model", SERVED) else draft.kind,
+        "draft": _published(draft.own_model) if draft.own_model is not None else draft.kind,
         "dtype": manifest.target.dtype,
         "rule": scope.rules,
         "texts": list(scope.texts),

@@ -9,12 +9,11 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any, Literal
 
-from alphaprof.log.manifest import SERVED
-
 Over = Literal["proposing", "all"]
 PROPOSING: Over = "proposing"
 ALL: Over = "all"
 DIGITS = 6  # of rates and lengths, as NVIDIA's own producer rounds them
+NGRAM = "ngram"  # what engines call drafting from what stood there before
 DYNAMO_MOST = 5  # drafts a step, at most: `aic_nextn must be in 1..=5`
 
 
@@ -68,16 +67,19 @@ class Depths:
 class Acceptance:
     """What formats of chains are written from: one draft of a run under one rule, on one domain or on the whole traffic.
 
-    `kind`, `model`: of the draft, as the profile names them (`model` None: it has none of its own); `max_ngram` of prompt
-    lookup. `depths`: by gamma, of every gamma of the run. `per_request`: mean over documents of their acceptance length, all
-    rounds counted, and `per_domain` the same by domain; None where rounds are expectations. `schedule`: first and last
-    concurrency, and the best gamma there (0: the draft does not pay); None where fewer than two were timed.
-    `conditions`: what was measured, and how.
+    Of the draft: its `kind` in the profile, a label; the `method` that engines have for it (None: none, or not known, as of
+    one that was `served` by another engine) with its `settings`; and its `model` (None: it has none of its own). `depths`:
+    by gamma, of every gamma of the run. `per_request`: mean over documents of their acceptance length, all rounds counted,
+    and `per_domain` the same by domain; None where rounds are expectations. `schedule`: first and last concurrency, and the
+    best gamma there (0: the draft does not pay); None where fewer than two were timed. `conditions`: what was measured, and
+    how.
     """
 
     kind: str
+    method: str | None
+    served: bool
     model: str | None
-    max_ngram: int | None
+    settings: Mapping[str, Any]
     gamma: int
     depths: Mapping[int, Depths]
     per_request: float | None
@@ -108,7 +110,7 @@ def nvidia(found: Acceptance) -> str:
     profile = {
         "schema_version": "1.0",
         "measured": True,
-        "method": {"model": "draft_model", "prompt_lookup": "ngram", SERVED: None}.get(found.kind, found.kind),
+        "method": found.method or (None if found.served else found.kind),
         "draft_checkpoint": None,  # objects whose keys could not be read: names are under measurement_conditions
         "target_model": None,
         "num_speculative_tokens": found.gamma,
@@ -134,10 +136,10 @@ def nvidia(found: Acceptance) -> str:
 def vllm(found: Acceptance) -> str:
     """VLLM's --speculative-config with synthetic acceptance, and the schedule over batch sizes where there is one."""
     config: dict[str, Any] = {}
-    if found.kind == "prompt_lookup":
-        config = {"method": "ngram", "prompt_lookup_max": found.max_ngram, "prompt_lookup_min": 1}
-    elif found.model is not None:
-        config = {"method": "draft_model", "model": found.model}
+    if found.method == NGRAM:
+        config = {"method": NGRAM, "prompt_lookup_max": found.settings["max_ngram"], "prompt_lookup_min": 1}
+    elif found.method is not None:
+        config = {"method": found.method, "model": found.model}
     config |= {
         "num_speculative_tokens": found.gamma,
         "rejection_sample_method": "synthetic",
@@ -151,10 +153,9 @@ def vllm(found: Acceptance) -> str:
 def llamacpp(found: Acceptance) -> str:
     """Arguments of llama-server and llama-cli with synthetic acceptance."""
     options = f"--spec-draft-n-max {found.gamma}"
-    if found.kind == "prompt_lookup":
-        options = (
-            f"--spec-type ngram-simple --spec-ngram-simple-size-n {found.max_ngram} --spec-ngram-simple-size-m {found.gamma}"
-        )
+    if found.method == NGRAM:
+        longest = found.settings["max_ngram"]
+        options = f"--spec-type ngram-simple --spec-ngram-simple-size-n {longest} --spec-ngram-simple-size-m {found.gamma}"
     return f"{options} --spec-synth-rates {_listed(found.chosen.marginal(PROPOSING))}\n"
 
 
@@ -207,15 +208,15 @@ def _nothing(_: Acceptance) -> str:
 
 
 def _stand_in(found: Acceptance) -> str:
-    if found.kind in ("model", "prompt_lookup"):
+    if found.method is not None:
         return ""
-    if found.kind == SERVED:
+    if found.served:
         return "add method and model of the draft that was served"
-    return "vLLM has no method that skips layers: add method and model of a draft that takes as long"
+    return f"vLLM has no method for a draft of kind {found.kind}: add method and model of a draft that takes as long"
 
 
 def _server(found: Acceptance) -> str:
-    if found.kind == "prompt_lookup":
+    if found.method == NGRAM:
         return "whether SGLang's NGRAM heeds these variables is not known here"
     drafted = found.gamma + 1  # SGLang counts the root of the chain
     return (

@@ -18,11 +18,13 @@ from alphaprof.commands.importing.tables import (
     documents_table,
     identity,
     notes,
+    served_draft,
     served_model,
     totals_table,
 )
 from alphaprof.commands.importing.vllm import EngineRequest, request_of
 from alphaprof.config.load import apply_override, validate
+from alphaprof.config.options import named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, ProfileInvalid, cut, shown
 from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.files import DRAFT_NAME
@@ -221,7 +223,7 @@ def _config(asked: ImportRequest, served: Served, domains: Sequence[str]) -> dic
     text: dict[str, Any] = {"kind": "given", "column": "response", "on_policy": True} | (served.sampling or {})
     tree: dict[str, Any] = {
         "target": {"model": "served"},
-        "drafts": {asked.names.draft: {"kind": "model", "model": asked.names.draft}},
+        "drafts": {asked.names.draft: named_model(asked.names.draft)},
         "data": [{"domain": domain, "path": str(asked.files[0]), "prompt": "{prompt}"} for domain in domains],
         "continuation": text,
         "rules": [served.rule],
@@ -295,7 +297,7 @@ def _manifest(asked: ImportRequest, read: Read, found: ManifestParts) -> Manifes
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=found.config,
         target=served_model(found.target),
-        drafts={asked.names.draft: served_model(asked.names.draft)},
+        drafts={asked.names.draft: served_draft(asked.names.draft)},
         tokenizer="unknown",
         environment={},
         shards=(shard,),

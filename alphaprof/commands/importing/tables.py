@@ -16,7 +16,16 @@ import pyarrow as pa
 
 from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.errors import shown
-from alphaprof.log.manifest import ADAPTIVE, CHAIN, LOG_PROMPTS, NO_PROMPT, PROMPTS_KNOWN_BY, SERVED, Drafting, ModelFacts
+from alphaprof.log.manifest import (
+    ADAPTIVE,
+    CHAIN,
+    LOG_PROMPTS,
+    NO_PROMPT,
+    PROMPTS_KNOWN_BY,
+    DraftFacts,
+    Drafting,
+    ModelFacts,
+)
 from alphaprof.log.schema import (
     DEPTH_COUNTS,
     DOCUMENT_COLUMNS,
@@ -119,7 +128,7 @@ def served_model(name: str) -> ModelFacts:
     digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
     return ModelFacts(
         reference=name,
-        kind=SERVED,
+        kind="served",
         architecture="a served model",
         fingerprint=digest,
         dtype="dtype unknown",
@@ -130,6 +139,11 @@ def served_model(name: str) -> ModelFacts:
         eos=(),
         noise=None,
     )
+
+
+def served_draft(name: str) -> DraftFacts:
+    """The same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known."""
+    return DraftFacts(**vars(served_model(name)), has_distribution=False, has_steps=True)
 
 
 def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Served) -> Iterator[dict[str, str]]:

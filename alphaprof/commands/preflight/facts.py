@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.manifest import DraftFacts, ModelFacts
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModelSeen:
     """The target or a draft that was loaded."""
 
     name: str  # target, or the draft's name in the profile
-    facts: ModelFacts  # as a run's manifest has them
+    facts: ModelFacts | DraftFacts  # as a run's manifest has them
     tokens: int | None  # one more than the largest id of its own tokenizer; None: it has none of its own
     shared: int | None = None  # ids that its own tokenizer and the target's both have
     special: tuple[Special, ...] = ()  # special tokens that are not the target's
@@ -85,7 +85,7 @@ class SourceSeen:
 class SelfDraft:
     """The target as its own draft on greedy text."""
 
-    draft: str  # model: the target itself; layer_skip: through layer skip without a dropped layer
+    layer_skip: bool  # it was run through layer skip without a dropped layer, as drafts of the profile are
     positions: int
     agreeing: int  # positions where both scored the same top token
     accepted: int  # positions where that is the token which was generated

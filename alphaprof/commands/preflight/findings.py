@@ -36,8 +36,7 @@ def _vocabulary(seen: PreflightFacts) -> Iterator[Finding]:
     yield Finding("vocabulary", "target", OK, _sizes(seen.target) + _cut(seen, seen.target))
     for draft in seen.drafts:
         if draft.tokens is None or draft.shared is None:
-            own = "looks up the target's tokens" if draft.facts.kind == "prompt_lookup" else "shares the target's"
-            yield Finding("vocabulary", draft.name, OK, own)
+            yield Finding("vocabulary", draft.name, OK, "shares the target's")
             continue
         text = f"{_sizes(draft)}{_cut(seen, draft)}; {count(draft.shared)} ids in common, which all mean the same"
         if draft.logits == seen.target.logits:
@@ -160,7 +159,7 @@ def _self_draft(seen: PreflightFacts) -> Iterator[Finding]:
     found = seen.self_draft
     if found is None:
         return
-    way = "through layer skip without a dropped layer" if found.draft == "layer_skip" else "as its own draft"
+    way = "through layer skip without a dropped layer" if found.layer_skip else "as its own draft"
     where = f"{many(found.positions, 'position')} in {seen.target.facts.dtype}"
     others = found.positions - found.accepted
     if found.agreeing < found.positions:

@@ -22,7 +22,7 @@ from alphaprof.commands.preflight.trial import (
     repeated,
     try_out,
 )
-from alphaprof.config.options import MeasuredCosts, ModelDraft
+from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
@@ -140,12 +140,12 @@ def _drafts(subject: _Subject, refusals: _Refusals) -> tuple[list[Draft], list[M
     views = []
     for name, given in options.drafts.items():
         with refusals.kept("vocabulary", name):
-            if isinstance(given, ModelDraft):
-                require_model(given, f"draft {name}")
+            if given.own_model is not None:
+                require_model(given.own_model, f"draft {name}")
             draft = load_draft(name, given, options, subject.target, tokenizer)
             view = ModelSeen(name, draft.facts(), None)
-            if isinstance(given, ModelDraft):
-                own = load_tokenizer(given)
+            if given.own_model is not None:
+                own = load_tokenizer(given.own_model)
                 shared, _ = shared_ids(tokenizer, own)
                 view = dataclasses.replace(
                     view, tokens=token_count(own), shared=shared, special=differing_specials(tokenizer, own)

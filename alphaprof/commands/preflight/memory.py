@@ -108,8 +108,8 @@ def needed(
     is not known.
     """
     models = [scorer.target.model, *(head.model for head in scorer.drafts)]
-    parameters = [item for model in models if model.kind == "model" for item in model.network.parameters()]
-    weights = sum(item.numel() * item.element_size() for item in parameters)  # a layer skip has the target's
+    parameters = {id(item): item for model in models for item in model.network.parameters()}.values()  # some share theirs
+    weights = sum(item.numel() * item.element_size() for item in parameters)
     device = models[0].device
     known = [Footprint.of(model) for model in models]
     sizes = [size for size in known if size is not None]
@@ -174,7 +174,7 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, flo
     tokens, longest, share = fed
     positions = math.ceil(tokens * share)
     kept = 0
-    shared = sizes[0].hidden * len({head.rest.count for head in heads if head.rest is not None})
+    shared = sizes[0].hidden * len({depth for head in heads for depth in head.reads})
     passes = []
     for head, size in zip(heads, sizes, strict=True):
         alone = 0 if head.chunked else longest * (size.layer + size.logits)
@@ -191,7 +191,7 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, flo
     whole = max(PAIR + 2 * scaled, DISTRIBUTION + cut) if scorer.extras.logged else cut
     if dispatch.why_unavailable(device) is not None:
         whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) - 1))
-    numbers = 8 + 13 * (len(heads) - 1) + 2 * len(scorer.lookups) + (TOP if scorer.extras.certified else 0)
+    numbers = 8 + 13 * (len(heads) - 1) + 2 * len(scorer.without) + (TOP if scorer.extras.certified else 0)
     numbers += 2 * len(scorer.extras.widths) * (len(heads) - 1)
     statistics = positions * (kept + COLUMN * numbers) + logits + few * max(size.vocabulary for size in sizes) * whole
     return max(*passes, statistics)

@@ -18,12 +18,12 @@ from alphaprof.commands.preflight.facts import Bos, NoiseFloor, SelfDraft, Sourc
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.schema import LogRules
 from alphaprof.log.store import table_bytes
-from alphaprof.profiling.models.drafts import layer_skip, token_count
+from alphaprof.profiling.models.drafts import Arrays, as_draft, layer_skip, token_count
 from alphaprof.profiling.models.head import Head
 from alphaprof.profiling.models.hub import row_count
 from alphaprof.profiling.models.load import NOISE, Model
 from alphaprof.profiling.run.shards import Loaded
-from alphaprof.profiling.scoring.scorer import Arrays, Layout, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.texts.continuations import (
     Continuation,
     generate,
@@ -222,10 +222,10 @@ def chosen(documents: Sequence[Document], target: Model, batch_tokens: int) -> l
 
 
 def self_draft(loaded: Loaded, texts: Sequence[Continuation]) -> SelfDraft:
-    """The target as its own draft, scored and logged like any other; through layer skip where the profile uses that."""
+    """The target as its own draft, scored and logged like any other; through layer skip where drafts share its layers."""
     target = loaded.target
-    skips = any(isinstance(draft, Model) and draft.kind == "layer_skip" for draft in loaded.drafts)
-    twin = layer_skip(SELF, target, []) if skips else dataclasses.replace(target, name=SELF)
+    shared = any(draft.facts().shares_target_weights for draft in loaded.drafts)
+    twin = layer_skip(SELF, target, []) if shared else as_draft(target, SELF)
     scorer = Scorer(target, [twin], token_count(loaded.tokenizer))
     arrays = _scored(scorer, texts, loaded.options.batch_tokens)[SELF]
     log = position_table(texts, arrays, LogRules(("strict",)), SELF)
@@ -235,7 +235,7 @@ def self_draft(loaded: Loaded, texts: Sequence[Continuation]) -> SelfDraft:
     token = np.maximum(log["target_token_prob"].to_numpy(), np.finfo(np.float32).tiny)
     near = ~accepted & (np.log(column["target_top_prob"] / token) <= NOISE[target.dtype])
     agreeing = column["draft_top"] == column["target_top"]
-    return SelfDraft(twin.kind, len(log), int(agreeing.sum()), int(accepted.sum()), int(near.sum()))
+    return SelfDraft(shared, len(log), int(agreeing.sum()), int(accepted.sum()), int(near.sum()))
 
 
 def noise_floor(head: Head, texts: Sequence[Continuation], width: int) -> NoiseFloor:

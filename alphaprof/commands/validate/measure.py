@@ -25,7 +25,7 @@ from alphaprof.profiling.decoding.speculative import (
     own_documents,
     require_own_text,
 )
-from alphaprof.profiling.models.drafts import Draft, PromptLookup
+from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import without_advice
 from alphaprof.profiling.run.pipeline import in_memory, profile_with_models, time_steps_of
 from alphaprof.profiling.run.shards import Plan, Progress
@@ -144,7 +144,9 @@ def _calls(
 def _not_assisting(plan: Plan) -> Iterator[tuple[str, str]]:
     """Drafts that `generate` does not take, each with the reason."""
     for draft in plan.drafts:
-        if draft.vocabulary != plan.target.vocabulary:
+        if draft.generate_arguments(1) is None:
+            yield draft.name, f"{draft.name} is left out of generate, which has no such draft"
+        elif draft.vocabulary != plan.target.vocabulary:
             sizes = f"{draft.vocabulary} and {plan.target.vocabulary} logits"
             yield draft.name, f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies"
 
@@ -204,14 +206,8 @@ def _decode(plan: Plan, way: DecodingMode, text: DecodableText) -> Decoded | Cal
 
 def _call(plan: Plan, way: DecodingMode, document: Document) -> Called:
     """Greedy text by `generate`, with as many drafted tokens a round as our loop drafts."""
-    network, draft, how = plan.target.network, way.draft, {}
-    if isinstance(draft, PromptLookup):
-        how = {"prompt_lookup_num_tokens": way.gamma, "max_matching_ngram_size": draft.max_ngram}
-    elif draft is not None:
-        config = draft.network.generation_config
-        config.num_assistant_tokens, config.num_assistant_tokens_schedule = way.gamma, "constant"
-        config.assistant_confidence_threshold = 0.0
-        how = {"assistant_model": draft.network}
+    network = plan.target.network
+    how = (way.draft.generate_arguments(way.gamma) if way.draft is not None else None) or {}
     prompt = torch.from_numpy(document.prompt.astype(np.int64))[None].to(plan.target.device)
     written = []
 

@@ -1,4 +1,4 @@
-"""What a draft proposes while a text is decoded, from its own KV cache or by lookup, and how tokens are chosen."""
+"""What a draft model proposes while a text is decoded, from a KV cache of its own, and how tokens are chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.integrations import sdpa_attention
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.models.drafts import PromptLookup, Reader
 from alphaprof.profiling.models.load import Model, kept_logits
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.rules import GREEDY, SAMPLED
@@ -183,7 +182,7 @@ class Drafter(Protocol):
         """Take in the prompt."""
 
     def propose(self, ids: list[int], most: int) -> Proposal:
-        """At most so many tokens behind the text so far."""
+        """Proposes up to `most` tokens that follow `ids`, the text so far."""
 
     def settle(self, accepted: int) -> None:
         """How many of the proposed tokens the text goes on with."""
@@ -240,22 +239,3 @@ class ModelDrafter:
         self._foreign = self._foreign or any(token >= self._vocabulary for token in ids[self._read :])
         self._read = len(ids)
         return 0 if self._foreign else self._cached.context - len(ids) + 1
-
-
-class LookupDrafter:
-    """Prompt lookup."""
-
-    def __init__(self, draft: PromptLookup, device: torch.device) -> None:
-        self._reader = Reader(draft)
-        self._device = device
-
-    def start(self, ids: list[int]) -> None:
-        """Index the prompt."""
-        self._reader.read(ids)
-
-    def propose(self, ids: list[int], most: int) -> Proposal:
-        """What followed the last tokens where they stood before."""
-        return Proposal(torch.tensor(self._reader.propose(ids, most), dtype=torch.long, device=self._device))
-
-    def settle(self, accepted: int) -> None:
-        """Nothing to take back."""

@@ -18,12 +18,10 @@ from alphaprof.profiling.decoding.drafters import (
     Choice,
     Chooser,
     Drafter,
-    LookupDrafter,
-    ModelDrafter,
     Proposal,
 )
 from alphaprof.profiling.decoding.verification import Verify, agreement, verifier
-from alphaprof.profiling.models.drafts import Draft, PromptLookup
+from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.run.shards import Loaded
 from alphaprof.profiling.texts.corpus import Document, Ids
@@ -102,14 +100,8 @@ class Speculation:
         text = _Text(self.target, prompt, max_new_tokens)
         chooser = Chooser(self.choice, prompt, source_row, max_new_tokens + self.gamma, self.target.device)
         cached = Cached(self.target, self.choice.width or self.target.vocabulary)
-        drafter = self._drafter(chooser, cached.width)
+        drafter = self.draft.drafter(chooser, cached.width, self.target.device, drawn=self.rule.rule.drawn)
         return _decode(_Engine(cached, drafter, chooser, verifier(self.rule, chooser), self.gamma), text, regret)
-
-    def _drafter(self, chooser: Chooser, width: int) -> Drafter:
-        device = self.target.device
-        if isinstance(self.draft, PromptLookup):
-            return LookupDrafter(self.draft, device)
-        return ModelDrafter(self.draft, chooser, width, device, drawn=self.rule.name == "lossless")
 
 
 def require_decodable(rule: BoundRule, policy: str) -> None:

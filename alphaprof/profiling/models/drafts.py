@@ -1,5 +1,5 @@
-"""The kinds of draft: an independent model, the target without some of its layers, and prompt lookup; one vocabulary for
-all.
+"""What a run asks of a draft, and the kinds that there are: an independent model, the target without some of its layers, and
+prompt lookup; one vocabulary for all.
 """
 
 from __future__ import annotations
@@ -9,24 +9,130 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from alphaprof.errors import ModelUnloadable, VocabularyMismatch
-from alphaprof.log.manifest import ModelFacts
+from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.schema import PROPOSED_LIMIT
+from alphaprof.profiling.decoding.drafters import Chooser, Drafter, ModelDrafter, Proposal
+from alphaprof.profiling.models.head import Head
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.texts.corpus import Ids
+from alphaprof.profiling.timing.steppers import TimedStep, fitted, stepper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from alphaprof.config.options import DraftOptions
+    from alphaprof.config.options import DraftOptions, LayerSkipDraft, ModelDraft, PromptLookupDraft
     from alphaprof.config.profile import ProfileOptions
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Draft(Protocol):
+    """A loaded draft: everything that a run asks of it. What reports ask of it later stands in its facts.
+
+    `models`: the networks that it runs by themselves, each with a KV cache: prompts are read by them. `vocabulary`: the
+    number of ids that it may propose.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name that it has in the run."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids it may propose, padding included."""
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The models that it runs by themselves, each with a KV cache, which read prompts and have steps; () for none."""
+
+    def facts(self) -> DraftFacts:
+        """What the manifest keeps of it."""
+
+    def head(self, target: Head) -> Head | None:
+        """What gives its logits in a teacher-forced pass, from hidden states of the target where it reads them (see
+        `Head.reads`); None: it has no distribution.
+        """
+
+    def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
+        """Columns [positions] of what it proposes at every position of a text that begins with `prompt` tokens of prompt,
+        as far as logits do not tell: `proposed`; without a distribution `draft_top`; `accepted_run` where the round's start
+        matters, and `proposed_before_eos` where transformers ends its proposals before an EOS.
+        """
+
+    def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
+        """It at work on one text. Only the first `width` ids carry probability; `device`: where proposals go; `drawn`:
+        drafts are drawn from q where it has one.
+        """
+
+    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
+        """What a round costs beside the target's steps: steps to time in blocks that each run without a break, for `batch`
+        sequences whose caches hold `context` tokens, taken from `text`, where a round verifies up to `longest`. Raises
+        `NotTimed`.
+        """
+
+    def generate_arguments(self, gamma: int) -> dict[str, Any] | None:
+        """Arguments by which transformers' `generate` decodes with it; None: it cannot."""
+
+
+@dataclass(frozen=True)
+class DraftModel(Model):
+    """A draft that is a causal language model. `shares_target_weights`: it is made of layers of the target."""
+
+    shares_target_weights: bool = False
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """Itself."""
+        return (self,)
+
+    def facts(self) -> DraftFacts:
+        """What the manifest keeps of it. No engine leaves out layers of its target to draft."""
+        return DraftFacts(
+            **vars(super().facts()),
+            has_distribution=True,
+            has_steps=True,
+            shares_target_weights=self.shares_target_weights,
+            engine_method=None if self.shares_target_weights else "draft_model",
+        )
+
+    def head(self, target: Head) -> Head:
+        """Its own, which goes on from the target's states where its first layers are the target's."""
+        return Head(self, target)
+
+    def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
+        """`proposed`: until its context is full, and none after a token that it does not have."""
+        foreign = np.flatnonzero(ids[:-1] >= self.vocabulary)
+        end = int(foreign[0]) if len(foreign) else len(ids) + PROPOSED_LIMIT
+        end = end if self.context is None else min(end, self.context)
+        places = np.arange(prompt - 1, len(ids) - 1)
+        return {"proposed": np.clip(end - places, 0, PROPOSED_LIMIT).astype(np.int16)}
+
+    def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
+        """It with a KV cache of its own."""
+        return ModelDrafter(self, chooser, width, device, drawn)
+
+    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
+        """Its steps over one token and over two, as after a round that was accepted in full."""
+        found = stepper(self, fitted(text, self, context, longest), batch, 2, mode)
+        one, two = (found.timed(self.name, "draft", tokens) for tokens in (1, 2))
+        return [[one], [two, found.settling(self.name)]]
+
+    def generate_arguments(self, gamma: int) -> dict[str, Any]:
+        """As an assistant that always drafts `gamma` tokens."""
+        config: Any = self.network.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, "constant"
+        config.assistant_confidence_threshold = 0.0
+        return {"assistant_model": self.network}
 
 
 def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str) -> None:
@@ -135,9 +241,37 @@ class PromptLookup:
             self._at(tokens, place, len(tokens))
         return time.perf_counter() - start
 
-    def facts(self) -> ModelFacts:
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """None."""
+        return ()
+
+    def head(self, target: Head) -> None:
+        """None: it proposes tokens, not distributions."""
+
+    def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
+        """Everything about its proposals."""
+        found = self.proposals(ids, prompt)
+        names = ("draft_top", "proposed", "accepted_run", "proposed_before_eos")
+        return dict(zip(names, (found.first, found.proposed, found.accepted, found.before_eos), strict=True))
+
+    def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
+        """It in a text that grows."""
+        return LookupDrafter(self, device)
+
+    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
+        """One search of each text."""
+        history = np.resize(text, context).tolist()
+        search = partial(_searches, self, history, batch)
+        return [[TimedStep(self.name, "lookup", 1, batch, context, "eager", search)]]
+
+    def generate_arguments(self, gamma: int) -> dict[str, Any]:
+        """As transformers' own prompt lookup, which matches in the same way."""
+        return {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": self.max_ngram}
+
+    def facts(self) -> DraftFacts:
         """What the manifest keeps of this draft."""
-        return ModelFacts(
+        return DraftFacts(
             reference="prompt lookup",
             kind="prompt_lookup",
             architecture="none",
@@ -150,7 +284,16 @@ class PromptLookup:
             vocabulary=self.vocabulary,
             eos=self.eos,
             noise=0.0,
+            has_distribution=False,
+            has_steps=False,
+            starts_matter=True,
+            engine_method="ngram",
+            settings={"max_ngram": self.max_ngram},
         )
+
+
+def _searches(draft: PromptLookup, history: list[int], batch: int) -> float:
+    return sum(draft.search(history) for _ in range(batch))
 
 
 class Reader:
@@ -174,6 +317,25 @@ class Reader:
         return [] if self._place is None else self.draft.proposal(tokens, self._place, len(tokens))[:most]
 
 
+class LookupDrafter:
+    """Prompt lookup at work on one text."""
+
+    def __init__(self, draft: PromptLookup, device: torch.device) -> None:
+        self._reader = Reader(draft)
+        self._device = device
+
+    def start(self, ids: list[int]) -> None:
+        """Index the prompt."""
+        self._reader.read(ids)
+
+    def propose(self, ids: list[int], most: int) -> Proposal:
+        """What followed the last tokens where they stood before."""
+        return Proposal(torch.tensor(self._reader.propose(ids, most), dtype=torch.long, device=self._device))
+
+    def settle(self, accepted: int) -> None:
+        """Nothing to take back."""
+
+
 class _Index:
     """Where each run of up to `max_ngram` tokens first stood in a text that grows token by token."""
 
@@ -193,9 +355,6 @@ class _Index:
         return match
 
 
-Draft = Model | PromptLookup
-
-
 def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Draft]:
     """All drafts of a profile, each checked against the target's vocabulary."""
     return [load_draft(name, draft, options, target, tokenizer) for name, draft in options.drafts.items()]
@@ -204,17 +363,43 @@ def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTok
 def load_draft(
     name: str, draft: DraftOptions, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> Draft:
-    """One draft, checked against the target's vocabulary. Raises `VocabularyMismatch` and `ModelUnloadable`."""
-    if draft.kind == "prompt_lookup":
-        return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, options.target.dtype)
-    if draft.kind == "layer_skip":
-        return layer_skip(name, target, draft.drop_layers)
+    """One draft, by the function that its options name as `loader`: checked against the target's vocabulary. Raises
+    `VocabularyMismatch` and `ModelUnloadable`.
+    """
+    module, _, function = draft.loader.partition(":")
+    loaded: Draft = getattr(import_module(module), function)(name, draft, options, target, tokenizer)
+    return loaded
+
+
+def load_prompt_lookup(
+    name: str, draft: PromptLookupDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
+) -> PromptLookup:
+    """A loader of `load_draft`."""
+    return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, options.target.dtype)
+
+
+def load_layer_skip(
+    name: str, draft: LayerSkipDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
+) -> DraftModel:
+    """A loader of `load_draft`."""
+    return layer_skip(name, target, draft.drop_layers)
+
+
+def load_draft_model(
+    name: str, draft: ModelDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
+) -> DraftModel:
+    """A loader of `load_draft`."""
     check_vocabulary(tokenizer, load_tokenizer(draft), name)
     device = draft.device if draft.device != "auto" else str(target.device)
-    return load_model(name, draft, draft.dtype or options.target.dtype, device)
+    return as_draft(load_model(name, draft, draft.dtype or options.target.dtype, device))
 
 
-def layer_skip(name: str, target: Model, drop_layers: list[int]) -> Model:
+def as_draft(model: Model, name: str | None = None) -> DraftModel:
+    """A model as a draft, under another name where one is given."""
+    return DraftModel(name or model.name, model.network, model.kind, model.reference, model.served)
+
+
+def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
     """The target without some layers (none: a copy of it). It shares every parameter and has its own KV cache.
 
     Raises `ModelUnloadable` where the layers do not exist or cannot be taken out.
@@ -239,7 +424,7 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> Model:
             f"draft {name}: drop_layers {drop_layers} does not fit a target with {len(layers)} layers",
             f"name some of the layers 0 to {len(layers) - 1}, and leave at least one",
         )
-    return Model(name, _without_layers(network, kept), "layer_skip", target.reference)
+    return DraftModel(name, _without_layers(network, kept), "layer_skip", target.reference, shares_target_weights=True)
 
 
 def _shares_kv(config: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,21 +119,31 @@ class Head:
         if target is not None and target.chunked and self.chunked:
             self.rest = _rest(target.model, model)
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The layers of the target, counted from 1, after which it needs the hidden states."""
+        return () if self.rest is None else (self.rest.count,)
+
     @torch.inference_mode()
     def rows(
-        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        row: torch.Tensor,
+        column: torch.Tensor,
+        known: Mapping[int, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """What `logits` needs for chosen tokens (`row`, ascending, and `column` [n]) of right-padded ids [batch, length].
 
         No mask is needed: attention is causal, so real tokens never see the padding behind them. Ids beyond the model's
         context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
-        fed as its last id; what follows them means nothing. `known`: hidden states of the target from where `rest` goes on.
+        fed as its last id; what follows them means nothing. `known`: hidden states of the target by layer, those of `reads`
+        among them; None: everything is computed.
         """
         device = self.model.device
         fed = ids[:, : self.model.context].clamp(max=self.model.vocabulary - 1).to(device)
         row, column = row.to(device), column.clamp(max=fed.shape[1] - 1).to(device)  # see `Scorer.score`
         if self.chunked:
-            states = self._hidden(fed) if known is None or self.rest is None else self.rest(fed, known)
+            states = self._hidden(fed) if known is None or self.rest is None else self.rest(fed, known[self.rest.count])
             return states[row.to(states.device), column.to(states.device)]
         chosen = []
         for index, places in enumerate(torch.split(column, torch.bincount(row, minlength=len(fed)).tolist())):

@@ -54,10 +54,8 @@ def require(
 
 def check_references(options: ProfileOptions) -> None:
     """Raise the error of the first model or dataset of a profile that cannot be had. Imports nothing heavy."""
-    require_model(options.target, "target")
-    for name, draft in options.drafts.items():
-        if draft.kind == "model":
-            require_model(draft, f"draft {name}")
+    for what, model in options.models().items():
+        require_model(model, what)
     for source in options.data:
         require_data(source.path)
 

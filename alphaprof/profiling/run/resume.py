@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.config.options import PromptLookupDraft, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
+from alphaprof.config.options import RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import RunMismatch
-from alphaprof.log.manifest import PROMPT_LOOKUP, Manifest, ModelFacts, Shard
+from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.processing import PLAIN, Processing, not_modelled
@@ -91,18 +91,17 @@ def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
         }
 
 
-def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, ModelFacts]) -> None:
+def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
     """Raise `CostsUnreadable` where step times from elsewhere cannot be had: known before any work."""
     costs = options.costs
     if isinstance(costs, TableCosts):
-        lookups = [name for name, draft in options.drafts.items() if isinstance(draft, PromptLookupDraft)]
-        read_engine_table(
-            Path(costs.path), [name for name in options.drafts if name not in lookups], lookups, costs.overhead_ms
-        )
+        lookups = [name for name, facts in drafts.items() if not facts.has_steps]
+        models = [name for name in options.drafts if name not in lookups]  # those that could not be loaded among them
+        read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms)
     elif isinstance(costs, RooflineCosts):
-        for name, facts in {TARGET: target, **drafts}.items():
-            if facts.kind != PROMPT_LOOKUP:
-                shape_of(name, facts)
+        stepping = {name: facts for name, facts in drafts.items() if facts.has_steps}
+        for name, facts in {TARGET: target, **stepping}.items():
+            shape_of(name, facts)
 
 
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:

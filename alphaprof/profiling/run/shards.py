@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from alphaprof.errors import OutOfMemory
 from alphaprof.log.manifest import Shard
 from alphaprof.log.store import Run
-from alphaprof.profiling.models.drafts import Draft
+from alphaprof.profiling.models.drafts import Arrays, Draft
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.scoring.scorer import Arrays, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
 from alphaprof.profiling.texts.continuations import (
     Continuation,
     Fed,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import torch
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.schema import PROPOSED_LIMIT, LogRules, arrow_schema
-from alphaprof.profiling.models.drafts import PromptLookup, scored_width
+from alphaprof.log.schema import LogRules, arrow_schema
+from alphaprof.profiling.models.drafts import Arrays, Draft, scored_width
 from alphaprof.profiling.models.head import Head, recorded
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
@@ -30,7 +30,6 @@ from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.rules import rules_of
 
 HEAD_ROWS = {"cpu": 128, "cuda": 1024}
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ class Layout:
 
 
 class Scorer:
-    """Scores batches of continuations with a target and its drafts; `tokens` is the tokenizer's number of ids.
+    """Scores batches of continuations with a target and its drafts; `tokens` is the tokenizer's number of ids. `drafts`: the
+    heads of those that have a distribution; `without`: the others.
 
     `draft_processing`: what the logits of drafts go through on sampled text (see `Processing.for_draft`); `extras`: what is
     measured beyond the columns of every log.
@@ -72,15 +72,17 @@ class Scorer:
     def __init__(
         self,
         target: Model,
-        drafts: Sequence[Model | PromptLookup],
+        drafts: Sequence[Draft],
         tokens: int,
         draft_processing: str = "same",
         extras: Extras | None = None,
     ) -> None:
         self.extras = extras or Extras()
         self.target = Head(target)
-        self.drafts = [Head(draft, self.target) for draft in drafts if isinstance(draft, Model)]
-        self.lookups = [draft for draft in drafts if isinstance(draft, PromptLookup)]
+        heads = [(draft, draft.head(self.target)) for draft in drafts]
+        self.drafts = [head for _, head in heads if head is not None]
+        self.without = [draft for draft, head in heads if head is None]
+        self._ordered = [draft for draft, head in heads if head is not None] + self.without  # as columns of a chunk are
         self.draft_processing = draft_processing
         models = [head.model for head in (self.target, *self.drafts)]
         self.width = scored_width([model.vocabulary for model in models], tokens)
@@ -99,14 +101,14 @@ class Scorer:
         device = self.target.model.device
         # Before any model runs: such a copy to a GPU waits for all that it was given.
         ids, row, column, token = (part.to(device) for part in (layout.ids, layout.row, layout.column, layout.token))
-        depths = {draft.model.name: draft.rest.count for draft in self.drafts if draft.rest is not None}
-        with recorded(self.target.model.network.base_model, list(depths.values())) as known:
+        depths = sorted({depth for head in self.drafts for depth in head.reads})
+        with recorded(self.target.model.network.base_model, depths) as known:
             rows = [self.target.rows(ids, row, column)]
-        rows += [draft.rows(ids, row, column, known.get(depths.get(draft.model.name, 0))) for draft in self.drafts]
+        rows += [head.rows(ids, row, column, known) for head in self.drafts]
         known.clear()
-        # Looked up while a GPU is still busy with the forward passes.
-        proposals = {draft.name: _joined_proposals(draft, batch) for draft in self.lookups}
-        chosen = [token, *(_sent(found["draft_top"], device) for found in proposals.values())]
+        # Worked out while a GPU is still busy with the forward passes.
+        proposals = [_joined_columns(draft, batch) for draft in self._ordered]
+        chosen = [token, *(_sent(found["draft_top"], device) for found in proposals[len(self.drafts) :])]
         settings = batch[0].document.processing or PLAIN
         parts: list[list[Columns]] = []
         for start in range(0, len(token), self.head_rows):
@@ -124,9 +126,9 @@ class Scorer:
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
     ) -> list[Columns]:
-        """Columns of a chunk: the target's, each model's, each lookup's.
+        """Columns of a chunk: the target's, those of each draft with a distribution, those of each without.
 
-        `ids`: the tokens of the text, then the proposals of each lookup.
+        `ids`: the tokens of the text, then the proposals of each draft without a distribution.
         """
         token, *proposals = ids
         shared = [found[:, : self.width] for found in (logits, *draft_logits)]
@@ -154,7 +156,7 @@ class Scorer:
         return joined(pieces)
 
     def _by_draft(
-        self, columns: Sequence[Arrays], proposals: dict[str, Arrays], batch: Sequence[Continuation], layout: Layout
+        self, columns: Sequence[Arrays], proposals: Sequence[Arrays], batch: Sequence[Continuation], layout: Layout
     ) -> dict[str, Arrays]:
         """All columns of each draft; those of the target are the same for all. Raises `LogitsNotFinite`."""
         ours = columns[0] | {"token": layout.token.numpy()}
@@ -162,24 +164,17 @@ class Scorer:
         if self.extras.certified:
             ours |= self.extras.thresholds(ours.pop("top_probs"), ours["target_entropy"], self.width)
         found: dict[str, Arrays] = {}
-        models, lookups = columns[1 : 1 + len(self.drafts)], columns[1 + len(self.drafts) :]
-        for head, theirs in zip(self.drafts, models, strict=True):
-            _require_finite(theirs["draft_entropy"], head.model.name, batch, layout)
-            found[head.model.name] = ours | theirs | {"proposed": _proposed(head.model, layout)}
-        for (name, proposal), theirs in zip(proposals.items(), lookups, strict=True):
-            found[name] = ours | theirs | proposal
+        for draft, theirs, proposal in zip(self._ordered, columns[1:], proposals, strict=True):
+            if "draft_entropy" in theirs:
+                _require_finite(theirs["draft_entropy"], draft.name, batch, layout)
+            found[draft.name] = ours | theirs | proposal
         return found
 
 
-def _joined_proposals(draft: PromptLookup, batch: Sequence[Continuation]) -> Arrays:
-    """Columns [positions] of what lookup proposes in the texts of a batch."""
-    found = [draft.proposals(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt)) for item in batch]
-    return {
-        "draft_top": np.concatenate([item.first for item in found]),
-        "proposed": np.concatenate([item.proposed for item in found]),
-        "accepted_run": np.concatenate([item.accepted for item in found]),
-        "proposed_before_eos": np.concatenate([item.before_eos for item in found]),
-    }
+def _joined_columns(draft: Draft, batch: Sequence[Continuation]) -> Arrays:
+    """Columns [positions] of what a draft proposes in the texts of a batch."""
+    found = [draft.columns(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt)) for item in batch]
+    return {name: np.concatenate([columns[name] for columns in found]) for name in found[0]}
 
 
 def _sent(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
@@ -200,17 +195,6 @@ def _to_host(groups: Sequence[Columns]) -> list[Arrays]:
         kind = np.float32 if column.is_floating_point() else np.int64
         arrays[number][name] = values.reshape(column.shape).astype(kind)
     return arrays
-
-
-def _proposed(draft: Model, layout: Layout) -> np.ndarray[Any, Any]:
-    """Tokens that a round starting at each position may propose: until the draft's context is full, and none behind a
-    token that the draft does not have.
-    """
-    unknown = layout.ids >= draft.vocabulary
-    length = layout.ids.shape[1] + PROPOSED_LIMIT
-    known = torch.where(unknown.any(1), unknown.int().argmax(1), length if draft.context is None else draft.context)
-    limit = known if draft.context is None else known.clamp(max=draft.context)
-    return np.asarray((limit[layout.row] - layout.column).clamp(0, PROPOSED_LIMIT).numpy(), dtype=np.int16)
 
 
 def _require_finite(entropy: np.ndarray[Any, Any], name: str, batch: Sequence[Continuation], layout: Layout) -> None:

@@ -15,10 +15,10 @@ import torch
 
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, largest_error, reach, round_mixes, step_times
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.profiling.models.drafts import Draft, PromptLookup
+from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import NotTimed, Stepper, common_mode, fitted, prefill, stepper
+from alphaprof.profiling.timing.steppers import NotTimed, TimedStep, common_mode, fitted, prefill, stepper
 
 if TYPE_CHECKING:
     from alphaprof.config.options import MeasuredCosts
@@ -28,19 +28,6 @@ SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
 PREFILL_WARM_UP, LEAST_PREFILLS, MOST_PREFILLS = 1, 3, 5  # a prefill takes as long as many steps, and matters less
 NORMAL = 1.96  # standard errors that reach as far as a 95 % interval, for readers of one number
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class TimedStep:
-    """A kind of step to time, and what runs it once, in seconds."""
-
-    model: str
-    step: str
-    tokens: int
-    batch: int
-    context: int
-    mode: str
-    run: Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -224,38 +211,19 @@ def _timed(blocks: Sequence[Sequence[TimedStep]], gamma: int, clock: _TimeBudget
 
 
 def _models(subjects: Subjects) -> list[Model]:
-    return [draft for draft in subjects.drafts if not isinstance(draft, PromptLookup)]
+    return [model for draft in subjects.drafts for model in draft.models]
 
 
 def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[TimedStep]]:
     """The steps at one batch size and context, the target's decode step first. Those of one block follow each other."""
     target, longest = subjects.target, subjects.gamma + 1
     found = stepper(target, fitted(subjects.text, target, context, longest), batch, longest, mode)
-    blocks = [[_job("target", "decode" if tokens == 1 else "verify", tokens, found)] for tokens in range(1, longest + 1)]
-    blocks[-1].append(_settling("target", found))
+    steps = [found.timed("target", "decode" if tokens == 1 else "verify", tokens) for tokens in range(1, longest + 1)]
+    blocks = [[step] for step in steps]
+    blocks[-1].append(found.settling("target"))
     for draft in subjects.drafts:
-        if isinstance(draft, PromptLookup):
-            history = np.resize(subjects.text, found.context).tolist()
-            search = partial(_search, draft, history, batch)
-            blocks.append([TimedStep(draft.name, "lookup", 1, batch, found.context, "eager", search)])
-        else:
-            drafting = stepper(draft, fitted(subjects.text, draft, context, longest), batch, 2, mode)
-            blocks += [[_job(draft.name, "draft", tokens, drafting)] for tokens in (1, 2)]
-            blocks[-1].append(_settling(draft.name, drafting))
+        blocks += draft.steps(subjects.text, batch, found.context, longest, mode)
     return blocks
-
-
-def _job(model: str, step: str, tokens: int, found: Stepper) -> TimedStep:
-    return TimedStep(model, step, tokens, found.batch, found.context, found.mode, partial(found.step, tokens))
-
-
-def _settling(model: str, found: Stepper) -> TimedStep:
-    """What it took to cut the cache back after the model's last step: that of the job before."""
-    return TimedStep(model, "bookkeeping", 1, found.batch, found.context, found.mode, lambda: found.settling_s)
-
-
-def _search(draft: PromptLookup, history: list[int], batch: int) -> float:
-    return sum(draft.search(history) for _ in range(batch))
 
 
 def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep]:

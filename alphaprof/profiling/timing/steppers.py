@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,19 @@ def seconds(device: torch.device, work: Callable[[], object]) -> float:
         behind.record()
         torch.cuda.synchronize(device)
     return float(before.elapsed_time(behind)) / 1e3
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A kind of step to time, and what runs it once, in seconds."""
+
+    model: str
+    step: str
+    tokens: int
+    batch: int
+    context: int
+    mode: str
+    run: Callable[[], float]
 
 
 class Stepper:
@@ -83,6 +98,14 @@ class Stepper:
         found = seconds(self.model.device, lambda: self._choose(tokens))
         self.settling_s = seconds(self.model.device, lambda: self._take_back(tokens))
         return found
+
+    def timed(self, model: str, step: str, tokens: int) -> TimedStep:
+        """The step over some tokens, as a step to time of a `model` of the run."""
+        return TimedStep(model, step, tokens, self.batch, self.context, self.mode, partial(self.step, tokens))
+
+    def settling(self, model: str) -> TimedStep:
+        """What it took to cut the cache back after the model's last step: that of the job before."""
+        return TimedStep(model, "bookkeeping", 1, self.batch, self.context, self.mode, lambda: self.settling_s)
 
     def _choose(self, tokens: int) -> torch.Tensor:
         """The step itself; the ids that it chooses [batch, tokens]."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
-from alphaprof.log.manifest import PROMPT_LOOKUP as LOOKUP_KIND
+from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.store import Run
 from alphaprof.report.model import Attribution, Cause, Result
 from alphaprof.report.sections.losses import (
@@ -47,7 +47,7 @@ REMEDIES = {
     UNCERTAIN: "none by a better draft: the target itself is undecided there",
     DRAFT: "a better draft: another one, or this one trained on the target's own texts",
 }
-OF_LOOKUP = {
+WITHOUT_MODEL = {  # of drafts that run none, and so can but copy
     NO_PROPOSAL: "a draft model where the text so far holds nothing to copy",
     SPECIAL: "none: prompt lookup never proposes the end of a text, and copies other markers from where they stood",
     DRAFT: "a draft model: what stood there before is not what follows here",
@@ -126,7 +126,7 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
     result, cluster, rows = item.result, item.text.cluster, item.text.rows
     gamma = result.best_gamma if result.gammas else None
     split, positions = scaled(found.split[rows], found.lost[rows], item.rule), found.positions[rows]
-    kind = setting.run.manifest.drafts[result.draft].kind
+    draft = setting.run.manifest.drafts[result.draft]
 
     def speeds(rounds: Rounds) -> tuple[float | None, float | None]:
         return _speeds(rounds_at(rounds, rows, gamma), cluster, setting.times) if gamma else (None, None)
@@ -135,7 +135,7 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
     for number, name in enumerate(CAUSES):
         part = pooled_share(cluster, split[:, number], positions, setting.confidence)
         if part is not None and part.value > 0:
-            causes.append(Cause(name, part, *speeds(found.recovered[number]), _remedy(name, kind, item)))
+            causes.append(Cause(name, part, *speeds(found.recovered[number]), _remedy(name, draft, item)))
     tokens, faster = speeds(found.unchanged)
     whole = pooled_share(cluster, found.lost[rows], positions, setting.confidence)
     return Attribution(
@@ -154,7 +154,7 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
         speedup=faster,
         causes=tuple(causes),
         perfect_speedup=speeds(found.perfect)[1],
-        best=_best([cause for cause in causes if _helps(cause.name, kind)], faster or tokens),
+        best=_best([cause for cause in causes if _helps(cause.name, draft)], faster or tokens),
     )
 
 
@@ -187,15 +187,15 @@ def _speeds(found: Rounds, cluster: Array, times: StepTimes | None) -> tuple[flo
     return point(free_draft(found.drafted.shape[1])), (point(times) if times is not None else None)
 
 
-def _remedy(name: str, kind: str, item: ResultOnText) -> str:
+def _remedy(name: str, draft: DraftFacts, item: ResultOnText) -> str:
     if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
         return BY_CHANCE
-    return OF_LOOKUP.get(name, REMEDIES[name]) if kind == LOOKUP_KIND else REMEDIES[name]
+    return REMEDIES[name] if draft.has_steps else WITHOUT_MODEL.get(name, REMEDIES[name])
 
 
-def _helps(name: str, kind: str) -> bool:
+def _helps(name: str, draft: DraftFacts) -> bool:
     """Whether anything can be done about a cause."""
-    return name not in WITHOUT_REMEDY and not (name == SPECIAL and kind == LOOKUP_KIND)
+    return name not in WITHOUT_REMEDY and (name != SPECIAL or draft.has_steps)
 
 
 def _best(causes: Sequence[Cause], now: float | None) -> str | None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.log.manifest import ModelFacts
-from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROPOSED_LIMIT
+from alphaprof.log.manifest import DraftFacts, ModelFacts
+from alphaprof.log.schema import CONTINUATION_COLUMNS, PROPOSED_LIMIT
 from alphaprof.log.store import Run
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.theory.bounds import strict_thresholds
@@ -106,23 +106,16 @@ def losses(run: Run, jobs: Sequence[LossQuestion], flavour: Flavour) -> list[Los
 
 
 def _texts(run: Run) -> Iterator[ShardTexts]:
-    """The shards of a run; without a prompt lookup of its own the default one is worked out from the token ids."""
-    own = next((name for name, facts in run.manifest.drafts.items() if facts.kind == "prompt_lookup"), None)
-    needed = CONTINUATION_COLUMNS if own is None else DOCUMENT_COLUMNS
+    """The shards of a run, with what prompt lookup with its default settings would propose in them."""
     for shard in run.shards:
-        table = run.continuations(shard.index, [column.name for column in needed])
+        table = run.continuations(shard.index, [column.name for column in CONTINUATION_COLUMNS])
         shape = Shape.of(table)
         prompts = table["prompt_tokens"].to_numpy()
         place = np.arange(shape.stop[-1] if len(shape.stop) else 0) - shape.each(shape.start)
-        if own is None:
-            found = _worked_out(table, prompts, shape)
-        else:
-            log = run.positions(own, shard.index, ["draft_top", "proposed"])
-            found = np.where(log["proposed"].to_numpy() > 0, log["draft_top"].fill_null(-1).to_numpy(), -1)
-        yield ShardTexts(shape, shape.each(prompts) + place - 1, found)
+        yield ShardTexts(shape, shape.each(prompts) + place - 1, _looked_up(table, prompts, shape))
 
 
-def _worked_out(table: Any, prompts: Array, shape: Shape) -> Array:
+def _looked_up(table: Any, prompts: Array, shape: Shape) -> Array:
     """Prompt lookup's first proposals at the positions of a shard, from its token ids."""
     ids = [table[name].combine_chunks().flatten().to_numpy() for name in ("prompt_ids", "continuation_ids")]
     lengths = shape.stop - shape.start
@@ -215,7 +208,7 @@ def _replayed(source: ReplaySource, gamma: Array, widest: int, flavour: Flavour,
 
 
 def causes(
-    rule: BoundRule, columns: dict[str, Array], texts: ShardTexts, own: Array, models: tuple[ModelFacts, ModelFacts]
+    rule: BoundRule, columns: dict[str, Array], texts: ShardTexts, own: Array, models: tuple[ModelFacts, DraftFacts]
 ) -> Array:
     """The cause [positions] that a loss at each position has, as its number in CAUSES. `models`: target and draft.
 
@@ -232,13 +225,12 @@ def causes(
     ordered = GREEDY in rule.rule.policies  # the target takes its top token; by lot a tie is what the text is, not noise
     rank = columns["draft_rank_of_token"]
     silent = columns["proposed"] == 0
-    model = draft.kind != "prompt_lookup"
     found = {
-        BEYOND: silent & model & (draft.context is not None) & (texts.reach >= (draft.context or 0)),
+        BEYOND: silent & (draft.context is not None) & (texts.reach >= (draft.context or 0)),
         NO_PROPOSAL: silent,
         TIE: (guess != wanted) & shape.each(shape.plain) & ordered & (gap <= target.measured_noise * (1 + 1e-3)),
         SPECIAL: missed & np.isin(wanted, (*target.eos, *(target.special or ()))),
-        LOOKUP: missed & model & (texts.looked_up == wanted),
+        LOOKUP: missed & draft.has_steps & (texts.looked_up == wanted),
         RANK: missed & (token == wanted) & (rank >= 2) & (rank <= WIDTH),
         UNCERTAIN: _uncertain(rule, columns, shape, own, guess != wanted),
     }

@@ -92,7 +92,7 @@ def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) 
 def predictability(part: LogPart, results: Sequence[Result], confidence: float) -> tuple[Predictability, ...]:
     """By domain and kind of text; nothing for runs that compare draft models and hold no thresholds, or hold no log."""
     run = part.run
-    models = [draft for draft, facts in run.manifest.drafts.items() if facts.kind != "prompt_lookup"]
+    models = [draft for draft, facts in run.manifest.drafts.items() if facts.has_steps]
     if not run.has_log or (models and not run.log_rules.certified) or (log := TargetLog.of(run)) is None:
         return ()
     return tuple(
@@ -154,11 +154,11 @@ def _run(text: TextGroup, rule: str, log: TargetLog, found: CertainRuns, confide
 
 
 def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
-    """Prompt lookup on a text, under the rules that verdicts concern."""
+    """Drafts that run no model (prompt lookup) on a text, under the rules that verdicts concern."""
     mine = (text.domain, text.continuation, text.sampling, text.on_policy)
     for result in results:
         same = (result.domain, result.continuation, result.sampling, result.own) == mine
-        if not same or result.verdict is None or manifest.drafts[result.draft].kind != "prompt_lookup":
+        if not same or result.verdict is None or manifest.drafts[result.draft].has_steps:
             continue
         known = [item for item in result.gammas if item.tokens_per_round is not None]
         best = max(known, key=lambda item: item.tokens_per_round.value if item.tokens_per_round else 0.0, default=None)
