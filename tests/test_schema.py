@@ -153,7 +153,13 @@ def test_a_log_says_which_draft_and_rules_it_holds_and_what_their_columns_mean(r
             assert rule in schema.field(f"{kind}_{rule}").metadata[b"doc"].decode()
 
 
+def test_every_step_time_says_how_it_was_run_and_holds_its_rounds() -> None:
+    assert not [column.name for column in LATENCY_COLUMNS if column.nullable]
+
+
 SHARE = Column("share", pa.float32(), "A share.", "ratio", 0, 1)
+
+
 MAYBE = dataclasses.replace(SHARE, nullable=True)
 COUNT = Column("count", pa.int32(), "A count.", "tokens", 1, 256)
 WORDS = Column("words", pa.string(), "Words.")
