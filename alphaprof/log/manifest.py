@@ -116,6 +116,16 @@ class ModelFacts:
     special: tuple[int, ...] | None = None
 
     @property
+    def has_distribution(self) -> bool:
+        """Whether q is known: what needs it is null in the log of a draft that has none."""
+        return self.kind not in (PROMPT_LOOKUP, SERVED)
+
+    @property
+    def starts_matter(self) -> bool:
+        """Whether what it proposes depends on where the round starts, so that the log holds the accepted runs."""
+        return self.kind == PROMPT_LOOKUP
+
+    @property
     def measured_noise(self) -> float:
         """`noise` of a model that positions were measured with. Raises `ValueError` for one that another engine ran."""
         if self.noise is None:

@@ -420,7 +420,10 @@ def seen_of_models(setting: Setting, device: torch.device) -> Seen:
         for name, arrays in scorer.score(written).items():
             scored[name] |= by_document(written, arrays)
     documents, facts = continuation_table(texts), target.facts()
-    positions = {name: position_table(texts, arrays, LogRules(RULES), name) for name, arrays in scored.items()}
+    positions = {}
+    for each in drafts:
+        flags = {"has_distribution": each is not lookup, "starts_matter": each is lookup}
+        positions[each.name] = position_table(texts, scored[each.name], LogRules(RULES), each.name, **flags)
     request = TotalsRequest(RULES, GAMMAS)
     totals = {
         each.name: table_of([counts(positions[each.name], documents, (facts, each.facts()), request)], GAMMAS)

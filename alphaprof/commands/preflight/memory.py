@@ -23,6 +23,7 @@ from alphaprof.profiling.decoding.drafters import REPEATS
 from alphaprof.profiling.models.load import Model, shape_of
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.columns import DRAFT, PROPOSAL, RAW_DRAFT, RAW_TARGET, TARGET
 from alphaprof.profiling.scoring.extras import TOP
 from alphaprof.profiling.texts.continuations import generation_batches
 from alphaprof.profiling.timing.steppers import LONGEST_STEP
@@ -191,8 +192,9 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, flo
     whole = max(PAIR + 2 * scaled, DISTRIBUTION + cut) if scorer.extras.logged else cut
     if dispatch.why_unavailable(device) is not None:
         whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) - 1))
-    numbers = 8 + 13 * (len(heads) - 1) + 2 * len(scorer.lookups) + (TOP if scorer.extras.certified else 0)
-    numbers += 2 * len(scorer.extras.widths) * (len(heads) - 1)
+    beside = len(DRAFT) + len(RAW_DRAFT) + 2 * len(scorer.extras.logged)
+    numbers = len(TARGET) + len(RAW_TARGET) + beside * (len(heads) - 1) + len(PROPOSAL) * len(scorer.lookups)
+    numbers += TOP if scorer.extras.certified else 0
     statistics = positions * (kept + COLUMN * numbers) + logits + few * max(size.vocabulary for size in sizes) * whole
     return max(*passes, statistics)
 

@@ -306,7 +306,11 @@ def _storage(
 ) -> Storage:
     """The log of these texts as Parquet: what half of its rows take less tells rows from what every file has."""
     rules = loaded.scorer.extras.log_rules(loaded.options.rules)
-    tables = [position_table(texts, arrays, rules, draft) for draft, arrays in scored.items()]
+    tables = []
+    for draft in loaded.drafts:
+        model = isinstance(draft, Model)
+        arrays = scored[draft.name]
+        tables.append(position_table(texts, arrays, rules, draft.name, has_distribution=model, starts_matter=not model))
     rows = sum(len(text.ids) for text in texts)
     whole = sum(table_bytes(table, rules.columns) for table in tables)
     half = sum(table_bytes(table.slice(0, rows // 2), rules.columns) for table in tables)

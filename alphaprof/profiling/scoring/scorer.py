@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.schema import PROPOSED_LIMIT, LogRules, arrow_schema
+from alphaprof.log.schema import DISTRIBUTION, PHASES, PROPOSED_LIMIT, STARTS, LogRules, arrow_schema
 from alphaprof.profiling.models.drafts import PromptLookup, scored_width
 from alphaprof.profiling.models.head import Head, recorded
 from alphaprof.profiling.models.load import Model
@@ -239,40 +239,45 @@ def position_table(
     rules: LogRules,
     draft: str,
     thinking: Sequence[np.ndarray[Any, Any]] | None = None,
+    *,
+    has_distribution: bool = True,
+    starts_matter: bool = False,
 ) -> pa.Table:
     """Rows of one draft's position log for documents in order; `scored` holds their arrays by document number.
 
-    `thinking`: for each document which of its positions lie in the phase thinking; None: no phases.
+    `thinking`: for each document which of its positions lie in the phase thinking; None: no phases. A draft that does not
+    have a distribution, or for which the start of a round does not matter, leaves the columns that need it null. Raises
+    `ValueError` where any other declared column is missing.
     """
     lengths = [len(item.ids) for item in continuations]
     parts = [scored[item.document.document] for item in continuations]
     data: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    data["domain"] = _domains(continuations, lengths)
     data["document"] = np.repeat([item.document.document for item in continuations], lengths)
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
     if thinking is not None:
         data["phase"] = np.where(np.concatenate(thinking), "thinking", "answer")
-    data |= _accepted(data, np.repeat([item.document.greedy for item in continuations], lengths), rules)
-    columns = rules.columns
-    schema = arrow_schema(columns, draft=draft, rules=list(rules.accepted))
+    lacking = {DISTRIBUTION: not has_distribution, STARTS: not starts_matter, PHASES: thinking is None}
+    absent = {column.name for column in rules.columns if column.needs is not None and lacking[column.needs]}
+    data |= _accepted(data, absent, np.repeat([item.document.greedy for item in continuations], lengths), rules)
+    if missing := [column.name for column in rules.columns if column.name not in {*data, *absent}]:
+        raise ValueError(f"scoring does not deliver {', '.join(missing)} of draft {draft}")
     without_proposal = data["proposed"] == 0
     arrays = []
-    for column in columns:
-        if column.name == "domain":
-            arrays.append(_domains(continuations, lengths))
-        elif column.name not in data:
+    for column in rules.columns:
+        if column.name in absent:
             arrays.append(pa.nulls(sum(lengths), column.type))
         else:
             mask = without_proposal if column.nullable and column.name != "phase" else None
             arrays.append(pa.array(data[column.name], mask=mask).cast(column.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return pa.Table.from_arrays(arrays, schema=arrow_schema(rules.columns, draft=draft, rules=list(rules.accepted)))
 
 
-def _accepted(data: dict[str, Any], greedy: np.ndarray[Any, Any], rules: LogRules) -> dict[str, Any]:
-    """`accept_<rule>` for every rule; a draft without a distribution has NaN where rules look for one."""
-    nothing = np.full(len(greedy), np.nan)
-    needed = [f"{name}_{rule}" for rule in rules.emitted for name in ("accept", "emitted")]
-    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token", *needed), nothing) | data
-    columns |= {"greedy": greedy}
+def _accepted(
+    data: dict[str, Any], absent: Collection[str], greedy: np.ndarray[Any, Any], rules: LogRules
+) -> dict[str, Any]:
+    """`accept_<rule>` for every rule; rules find NaN in columns that are absent."""
+    columns = data | dict.fromkeys(absent, np.full(len(greedy), np.nan)) | {"greedy": greedy}
     return {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
 
 
