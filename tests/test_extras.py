@@ -68,7 +68,6 @@ def test_a_profile_without_certificates_measures_what_its_rules_need_and_no_more
     asked = Extras.of(["strict", "multi_draft_4", "tree_2", "multi_draft_2"], certificates=False)
     assert asked.certified == ()
     assert asked.logged == (parse_rule("multi_draft_4"), parse_rule("multi_draft_2"))
-    assert asked.widths == (4, 2)
 
 
 def test_certificates_are_measured_for_the_rules_that_have_an_accepted_set() -> None:

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from alphaprof.profiling.texts.corpus import Document
 
 # Bytes an element of [rows, V] beside the logits themselves. A `Distribution` in float32: scaled, shifted, weights, kept.
-# Two of them with the copies that align p and q, all without scaled. Weights of a sampler with the running sums that tokens
+# Two of them with the copies that align p and q, all without scaled. What a rule keeps that needs whole distributions: p and q,
+# and what it makes of them. Weights of a sampler with the running sums that tokens
 # are drawn by.
-DISTRIBUTION, PAIR, DRAWN = 13, 34, 20
+DISTRIBUTION, PAIR, LAWS, DRAWN = 13, 34, 16, 20
 # The same while `processed` finds out what top_k, min_p and top_p keep. For top_p a GPU sorts whole rows: values and indices
 # twice, and the sort's own keys and pairs; a CPU sorts the largest 256, and whole rows where these do not hold top_p.
 TOP_K, MIN_P, TOP_P = 9, 13, {"cpu": 34, "cuda": 65}
@@ -189,7 +190,7 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, flo
         logits += rows * 4 * sum(size.vocabulary for size in sizes)
     cut = _cut(settings, device.type)
     scaled = 0 if dtypes == {torch.float32} and settings.temperature == 1 else 4  # else the logits themselves
-    whole = max(PAIR + 2 * scaled, DISTRIBUTION + cut) if scorer.extras.logged else cut
+    whole = max(LAWS, 4 + cut) if scorer.extras.logged else cut
     if dispatch.why_unavailable(device) is not None:
         whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) - 1))
     beside = len(DRAFT) + len(RAW_DRAFT) + 2 * len(scorer.extras.logged)

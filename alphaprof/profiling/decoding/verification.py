@@ -35,7 +35,7 @@ def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
     """How a rule verifies."""
     if rule.rule.lossy:
         return partial(relaxed, rule, chooser)
-    return partial(lossless if rule.name == "lossless" else agreement, chooser)
+    return partial(lossless if rule.rule.drawn else agreement, chooser)
 
 
 def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,7 @@ from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.extras import TOP, Extras
 from alphaprof.profiling.scoring.statistics import (
     Columns,
-    distribution,
-    multi_draft_columns,
+    laws,
     processed_logits,
     rows_at_once,
     top_probs,
@@ -141,16 +140,11 @@ class Scorer:
 
     def _drawn(self, target: torch.Tensor, draft: torch.Tensor, token: torch.Tensor, settings: Processing) -> Columns:
         """Columns of the rules that need whole distributions, a few rows at a time."""
-        pieces = []
+        pieces, theirs = [], settings.for_draft(self.draft_processing)
         for start in range(0, len(token), self.statistics_rows):
             rows = slice(start, start + self.statistics_rows)
-            columns = multi_draft_columns(  # no name for the distributions, which would outlive their rows
-                distribution(target[rows], settings),
-                distribution(draft[rows], settings.for_draft(self.draft_processing)),
-                token[rows],
-                self.extras.widths,
-            )
-            pieces.append(columns)
+            p, q = laws(processed_logits(target[rows], settings), processed_logits(draft[rows], theirs))
+            pieces.append(self.extras.measured(p, q, token[rows]))
         return joined(pieces)
 
     def _by_draft(
@@ -259,9 +253,13 @@ def position_table(
         data["phase"] = np.where(np.concatenate(thinking), "thinking", "answer")
     lacking = {DISTRIBUTION: not has_distribution, STARTS: not starts_matter, PHASES: thinking is None}
     absent = {column.name for column in rules.columns if column.needs is not None and lacking[column.needs]}
-    data |= _accepted(data, absent, np.repeat([item.document.greedy for item in continuations], lengths), rules)
-    if missing := [column.name for column in rules.columns if column.name not in {*data, *absent}]:
+    bound = rules_of(list(rules.accepted))
+    worked_out = {f"accept_{rule.id}" for rule in bound if not (rule.rule.logged and has_distribution)}
+    if missing := [column.name for column in rules.columns if column.name not in {*data, *absent, *worked_out}]:
         raise ValueError(f"scoring does not deliver {', '.join(missing)} of draft {draft}")
+    columns = data | dict.fromkeys([*absent, *worked_out], np.full(sum(lengths), np.nan))
+    columns["greedy"] = np.repeat([item.document.greedy for item in continuations], lengths)
+    data |= {f"accept_{rule.id}": rule.accept(columns) for rule in bound}
     without_proposal = data["proposed"] == 0
     arrays = []
     for column in rules.columns:
@@ -271,14 +269,6 @@ def position_table(
             mask = without_proposal if column.nullable and column.name != "phase" else None
             arrays.append(pa.array(data[column.name], mask=mask).cast(column.type))
     return pa.Table.from_arrays(arrays, schema=arrow_schema(rules.columns, draft=draft, rules=list(rules.accepted)))
-
-
-def _accepted(
-    data: dict[str, Any], absent: Collection[str], greedy: np.ndarray[Any, Any], rules: LogRules
-) -> dict[str, Any]:
-    """`accept_<rule>` for every rule; rules find NaN in columns that are absent."""
-    columns = data | dict.fromkeys(absent, np.full(len(greedy), np.nan)) | {"greedy": greedy}
-    return {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
 
 
 def _domains(continuations: Sequence[Continuation], lengths: Sequence[int]) -> pa.Array:

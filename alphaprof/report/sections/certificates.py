@@ -99,7 +99,7 @@ def judged_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape
     that was emitted is the target's top one, and all there is to greedy text but for near-ties.
     """
     judged = (columns["proposed"] > 0) & ~np.isnan(columns["kl_target_draft"])
-    if rule.name == "tree":
+    if rule.rule.by_token:
         judged &= (columns["token"] == columns["target_top"]) & shape.each(shape.policy == GREEDY)
     return np.asarray(judged)
 
