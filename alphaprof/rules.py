@@ -161,7 +161,7 @@ def multi_draft(p: Any, q: Any, token: Any, width: int) -> tuple[Any, Any]:
         emitted = emitted + reached * p.gather(1, chosen)[:, 0].minimum(q_token) / divisor
         p = (p - q).clamp_(min=0.0)
         rejected = p.sum(1)
-        p = p / rejected.clamp(min=SMALLEST)[:, None]
+        p.div_(rejected.clamp(min=SMALLEST)[:, None])
         reached = reached * rejected.clamp(max=1.0)
     return 1.0 - reached, emitted.clamp(max=1.0).where(known, 0.0)
 

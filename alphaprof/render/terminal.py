@@ -433,6 +433,8 @@ def certificates_section(found: Certificates, console: Console) -> None:
     if found.inexact:
         part = fmt.percent(found.inexact)
         lines.append(f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there.")
+    if found.unknown:
+        lines.append(f"No certificate is known for {', '.join(found.unknown)}: no threshold, whatever the draft.")
     for line in lines:
         console.print(line, style="dim", highlight=False)
     if lines:

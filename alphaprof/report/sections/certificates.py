@@ -150,7 +150,8 @@ def certificates(part: LogPart, confidence: float) -> Certificates | None:
                 for axis, edges in part.edges.items():
                     deciles += _deciles(text, (draft, rule, axis), tally.by[axis], edges, confidence)
         bounds += [item for text in every for item in _lossless(text, draft, lossless, confidence)]
-    return Certificates(tuple(found), tuple(deciles), tuple(bounds), inexact_share(run))
+    unknown = tuple(rule for rule in run.rules if rule not in run.log_rules.certified)
+    return Certificates(tuple(found), tuple(deciles), tuple(bounds), inexact_share(run), unknown)
 
 
 def _certificate(text: TextUnits, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
