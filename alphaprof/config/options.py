@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from alphaprof.errors import shown
+from alphaprof.totals.lookup import MAX_NGRAM
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
@@ -79,7 +80,9 @@ class PromptLookupDraft(Options):
     """No model: what followed the last tokens where they stood before, in the prompt or in the text so far."""
 
     kind: Literal["prompt_lookup"]
-    max_ngram: Whole = Field(3, ge=1, le=64, description="longest run of last tokens that is looked up, then shorter ones")
+    max_ngram: Whole = Field(
+        MAX_NGRAM, ge=1, le=64, description="longest run of last tokens that is looked up, then shorter ones"
+    )
 
 
 DraftOptions = Annotated[ModelDraft | LayerSkipDraft | PromptLookupDraft, Field(discriminator="kind")]

@@ -20,6 +20,7 @@ from alphaprof.report.result import counted
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.verdict import pooled_speedup
 from alphaprof.stats.estimate import distinct
+from alphaprof.totals.lookup import MAX_NGRAM
 from alphaprof.version import __version__
 
 SOME = 0.005  # share of rounds that is worth a word
@@ -59,7 +60,7 @@ def _acceptance(scope: ExportScope, scheduled: bool) -> Acceptance:
     return Acceptance(
         kind=facts.kind,
         model=facts.reference if facts.kind == "model" else None,
-        max_ngram=options.get("max_ngram", 3) if facts.kind == PROMPT_LOOKUP else None,
+        max_ngram=options.get("max_ngram", MAX_NGRAM) if facts.kind == PROMPT_LOOKUP else None,
         gamma=scope.gamma,
         depths={gamma: _depths(scope, gamma, silent) for gamma in run.gammas},
         per_request=mean,

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from alphaprof.profiling.texts.corpus import Document
 
 # Bytes an element of [rows, V] beside the logits themselves. A `Distribution` in float32: scaled, shifted, weights, kept.
-# Two of them with the copies that align p and q, all without scaled. What a rule keeps that needs whole distributions: p and q,
-# and what it makes of them. Weights of a sampler with the running sums that tokens
+# Two of them with the copies that align p and q, all without scaled. What a rule that needs whole distributions
+# keeps: p and q, and what it makes of them. Weights of a sampler with the running sums that tokens
 # are drawn by.
 DISTRIBUTION, PAIR, LAWS, DRAWN = 13, 34, 16, 20
 # The same while `processed` finds out what top_k, min_p and top_p keep. For top_p a GPU sorts whole rows: values and indices

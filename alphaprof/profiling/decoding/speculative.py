@@ -113,8 +113,8 @@ class Speculation:
 
 
 def require_decodable(rule: BoundRule, policy: str) -> None:
-    """Raise `RuleNotDecodable` for rules of trees and rules that need whole distributions, and where the rule does not belong
-    to text of this policy.
+    """Raise `RuleNotDecodable` for rules of trees, for those that need whole distributions, and where the rule does not
+    belong to text of this policy.
     """
     if not rule.rule.timed:
         raise RuleNotDecodable(
