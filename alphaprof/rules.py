@@ -16,6 +16,7 @@ from alphaprof.errors import VALUE, cut, shown
 Columns = Mapping[str, np.ndarray[Any, Any]]
 Values = np.ndarray[Any, Any]
 GREEDY, SAMPLED = "greedy", "sampled"  # how the target chose a text's tokens
+SMALLEST = float(np.finfo(np.float32).tiny)
 GAMMA_LIMIT = 64  # the most drafted tokens a round that a profile may ask for
 BOTH = (GREEDY, SAMPLED)
 NOT_MODELLED = {
@@ -66,14 +67,26 @@ class Rule:
     policies: tuple[str, ...]
     parameters: tuple[Parameter, ...] = ()
     timed: bool = True
-    logged: bool = False
     drawn: bool = False
+    at_most_top: bool = False
+    by_token: bool = False
     used_by: str = ""
+    measure: Callable[..., tuple[Any, Any]] | None = None
 
     @property
     def lossy(self) -> bool:
         """Whether the output differs from what the target alone would write."""
         return self.emitted is None
+
+    @property
+    def logged(self) -> bool:
+        """Whether only a log that was written with the rule has its values."""
+        return self.measure is not None
+
+    @property
+    def chained(self) -> bool:
+        """Whether its rounds verify a chain of drafted tokens and keep the target's text."""
+        return not self.lossy and self.timed
 
 
 def agrees(columns: Columns) -> Values:
@@ -135,21 +148,22 @@ def tree(columns: Columns, width: int) -> Values:
     return np.where(_known(ranks), _ranked(ranks, width), agrees(columns))
 
 
-def multi_draft(columns: Columns, width: int) -> Values:
-    """1 - prod (1 - beta_r), r = 1..`width`: one of so many tokens drawn from q is kept, tried in turn by recursive
-    rejection sampling (see `trees.MultiDraft`).
+def multi_draft(p: Any, q: Any, token: Any, width: int) -> tuple[Any, Any]:
+    """1 - prod (1 - beta_r), r = 1..`width`: one of `width` tokens drawn from q is kept, tried in turn by recursive
+    rejection sampling; and the sum of a^(r): the emitted token was one of them (`trees.MultiDraft` in float32).
     """
-    return _logged(columns, f"accept_multi_draft_{width}", one_hot(columns))
-
-
-def multi_draft_emitted(columns: Columns, width: int) -> Values:
-    """The sum of a^(r), r = 1..`width`: the emitted token was one of the drawn ones."""
-    return _logged(columns, f"emitted_multi_draft_{width}", agrees(columns))
-
-
-def _logged(columns: Columns, name: str, of_a_point_mass: Values) -> Values:
-    """A column that the log was written with; drawing often from a point mass (NaN: no distribution) changes nothing."""
-    return np.asarray(np.where(np.isnan(columns[name]), of_a_point_mass, columns[name]))
+    chosen = token.clamp(max=p.shape[1] - 1)[:, None]
+    p_token, q_token = p.gather(1, chosen)[:, 0], q.gather(1, chosen)[:, 0]
+    known = (token < p.shape[1]) & (p_token > 0)
+    divisor = p_token.where(p_token > 0, 1.0)
+    reached, emitted = p_token.new_ones(len(token)), p_token.new_zeros(len(token))
+    for _ in range(width):
+        emitted = emitted + reached * p.gather(1, chosen)[:, 0].minimum(q_token) / divisor
+        p = (p - q).clamp_(min=0.0)
+        rejected = p.sum(1)
+        p.div_(rejected.clamp(min=SMALLEST)[:, None])
+        reached = reached * rejected.clamp(max=1.0)
+    return 1.0 - reached, emitted.clamp(max=1.0).where(known, 0.0)
 
 
 def _kept(columns: Columns, threshold: Values) -> Values:
@@ -183,6 +197,7 @@ RULES = {
         one_hot,
         agrees,
         (SAMPLED,),
+        at_most_top=True,
         used_by="vLLM, SGLang and TensorRT-LLM by default, llama.cpp, EAGLE",
     ),
     "additive": Rule("p(d) >= p(x0) - epsilon", additive, None, BOTH, (Parameter("epsilon", 0, 1, +1),)),
@@ -213,18 +228,19 @@ RULES = {
         BOTH,
         (Parameter("width", 1, 1e6, +1, whole=True),),
         timed=False,
+        by_token=True,
         used_by="Medusa and EAGLE trees of a fixed shape, as an upper end: theirs are thinner",
     ),
     "multi_draft": Rule(
         "one of `width` tokens drawn from q is kept, tried in turn by recursive rejection sampling",
-        multi_draft,
-        multi_draft_emitted,
+        lambda columns, width: one_hot(columns),  # drawing often from a point mass changes nothing
+        lambda columns, width: agrees(columns),
         (SAMPLED,),
         (Parameter("width", 1, 64, +1, whole=True),),
         timed=False,
-        logged=True,
         drawn=True,
         used_by="SpecInfer",
+        measure=multi_draft,
     ),
 }
 
@@ -253,11 +269,22 @@ class BoundRule:
 
     def accept(self, columns: Columns) -> Values:
         """beta_t [positions]: the probability that the draft's proposal is kept, before the emitted token is known."""
-        return self.rule.accept(columns, **self.arguments)
+        return self._measured(columns, "accept", self.rule.accept(columns, **self.arguments))
 
     def emitted(self, columns: Columns) -> Values | None:
         """a_t [positions]: the probability that the emitted token was an accepted draft; None for a lossy rule."""
-        return None if self.rule.emitted is None else self.rule.emitted(columns, **self.arguments)
+        if self.rule.emitted is None:
+            return None
+        return self._measured(columns, "emitted", self.rule.emitted(columns, **self.arguments))
+
+    def _measured(self, columns: Columns, name: str, otherwise: Values) -> Values:
+        """The values that the log was written with, of a rule that needs whole distributions; `otherwise` where they are NaN
+        since the draft has none.
+        """
+        if self.rule.measure is None:
+            return otherwise
+        values = columns[f"{name}_{self.id}"]
+        return np.asarray(np.where(np.isnan(values), otherwise, values))
 
 
 def default_rule(policy: str) -> str:

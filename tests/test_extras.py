@@ -27,7 +27,7 @@ from alphaprof.rules import DEFAULT_RULES, BoundRule, parse_rule
 from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Divergence, draft_width, threshold
 from alphaprof.theory.trees import MultiDraft
 from tests import reference
-from tests.test_scoring import continuation, logits_alone, model
+from tests.test_scoring import LOOKUP, continuation, logits_alone, model
 from tests.tiny import llama, noisy
 
 models = pytest.mark.models
@@ -68,7 +68,6 @@ def test_a_profile_without_certificates_measures_what_its_rules_need_and_no_more
     asked = Extras.of(["strict", "multi_draft_4", "tree_2", "multi_draft_2"], certificates=False)
     assert asked.certified == ()
     assert asked.logged == (parse_rule("multi_draft_4"), parse_rule("multi_draft_2"))
-    assert asked.widths == (4, 2)
 
 
 def test_certificates_are_measured_for_the_rules_that_have_an_accepted_set() -> None:
@@ -251,7 +250,8 @@ def test_thresholds_do_not_depend_on_the_drafts(target: Model, settings: Process
     held = LogRules(RULES, (), RULES)
     for draft, columns in together.items():
         log = {name: values for name, values in columns.items() if not name.endswith(("_rkl", "_tv", "_js"))}
-        table = position_table(batch, by_document(batch, log), held, draft).to_pandas()
+        flags = LOOKUP if draft == "ngram" else {}
+        table = position_table(batch, by_document(batch, log), held, draft, **flags).to_pandas()
         assert table.columns.tolist() == [item.name for item in held.columns]
         assert all(np.array_equal(table[name], alone[name]) for name in table.columns if name.startswith("threshold"))
         assert (table["proposed"] == 0).any() == (draft == "ngram")
@@ -421,7 +421,7 @@ def test_several_draws_of_drafts_of_another_width_and_of_none(target: Model) -> 
         assert table["accept_multi_draft_2"].to_numpy() == pytest.approx(law.total, abs=2e-5)
         kept = law.emitted(table["token"].to_numpy()).sum(1)
         assert table["emitted_multi_draft_2"].to_numpy() == pytest.approx(kept, abs=1e-4)
-    table = position_table(batch, by_document(batch, scores["ngram"]), held, "ngram").to_pandas()
+    table = position_table(batch, by_document(batch, scores["ngram"]), held, "ngram", **LOOKUP).to_pandas()
     ready = table["proposed"] > 0
     assert 0 < ready.sum() < len(table)
     assert table["emitted_multi_draft_2"].isna().all()

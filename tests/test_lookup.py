@@ -15,6 +15,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.models import drafts
 from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.totals.lookup import Index
 
 FAR = 10_000  # a max_length that no text reaches
 
@@ -120,7 +121,7 @@ def test_what_a_text_goes_on_with_does_not_change_what_was_proposed_before() -> 
 def test_a_search_is_timed_at_the_last_token_of_a_text_that_is_indexed_before(monkeypatch: pytest.MonkeyPatch) -> None:
     text = [1, 2, 3, 1, 2, 3, 1]
     searched: list[int] = []
-    add, at = drafts._Index.add, PromptLookup._at
+    add, at = Index.add, PromptLookup._at
 
     def spy_add(self: Any, tokens: list[int], end: int) -> int | None:
         searched.append(end)
@@ -131,7 +132,7 @@ def test_a_search_is_timed_at_the_last_token_of_a_text_that_is_indexed_before(mo
         return found[-1]
 
     found: list[tuple[int, int, int, int]] = []
-    monkeypatch.setattr(drafts._Index, "add", spy_add)
+    monkeypatch.setattr(Index, "add", spy_add)
     monkeypatch.setattr(PromptLookup, "_at", spy_at)
     monkeypatch.setattr(drafts.time, "perf_counter", lambda: len(searched))
     assert draft(2).search(text) == 1  # between the two looks at the clock: one step

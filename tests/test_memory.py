@@ -114,7 +114,7 @@ def test_batches_of_one_document_are_the_least_where_batches_are_halved(monkeypa
     asked = documents(8, (33, 40), 20)
     monkeypatch.setattr(Model, "device", SimpleNamespace(type="cuda"))
     monkeypatch.setattr(memory, "free", lambda _: 10**9)
-    monkeypatch.setattr(memory.fused, "hindrance", lambda _: None)
+    monkeypatch.setattr(memory.dispatch, "why_unavailable", lambda _: None)
     monkeypatch.setattr(memory, "_spread", lambda *_: False)
     full, one = promised(scorer, asked, Cells([1, 8], [64], 5, True)), promised(scorer, asked[:1], Cells([1], [64], 5, True))
     assert full.least == one.peak

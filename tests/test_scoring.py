@@ -40,6 +40,7 @@ from tests.tiny import llama, noisy, tokenizer
 
 pytestmark = pytest.mark.models
 TOKENS = 260
+LOOKUP: dict[str, bool] = {"has_distribution": False, "starts_matter": True}  # what its log holds
 
 
 def model(name: str, network: Any) -> Model:
@@ -511,7 +512,9 @@ def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
     lookup = PromptLookup("ngram", 2, (256,), TOKENS, "float32")
     scores = Scorer(target, [draft, lookup], TOKENS).score(batch)
     assert list(scores) == ["draft", "ngram"]
-    table = position_table(batch, by_document(batch, scores["ngram"]), LogRules(DEFAULT_RULES), "ngram").to_pandas()
+    table = position_table(
+        batch, by_document(batch, scores["ngram"]), LogRules(DEFAULT_RULES), "ngram", **LOOKUP
+    ).to_pandas()
     for item in batch:
         found = table[table["document"] == item.document.document].reset_index(drop=True)
         expected = lookup.proposals(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt))
@@ -529,12 +532,41 @@ def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
     assert table[without].isna().all().all()
 
 
+@pytest.mark.parametrize(
+    "name", ["js", "draft_top", "draft_rank_of_token", "target_entropy", "threshold_strict", "thresholds_exact"]
+)
+def test_a_declared_column_that_scoring_does_not_deliver_is_an_error_for_every_draft_that_can_have_it(
+    target: Model, draft: Model, name: str
+) -> None:
+    """Nullable or not: nulls would say that there is no such value."""
+    extras = Extras.of(["strict"], certificates=True)
+    scored = Scorer(target, [draft, PromptLookup("ngram", 1, (), TOKENS, "float32")], TOKENS, extras=extras).score(BATCH)
+    rules = extras.log_rules(["strict"])
+    for each, flags in (("draft", {}), ("ngram", LOOKUP)):
+        whole = by_document(BATCH, scored[each])
+        assert len(position_table(BATCH, whole, rules, each, **flags)) == 23
+        less = {number: {key: values for key, values in part.items() if key != name} for number, part in whole.items()}
+        if each == "ngram" and name in ("js", "draft_rank_of_token"):
+            assert position_table(BATCH, less, rules, each, **flags)[name].null_count == 23
+        else:
+            with pytest.raises((ValueError, KeyError), match=name):
+                position_table(BATCH, less, rules, each, **flags)
+
+
+@pytest.mark.parametrize("name", ["accepted_run", "proposed_before_eos"])
+def test_where_the_start_of_a_round_matters_its_columns_are_there(target: Model, name: str) -> None:
+    scored = Scorer(target, [PromptLookup("ngram", 1, (), TOKENS, "float32")], TOKENS).score(BATCH)["ngram"]
+    less = by_document(BATCH, {key: values for key, values in scored.items() if key != name})
+    with pytest.raises(ValueError, match=f"does not deliver {name} of draft ngram"):
+        position_table(BATCH, less, LogRules(("strict",)), "ngram", **LOOKUP)
+
+
 def test_where_prompt_lookup_finds_nothing_its_columns_are_null(target: Model) -> None:
     document = Document(0, "a", None, 0, 0, np.arange(5, dtype=np.int32), None, False, 4, "greedy", True)
     batch = [Continuation(document, np.array([9, 3, 20, 4], dtype=np.int32), "length")]
     scorer = Scorer(target, [PromptLookup("ngram", 3, (256,), TOKENS, "float32")], TOKENS)
     scored = by_document(batch, scorer.score(batch)["ngram"])
-    table = position_table(batch, scored, LogRules(("strict", "one_hot")), "ngram").to_pandas()
+    table = position_table(batch, scored, LogRules(("strict", "one_hot")), "ngram", **LOOKUP).to_pandas()
     assert table["proposed"].tolist() == [0, 0, 3, 0]  # behind 9 3: 4 9 3
     columns = ["draft_top", "target_prob_of_draft_top", "target_rank_of_draft_top", "accept_strict", "accept_one_hot"]
     assert table[columns].notna().all(axis=1).tolist() == [False, False, True, False]

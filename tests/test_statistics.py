@@ -17,16 +17,17 @@ from hypothesis.extra import numpy as hnp
 
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.statistics import (
     ProcessedLogits,
     columns,
     distribution,
-    multi_draft_columns,
     processed_logits,
     softmax,
     target_columns,
     top_probs,
 )
+from alphaprof.profiling.scoring.statistics import laws as probabilities
 from alphaprof.theory.trees import MultiDraft
 from tests import reference
 
@@ -246,7 +247,8 @@ WIDTHS = (1, 2, 3, 5, 16)
 
 def drawn(p: torch.Tensor, q: torch.Tensor, token: torch.Tensor, chosen: Processing = PLAIN) -> dict[str, np.ndarray]:
     """Columns of several draws, `accept` and `emitted` [n, WIDTHS], from logits."""
-    found = multi_draft_columns(distribution(p, chosen), distribution(q, chosen), token, WIDTHS)
+    extras = Extras.of([f"multi_draft_{width}" for width in WIDTHS], certificates=False)
+    found = extras.measured(*probabilities(processed_logits(p, chosen), processed_logits(q, chosen)), token)
     assert list(found) == [f"{name}_multi_draft_{width}" for width in WIDTHS for name in ("accept", "emitted")]
     return {
         name: np.stack([found[f"{name}_multi_draft_{width}"].double().numpy() for width in WIDTHS], 1)

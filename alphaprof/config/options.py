@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from alphaprof.errors import shown
+from alphaprof.totals.lookup import MAX_NGRAM
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
@@ -106,7 +107,9 @@ class PromptLookupDraft(DraftOptions):
 
     loader = "alphaprof.profiling.models.drafts:load_prompt_lookup"
     kind: Literal["prompt_lookup"]
-    max_ngram: Whole = Field(3, ge=1, le=64, description="longest run of last tokens that is looked up, then shorter ones")
+    max_ngram: Whole = Field(
+        MAX_NGRAM, ge=1, le=64, description="longest run of last tokens that is looked up, then shorter ones"
+    )
 
 
 DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft]

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
 CATEGORY = pa.dictionary(pa.int32(), pa.string())
+# What not every log has: a draft with a distribution; one whose proposals depend on where a round starts; markers of phases.
+NEEDS = DISTRIBUTION, STARTS, PHASES = "distribution", "starts", "phases"
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
 PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
     "pairs": "Neighbouring positions that both have a proposal.",
@@ -28,7 +30,9 @@ DEPTH_COUNTS = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. `low` and `high` are inclusive; None: unbounded."""
+    """One column of a table. `low` and `high` are inclusive; None: unbounded. `needs`: the one of NEEDS without which it is
+    null; None: the log of every draft has its values.
+    """
 
     name: str
     type: pa.DataType
@@ -37,6 +41,7 @@ class Column:
     low: float | None = None
     high: float | None = None
     nullable: bool = False
+    needs: str | None = None
 
     @property
     def type_name(self) -> str:
@@ -48,12 +53,12 @@ class Column:
         return pa.field(self.name, self.type, self.nullable, metadata={"unit": self.unit, "doc": self.doc})
 
 
-def _probability(name: str, doc: str, nullable: bool = False) -> Column:
-    return Column(name, pa.float32(), doc, "probability", 0, 1, nullable)
+def _probability(name: str, doc: str, nullable: bool = False, needs: str | None = None) -> Column:
+    return Column(name, pa.float32(), doc, "probability", 0, 1, nullable, needs)
 
 
-def _nats(name: str, doc: str, nullable: bool = False) -> Column:
-    return Column(name, pa.float32(), doc, "nats", 0, None, nullable)
+def _nats(name: str, doc: str, nullable: bool = False, needs: str | None = None) -> Column:
+    return Column(name, pa.float32(), doc, "nats", 0, None, nullable, needs)
 
 
 def _token(name: str, doc: str, nullable: bool = False) -> Column:
@@ -65,7 +70,13 @@ POSITION_COLUMNS = (
     Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
     Column("position", pa.int32(), "0-based place in the continuation; EOS is a position.", low=0),
     _token("token", "The token of the continuation at this position, x_t."),
-    Column("phase", CATEGORY, "Part of the continuation: answer, or thinking between configured markers.", nullable=True),
+    Column(
+        "phase",
+        CATEGORY,
+        "Part of the continuation: answer, or thinking between configured markers.",
+        nullable=True,
+        needs=PHASES,
+    ),
     _token("target_top", "Most probable token of the target; the first index of the maximum."),
     _token("draft_top", "Most probable token of the draft; the first index of the maximum.", nullable=True),
     _probability("target_top_prob", "Target probability of target_top; all probabilities are those after processing."),
@@ -73,10 +84,10 @@ POSITION_COLUMNS = (
     _probability("target_margin", "target_top_prob - target_second_prob."),
     _nats("target_entropy", "Entropy of the target's distribution."),
     _probability("target_token_prob", "Target probability of the token, p(x_t)."),
-    _probability("draft_top_prob", "Draft probability of draft_top.", nullable=True),
-    _probability("draft_margin", "Draft's largest minus second largest probability.", nullable=True),
-    _nats("draft_entropy", "Entropy of the draft's distribution.", nullable=True),
-    _probability("draft_token_prob", "Draft probability of the token, q(x_t).", nullable=True),
+    _probability("draft_top_prob", "Draft probability of draft_top.", nullable=True, needs=DISTRIBUTION),
+    _probability("draft_margin", "Draft's largest minus second largest probability.", nullable=True, needs=DISTRIBUTION),
+    _nats("draft_entropy", "Entropy of the draft's distribution.", nullable=True, needs=DISTRIBUTION),
+    _probability("draft_token_prob", "Draft probability of the token, q(x_t).", nullable=True, needs=DISTRIBUTION),
     _probability("target_prob_of_draft_top", "Target probability of draft_top.", nullable=True),
     Column(
         "target_rank_of_draft_top",
@@ -91,14 +102,22 @@ POSITION_COLUMNS = (
         "Rank of the token in the draft's distribution before truncation: 1 + larger + equal with a lower id.",
         low=1,
         nullable=True,
+        needs=DISTRIBUTION,
     ),
-    _probability("overlap", "Sum over the vocabulary of min(p, q): 1 - total variation.", nullable=True),
-    _nats("kl_target_draft", "KL(p || q); infinite where q gives 0 to a token that p can emit.", nullable=True),
-    _nats("kl_draft_target", "KL(q || p).", nullable=True),
-    Column("js", pa.float32(), "Jensen-Shannon divergence of p and q.", "nats", 0, 0.6931472, nullable=True),
+    _probability("overlap", "Sum over the vocabulary of min(p, q): 1 - total variation.", nullable=True, needs=DISTRIBUTION),
+    _nats(
+        "kl_target_draft",
+        "KL(p || q); infinite where q gives 0 to a token that p can emit.",
+        nullable=True,
+        needs=DISTRIBUTION,
+    ),
+    _nats("kl_draft_target", "KL(q || p).", nullable=True, needs=DISTRIBUTION),
+    Column(
+        "js", pa.float32(), "Jensen-Shannon divergence of p and q.", "nats", 0, 0.6931472, nullable=True, needs=DISTRIBUTION
+    ),
     _probability("raw_target_margin", "target_margin of the plain softmax, before temperature and truncation."),
     _nats("raw_target_entropy", "target_entropy of the plain softmax."),
-    _nats("raw_kl_target_draft", "kl_target_draft of the plain softmaxes.", nullable=True),
+    _nats("raw_kl_target_draft", "kl_target_draft of the plain softmaxes.", nullable=True, needs=DISTRIBUTION),
     Column(
         "proposed",
         pa.int16(),
@@ -116,6 +135,7 @@ POSITION_COLUMNS = (
         "tokens",
         0,
         nullable=True,
+        needs=STARTS,
     ),
     Column(
         "proposed_before_eos",
@@ -126,6 +146,7 @@ POSITION_COLUMNS = (
         0,
         PROPOSED_LIMIT,
         nullable=True,
+        needs=STARTS,
     ),
 )
 DOCUMENT_COLUMNS = (
@@ -223,7 +244,9 @@ def accept_column(rule: str) -> Column:
 
 def emitted_column(rule: str) -> Column:
     """`emitted_<rule>`: a_t of a rule that needs whole distributions, so that it cannot be had from other columns."""
-    return _probability(f"emitted_{rule}", f"Probability that the emitted token was an accepted draft of {rule}, a_t.", True)
+    return _probability(
+        f"emitted_{rule}", f"Probability that the emitted token was an accepted draft of {rule}, a_t.", True, DISTRIBUTION
+    )
 
 
 def threshold_column(rule: str) -> Column:

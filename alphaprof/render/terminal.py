@@ -427,6 +427,8 @@ def certificates_section(certificates: Certificates, deciles: Sequence[Decile], 
     if certificates.inexact:
         part = fmt.percent(certificates.inexact)
         lines.append(f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there.")
+    if certificates.unknown:
+        lines.append(f"No certificate is known for {', '.join(certificates.unknown)}: no threshold, whatever the draft.")
     for line in lines:
         console.print(line, style="dim", highlight=False)
     if lines:

@@ -136,11 +136,14 @@ class LosslessBounds:
 
 @dataclass(frozen=True)
 class Certificates:
-    """What thresholds say about the drafts of a run. `inexact`: share of positions where one of them is a lower bound."""
+    """What thresholds say about the drafts of a run. `inexact`: share of positions where one of them is a lower bound;
+    `unknown`: rules of the run for which no threshold is known.
+    """
 
     certificates: tuple[Certificate, ...]  # by domain, draft and rule
     lossless: tuple[LosslessBounds, ...]  # by domain and draft: what KL promises of lossless sampling
     inexact: float
+    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -180,9 +180,10 @@ def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: Totals
 
 def columns_of(rules: Sequence[str], flavour: Flavour = "engine") -> list[str]:
     """Columns of the log that these rules and replay read."""
-    logged = [rule.id for rule in rules_of(list(rules)) if rule.rule.logged]
+    logged = [rule for rule in rules_of(list(rules)) if rule.rule.logged]
     more = ["proposed_before_eos"] if flavour == "hf" else []
-    return [*READ, *more, *(f"{name}_{rule}" for rule in logged for name in ("accept", "emitted"))]
+    more += [f"accept_{rule.id}" for rule in logged]
+    return [*READ, *more, *(f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy)]
 
 
 def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest) -> dict[str, Array]:

@@ -422,7 +422,11 @@ def seen_of_models(setting: Setting, device: torch.device) -> Seen:
         for name, arrays in scorer.score(some).items():
             scored[name] |= by_document(some, arrays)
     written, facts = continuation_table(texts), target.facts()
-    positions = {name: position_table(texts, arrays, LogRules(RULES), name) for name, arrays in scored.items()}
+    positions = {}
+    for each in drafts:
+        known = each.facts()
+        flags = {"has_distribution": known.has_distribution, "starts_matter": known.starts_matter}
+        positions[each.name] = position_table(texts, scored[each.name], LogRules(RULES), each.name, **flags)
     request = TotalsRequest(RULES, GAMMAS)
     totals = {
         each.name: table_of([counts(positions[each.name], written, (facts, each.facts()), request)], GAMMAS)

@@ -563,7 +563,8 @@ def profiled(
     def writing() -> None:
         rules = scorer.extras.log_rules(DEFAULT_RULES)
         for draft, arrays in scored.items():
-            table = position_table(texts, arrays, rules, draft)
+            lookup = draft in {each.name for each in scorer.without}
+            table = position_table(texts, arrays, rules, draft, has_distribution=not lookup, starts_matter=lookup)
             write_table(setting.folder / f"{draft}.parquet", table, rules.columns)
 
     phases = {"generation": generating, "scoring": scoring_them, "writing": writing}

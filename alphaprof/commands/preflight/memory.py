@@ -23,6 +23,7 @@ from alphaprof.profiling.decoding.drafters import REPEATS
 from alphaprof.profiling.models.load import Model, shape_of
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.columns import DRAFT, PROPOSAL, RAW_DRAFT, RAW_TARGET, TARGET
 from alphaprof.profiling.scoring.extras import TOP
 from alphaprof.profiling.texts.continuations import generation_batches
 from alphaprof.profiling.timing.steppers import LONGEST_STEP
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from alphaprof.profiling.texts.corpus import Document
 
 # Bytes an element of [rows, V] beside the logits themselves. A `Distribution` in float32: scaled, shifted, weights, kept.
-# Two of them with the copies that align p and q, all without scaled. Weights of a sampler with the running sums that tokens
+# Two of them with the copies that align p and q, all without scaled. What a rule that needs whole distributions
+# keeps: p and q, and what it makes of them. Weights of a sampler with the running sums that tokens
 # are drawn by.
-DISTRIBUTION, PAIR, DRAWN = 13, 34, 20
+DISTRIBUTION, PAIR, LAWS, DRAWN = 13, 34, 16, 20
 # The same while `processed` finds out what top_k, min_p and top_p keep. For top_p a GPU sorts whole rows: values and indices
 # twice, and the sort's own keys and pairs; a CPU sorts the largest 256, and whole rows where these do not hold top_p.
 TOP_K, MIN_P, TOP_P = 9, 13, {"cpu": 34, "cuda": 65}
@@ -188,11 +190,12 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, flo
         logits += rows * 4 * sum(size.vocabulary for size in sizes)
     cut = _cut(settings, device.type)
     scaled = 0 if dtypes == {torch.float32} and settings.temperature == 1 else 4  # else the logits themselves
-    whole = max(PAIR + 2 * scaled, DISTRIBUTION + cut) if scorer.extras.logged else cut
+    whole = max(LAWS, 4 + cut) if scorer.extras.logged else cut
     if dispatch.why_unavailable(device) is not None:
         whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) - 1))
-    numbers = 8 + 13 * (len(heads) - 1) + 2 * len(scorer.without) + (TOP if scorer.extras.certified else 0)
-    numbers += 2 * len(scorer.extras.widths) * (len(heads) - 1)
+    beside = len(DRAFT) + len(RAW_DRAFT) + 2 * len(scorer.extras.logged)
+    numbers = len(TARGET) + len(RAW_TARGET) + beside * (len(heads) - 1) + len(PROPOSAL) * len(scorer.without)
+    numbers += TOP if scorer.extras.certified else 0
     statistics = positions * (kept + COLUMN * numbers) + logits + few * max(size.vocabulary for size in sizes) * whole
     return max(*passes, statistics)
 

@@ -306,7 +306,11 @@ def _storage(
 ) -> Storage:
     """The log of these texts as Parquet: what half of its rows take less tells rows from what every file has."""
     rules = loaded.scorer.extras.log_rules(loaded.options.rules)
-    tables = [position_table(texts, arrays, rules, draft) for draft, arrays in scored.items()]
+    tables = []
+    for draft in loaded.drafts:
+        facts = draft.facts()
+        flags = {"has_distribution": facts.has_distribution, "starts_matter": facts.starts_matter}
+        tables.append(position_table(texts, scored[draft.name], rules, draft.name, **flags))
     rows = sum(len(text.ids) for text in texts)
     whole = sum(table_bytes(table, rules.columns) for table in tables)
     half = sum(table_bytes(table.slice(0, rows // 2), rules.columns) for table in tables)

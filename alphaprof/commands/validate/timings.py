@@ -82,12 +82,12 @@ class DecodingTimes:
 
 
 def decoded_rule(decision: str, policy: str) -> str:
-    """The rule that text of a policy is decoded by: that of the decision, where it keeps such text as it is and its rounds
-    are chains; else what engines do by default.
+    """The rule that text of a policy is decoded by: that of the decision, where it keeps such text as it is, its rounds
+    are chains and it can be decoded; else what engines do by default.
     """
     if decision != "auto":
         rule = parse_rule(decision).rule
-        if not rule.lossy and rule.timed and policy in rule.policies:
+        if rule.chained and not rule.logged and policy in rule.policies:
             return decision
     return default_rule(policy)
 

@@ -105,11 +105,18 @@ class Speculation:
 
 
 def require_decodable(rule: BoundRule, policy: str) -> None:
-    """Raise `RuleNotDecodable` for rules of trees, and where the rule does not belong to text of this policy."""
+    """Raise `RuleNotDecodable` for rules of trees, for those that need whole distributions, and where the rule does not
+    belong to text of this policy.
+    """
     if not rule.rule.timed:
         raise RuleNotDecodable(
             f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here",
             "choose a rule of chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
+        )
+    if rule.rule.logged:
+        raise RuleNotDecodable(
+            f"the rule {rule.id} needs whole distributions, and its verification is not implemented",
+            "choose strict on greedy text, lossless or one_hot on sampled text, or a lossy rule",
         )
     if policy not in rule.rule.policies:
         raise RuleNotDecodable(

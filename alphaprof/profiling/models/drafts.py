@@ -25,6 +25,7 @@ from alphaprof.profiling.models.head import Head
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.profiling.timing.steppers import TimedStep, fitted, stepper
+from alphaprof.totals.lookup import Index
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -210,7 +211,7 @@ class PromptLookup:
         tokens = ids.tolist()
         found = np.zeros((4, len(tokens) - prompt), dtype=np.int64)
         found[0] = -1
-        index = _Index(self.max_ngram)
+        index = Index(self.max_ngram)
         for end in range(1, len(tokens)):
             place = index.add(tokens, end)
             if end >= prompt and place is not None:
@@ -232,7 +233,7 @@ class PromptLookup:
 
     def search(self, tokens: list[int]) -> float:
         """Seconds that one search of a text takes when it is indexed up to its last token."""
-        index = _Index(self.max_ngram)
+        index = Index(self.max_ngram)
         for end in range(1, len(tokens)):
             index.add(tokens, end)
         start = time.perf_counter()
@@ -301,7 +302,7 @@ class Reader:
 
     def __init__(self, draft: PromptLookup) -> None:
         self.draft = draft
-        self._index = _Index(draft.max_ngram)
+        self._index = Index(draft.max_ngram)
         self._place: int | None = None
         self._read = 0
 
@@ -334,25 +335,6 @@ class LookupDrafter:
 
     def settle(self, accepted: int) -> None:
         """Nothing to take back."""
-
-
-class _Index:
-    """Where each run of up to `max_ngram` tokens first stood in a text that grows token by token."""
-
-    def __init__(self, max_ngram: int) -> None:
-        self.first: list[dict[tuple[int, ...], int]] = [{} for _ in range(max_ngram)]
-
-    def add(self, tokens: list[int], end: int) -> int | None:
-        """Take in the runs that end where the text so far does, and say where the longest known one of them led to.
-
-        `end` grows by one from call to call. None: none of them stood there before.
-        """
-        match = None
-        for size in range(1, min(len(self.first), end) + 1):
-            earlier = self.first[size - 1].setdefault(tuple(tokens[end - size : end]), end)
-            if earlier < end:
-                match = earlier
-        return match
 
 
 def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Draft]:

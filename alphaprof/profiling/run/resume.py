@@ -83,7 +83,7 @@ def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
     rule = parse_rule(options.decision.rule).rule
     found = [policy(options.continuation_of(index), {}) for index in range(len(options.data))]
     texts = {"sampled" if item["processing"] else "greedy" for item in found if item["on_policy"]}
-    if rule.lossy or not rule.timed or not texts & set(rule.policies):
+    if not rule.chained or not texts & set(rule.policies):
         yield {
             "code": "no_verdict",
             "message": f"decision.rule {options.decision.rule} has no timed rounds on this text: no verdict will come",

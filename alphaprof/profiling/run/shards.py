@@ -135,7 +135,16 @@ def write_shard(run: Run, shard: MeasuredShard) -> None:
     """Write the files of one shard; the manifest names it last, so a shard that it names is whole."""
     index = shard.facts.index
     for draft, arrays in shard.scored.items():
-        table = position_table(shard.continuations, arrays, run.log_rules, draft, shard.phases)
+        facts = run.manifest.drafts[draft]
+        table = position_table(
+            shard.continuations,
+            arrays,
+            run.log_rules,
+            draft,
+            shard.phases,
+            has_distribution=facts.has_distribution,
+            starts_matter=facts.starts_matter,
+        )
         run.write_positions(table, index, draft)
     run.write_continuations(continuation_table(shard.continuations), index)
     shards = (*run.manifest.shards, shard.facts)

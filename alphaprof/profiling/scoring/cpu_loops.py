@@ -2,7 +2,8 @@
 
 A row is read several times while it lies in the cache. Terms are float32; their sums are float32 within a block and float64
 over blocks, so that they are as good as their terms at any vocabulary. All of it stands in one file: what numba keeps on
-disk is made anew when this file changes, and not when another one does.
+disk is made anew when this file changes, and not when another one does. The names of columns come from another one all the
+same: they are part of a signature.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
 
+from alphaprof.profiling.scoring.columns import DRAFT, PROPOSAL, TARGET, record
 from alphaprof.stats.compiled import bits_of, float_of, inlined, matrix_row, value_of, vectorised
 
 Array = np.ndarray[Any, Any]
@@ -22,8 +24,8 @@ LOWEST = F(-87)  # exp of it is the last before subnormal numbers, which would b
 VANISHED = F(-150 * math.log(2))  # exp of it rounds to 0
 LN_2, LOG2_E = F(math.log(2)), F(1 / math.log(2))
 ZERO, HALF, ONE, NOTHING = F(0), F(0.5), F(1), F(-np.inf)  # a float64 anywhere would make loops half as fast
-ALONE, TOGETHER = 6, 12  # statistics of a target, and of a draft beside it
-OF_ONE = 7  # first index of the maximum, its probability, the second one, margin, entropy, sum of weights, maximum
+# What is known of one distribution: first index of the maximum, its probability, ..., sum of weights, maximum.
+OF_ONE = TOP, TOP_PROB, SECOND_PROB, MARGIN, ENTROPY, TOTAL, LARGEST = tuple(range(7))
 SQRT_HALF_BITS = 0x3F3504F3
 
 
@@ -223,17 +225,17 @@ def _side(row: Array, temperature: Any, least: Any, z: Array, w: Array, out: Arr
     index, top, second = _top(z)
     total, product = _softmax(z, top, least, w)
     runner_up = math.exp(second - top) if second >= least else 0.0
-    out[0], out[1], out[2], out[3] = index, 1 / total, runner_up / total, (1 - runner_up) / total
-    out[4], out[5], out[6] = max(0.0, math.log(total) - product / total) + bad, total, top
+    out[TOP], out[TOP_PROB], out[SECOND_PROB], out[MARGIN] = index, 1 / total, runner_up / total, (1 - runner_up) / total
+    out[ENTROPY], out[TOTAL], out[LARGEST] = max(0.0, math.log(total) - product / total) + bad, total, top
 
 
 @vectorised
-def _pair(p: Any, q: Any, out: Array) -> None:
-    """OF_TWO of a target and a draft into `out`; each is (scaled logits, weights, least kept logit, OF_ONE)."""
+def _pair(p: Any, q: Any, out: Any) -> None:
+    """Divergences of a target and a draft, into `out`; each is (scaled logits, weights, least kept logit, OF_ONE)."""
     zp, wp, least_p, of_p = p
     zq, wq, least_q, of_q = q
     shared = min(len(zp), len(zq))
-    top_p, top_q, share_p, share_q = F(of_p[6]), F(of_q[6]), F(1 / of_p[5]), F(1 / of_q[5])
+    top_p, top_q, share_p, share_q = F(of_p[LARGEST]), F(of_q[LARGEST]), F(1 / of_p[TOTAL]), F(1 / of_q[TOTAL])
     overlap, p_apart, q_apart, mixed = 0.0, 0.0, 0.0, 0.0
     p_outside, q_outside = 0.0, 0.0
     for start in range(0, shared, BLOCK):
@@ -250,44 +252,52 @@ def _pair(p: Any, q: Any, out: Array) -> None:
     for start in range(shared, len(zq), BLOCK):
         outside, own = _lone(wq[start : start + BLOCK], share_q)
         q_outside, mixed = q_outside + outside, mixed + own
-    out[0] = min(1.0, overlap)
-    out[1] = np.inf if p_outside > 0 else max(0.0, p_apart + math.log(of_q[5] / of_p[5]))
-    out[2] = np.inf if q_outside > 0 else max(0.0, math.log(of_p[5] / of_q[5]) - q_apart)
-    out[3] = min(max(0.0, mixed - (of_p[4] + of_q[4]) / 2), LN_2)
+    out.overlap = min(1.0, overlap)
+    out.kl_target_draft = np.inf if p_outside > 0 else max(0.0, p_apart + math.log(of_q[TOTAL] / of_p[TOTAL]))
+    out.kl_draft_target = np.inf if q_outside > 0 else max(0.0, math.log(of_p[TOTAL] / of_q[TOTAL]) - q_apart)
+    out.js = min(max(0.0, mixed - (of_p[ENTROPY] + of_q[ENTROPY]) / 2), LN_2)
 
 
 @vectorised
 def measure(
-    places: Array, like: Array, temperatures: Array, least: Array, token: Array, proposals: Array, out: Array
+    places: Array, like: Array, temperatures: Array, least: Array, token: Array, proposals: Array, out: tuple[Any, Any, Any]
 ) -> None:
-    """Statistics of n rows: the target's and those of each draft beside it, then those of `proposals` [k, n].
+    """Statistics of n rows into the records `out`: of the target [n], of the drafts beside it [n, drafts], and of the target
+    at `proposals` [k, n], as [n, k] (see `columns.record`).
 
     `places` [models, 3]: where the logits of the target and of drafts lie (see `matrix_row`), all of the dtype of `like`:
-    float32, or bfloat16 as uint16; `least` [models, n]; `token` [n]; `out` [n, ALONE + TOGETHER x drafts + 2 k]. Places
-    rather than arrays, so that one loop serves any number of drafts.
+    float32, or bfloat16 as uint16; `least` [models, n]; `token` [n]. Places rather than arrays, so that one loop serves any
+    number of drafts.
     """
     # Slices of flat arrays are known to be without gaps, which vector instructions need.
-    zp, wp, of_p = np.empty(places[0, 2], F), np.empty(places[0, 2], F), np.empty(OF_ONE)
-    z, w, of_q = np.empty(places[:, 2].max(), F), np.empty(places[:, 2].max(), F), np.empty(OF_ONE)
+    zp, wp, of_p = np.empty(places[0, 2], F), np.empty(places[0, 2], F), np.empty(len(OF_ONE))
+    z, w, of_q = np.empty(places[:, 2].max(), F), np.empty(places[:, 2].max(), F), np.empty(len(OF_ONE))
     for i in range(len(token)):
         _side(matrix_row(places[0], i, like), temperatures[0], least[0, i], zp, wp, of_p)
-        out[i, : ALONE - 1] = of_p[: ALONE - 1]
-        out[i, ALONE - 1] = _weight_of(zp, token[i], of_p[6], least[0, i]) / of_p[5]
-        at = ALONE
+        ours = out[0][i]
+        ours.target_top, ours.target_top_prob, ours.target_second_prob = of_p[TOP], of_p[TOP_PROB], of_p[SECOND_PROB]
+        ours.target_margin, ours.target_entropy = of_p[MARGIN], of_p[ENTROPY]
+        ours.target_token_prob = _weight_of(zp, token[i], of_p[LARGEST], least[0, i]) / of_p[TOTAL]
         for model in range(1, len(places)):
-            found, zq, wq, cut = out[i, at : at + TOGETHER], z[: places[model, 2]], w[: places[model, 2]], least[model, i]
+            zq, wq, cut, theirs = z[: places[model, 2]], w[: places[model, 2]], least[model, i], out[1][i, model - 1]
             _side(matrix_row(places[model], i, like), temperatures[model], cut, zq, wq, of_q)
-            index = int(of_q[0])
-            found[0], found[1], found[2], found[3] = index, of_q[1], of_q[3], of_q[4]
-            found[4] = _weight_of(zq, token[i], of_q[6], cut) / of_q[5]
-            found[5] = _weight_of(zp, index, of_p[6], least[0, i]) / of_p[5]
-            found[6], found[7] = _rank(zp, index), _rank(zq, token[i])
-            _pair((zp, wp, least[0, i], of_p), (zq, wq, cut, of_q), found[8:])
-            at += TOGETHER
-        for proposal in proposals[:, i]:
-            out[i, at] = _weight_of(zp, proposal, of_p[6], least[0, i]) / of_p[5]
-            out[i, at + 1] = _rank(zp, proposal)
-            at += 2
+            index = int(of_q[TOP])
+            theirs.draft_top, theirs.draft_top_prob = index, of_q[TOP_PROB]
+            theirs.draft_margin, theirs.draft_entropy = of_q[MARGIN], of_q[ENTROPY]
+            theirs.draft_token_prob = _weight_of(zq, token[i], of_q[LARGEST], cut) / of_q[TOTAL]
+            theirs.target_prob_of_draft_top = _weight_of(zp, index, of_p[LARGEST], least[0, i]) / of_p[TOTAL]
+            theirs.target_rank_of_draft_top, theirs.draft_rank_of_token = _rank(zp, index), _rank(zq, token[i])
+            _pair((zp, wp, least[0, i], of_p), (zq, wq, cut, of_q), theirs)
+        for place, proposal in enumerate(proposals[:, i]):
+            out[2][i, place].target_prob_of_draft_top = _weight_of(zp, proposal, of_p[LARGEST], least[0, i]) / of_p[TOTAL]
+            out[2][i, place].target_rank_of_draft_top = _rank(zp, proposal)
+
+
+def rows_for(n: int, drafts: int, proposals: int) -> tuple[Array, Array, Array]:
+    """What `measure` writes n rows into."""
+    shapes = ((n,), TARGET), ((n, drafts), DRAFT), ((n, proposals), PROPOSAL)
+    target, beside, at = (np.empty(shape, record(names)) for shape, names in shapes)
+    return target, beside, at
 
 
 def compile_all() -> None:
@@ -296,5 +306,4 @@ def compile_all() -> None:
         row = np.zeros(1, dtype)
         places = np.array([[row.ctypes.data, 0, 1]] * 2)
         ids = np.zeros((1, 1), np.int64)
-        least, out = np.zeros((2, 1), F), np.empty((1, ALONE + TOGETHER + 2))
-        measure(places, row[:0], np.ones(2, F), least, ids[0], ids, out)
+        measure(places, row[:0], np.ones(2, F), np.zeros((2, 1), F), ids[0], ids, rows_for(1, 1, 1))

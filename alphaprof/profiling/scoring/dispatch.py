@@ -17,18 +17,8 @@ import torch
 from alphaprof.profiling.models.load import is_out_of_memory
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import statistics
+from alphaprof.profiling.scoring.columns import IDS, RAW_DRAFT, RAW_TARGET
 from alphaprof.profiling.scoring.statistics import Columns, ProcessedLogits, processed_logits
-
-ALONE = ("target_top", "target_top_prob", "target_second_prob", "target_margin", "target_entropy", "target_token_prob")
-TOGETHER = (
-    *("draft_top", "draft_top_prob", "draft_margin", "draft_entropy", "draft_token_prob"),
-    *("target_prob_of_draft_top", "target_rank_of_draft_top", "draft_rank_of_token"),
-    *("overlap", "kl_target_draft", "kl_draft_target", "js"),
-)
-PROPOSED = ("target_prob_of_draft_top", "target_rank_of_draft_top")
-IDS = {"target_top", "draft_top", "target_rank_of_draft_top", "draft_rank_of_token"}
-RAW_TARGET = {"raw_target_margin": "target_margin", "raw_target_entropy": "target_entropy"}
-RAW_DRAFT = {"raw_kl_target_draft": "kl_target_draft"}
 
 
 def measured(
@@ -79,11 +69,11 @@ def warm_up(device: torch.device, say: Callable[[str], None] = lambda _: None) -
 
 @functools.cache
 def _loops() -> Any:
-    """`row_loops.measure`; a machine compiles it once, which takes some ten seconds."""
+    """The module `cpu_loops`; a machine compiles it once, which takes some ten seconds."""
     from alphaprof.profiling.scoring import cpu_loops
 
     warm_up(torch.device("cpu"))
-    return cpu_loops.measure
+    return cpu_loops
 
 
 @functools.cache
@@ -120,7 +110,7 @@ def _by_rows(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
     """By compiled loops, on as many threads as torch has."""
-    measure = _loops()
+    loops = _loops()
     sides = [target, *drafts]
     logits = [_readable(item.logits) for item in sides]
     if len({item.dtype for item in logits}) > 1:
@@ -131,12 +121,12 @@ def _by_rows(
     nothing_cut = np.full(len(token), -np.inf, dtype=np.float32)
     least = np.stack([nothing_cut if item.least is None else item.least.numpy() for item in sides])
     guesses = np.array([item.clamp(min=0).numpy() for item in proposals], np.int64).reshape(len(proposals), len(token))
-    out = np.empty((len(token), len(ALONE) + len(drafts) * len(TOGETHER) + len(proposals) * len(PROPOSED)))
+    out = loops.rows_for(len(token), len(drafts), len(proposals))
 
     def part(rows: slice) -> None:
         places = whole + [rows.start, 0, 0] * whole[:, 1:2]
         some = (np.ascontiguousarray(least[:, rows]), token.numpy()[rows], np.ascontiguousarray(guesses[:, rows]))
-        measure(places, like, temperatures, *some, out[rows])
+        loops.measure(places, like, temperatures, *some, tuple(found[rows] for found in out))
 
     size = max(1, -(-len(token) // torch.get_num_threads()))
     first, *others = [slice(start, start + size) for start in range(0, max(1, len(token)), size)]
@@ -147,9 +137,8 @@ def _by_rows(
         wait(waiting)  # loops read logits by their address: whatever happens, nobody may free them before
     for item in waiting:
         item.result()
-    names = [ALONE, *(TOGETHER for _ in drafts), *(PROPOSED for _ in proposals)]
-    stops = np.cumsum([len(some) for some in names])[:-1]
-    return [_columns(values, some) for values, some in zip(np.split(out, stops, axis=1), names, strict=True)]
+    ours, theirs, proposed = out
+    return [_columns(values) for values in (ours, *np.moveaxis(theirs, 1, 0), *np.moveaxis(proposed, 1, 0))]
 
 
 def _readable(logits: torch.Tensor) -> torch.Tensor:
@@ -158,9 +147,10 @@ def _readable(logits: torch.Tensor) -> torch.Tensor:
     return known if known.stride(1) == 1 else known.contiguous()
 
 
-def _columns(values: np.ndarray[Any, Any], names: Sequence[str]) -> Columns:
-    found = zip(names, torch.from_numpy(values).unbind(1), strict=True)
-    return {name: value.long() if name in IDS else value.float() for name, value in found}
+def _columns(values: np.ndarray[Any, Any]) -> Columns:
+    """The fields of records [n] as columns."""
+    found = {name: torch.from_numpy(values[name]) for name in values.dtype.names or ()}
+    return {name: value.long() if name in IDS else value.float() for name, value in found.items()}
 
 
 @functools.cache

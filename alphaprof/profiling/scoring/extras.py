@@ -35,12 +35,18 @@ class Extras:
 
     def log_rules(self, rules: Iterable[str]) -> LogRules:
         """What a log with these extras holds of which rules."""
-        return LogRules(tuple(rules), tuple(rule.id for rule in self.logged), tuple(rule.id for rule in self.certified))
+        emitted = tuple(rule.id for rule in self.logged if not rule.rule.lossy)
+        return LogRules(tuple(rules), emitted, tuple(rule.id for rule in self.certified))
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Numbers of tokens drawn under the logged rules."""
-        return tuple(int(rule.arguments["width"]) for rule in self.logged)
+    def measured(self, p: Any, q: Any, token: Any) -> dict[str, Any]:
+        """Columns [n] of the rules that need whole distributions: p and q, tensors [n, V], and the emitted tokens [n]."""
+        columns = {}
+        for rule in self.logged:
+            assert rule.rule.measure is not None
+            columns[f"accept_{rule.id}"], emitted = rule.rule.measure(p, q, token, **rule.arguments)
+            if not rule.rule.lossy:
+                columns[f"emitted_{rule.id}"] = emitted
+        return columns
 
     def thresholds(self, top: Array, entropy: Array, vocabulary: int) -> dict[str, Array]:
         """Columns [positions] from the target's TOP probabilities [positions, TOP], largest first, and its entropy.

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.schema import LogRules, arrow_schema
+from alphaprof.log.schema import DISTRIBUTION, PHASES, STARTS, LogRules, arrow_schema
 from alphaprof.profiling.models.drafts import Arrays, Draft, scored_width
 from alphaprof.profiling.models.head import Head, recorded
 from alphaprof.profiling.models.load import Model
@@ -20,8 +20,7 @@ from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.extras import TOP, Extras
 from alphaprof.profiling.scoring.statistics import (
     Columns,
-    distribution,
-    multi_draft_columns,
+    laws,
     processed_logits,
     rows_at_once,
     top_probs,
@@ -143,16 +142,11 @@ class Scorer:
 
     def _drawn(self, target: torch.Tensor, draft: torch.Tensor, token: torch.Tensor, settings: Processing) -> Columns:
         """Columns of the rules that need whole distributions, a few rows at a time."""
-        pieces = []
+        pieces, theirs = [], settings.for_draft(self.draft_processing)
         for start in range(0, len(token), self.statistics_rows):
             rows = slice(start, start + self.statistics_rows)
-            columns = multi_draft_columns(  # no name for the distributions, which would outlive their rows
-                distribution(target[rows], settings),
-                distribution(draft[rows], settings.for_draft(self.draft_processing)),
-                token[rows],
-                self.extras.widths,
-            )
-            pieces.append(columns)
+            p, q = laws(processed_logits(target[rows], settings), processed_logits(draft[rows], theirs))
+            pieces.append(self.extras.measured(p, q, token[rows]))
         return joined(pieces)
 
     def _by_draft(
@@ -223,41 +217,42 @@ def position_table(
     rules: LogRules,
     draft: str,
     thinking: Sequence[np.ndarray[Any, Any]] | None = None,
+    *,
+    has_distribution: bool = True,
+    starts_matter: bool = False,
 ) -> pa.Table:
     """Rows of one draft's position log for documents in order; `scored` holds their arrays by document number.
 
-    `thinking`: for each document which of its positions lie in the phase thinking; None: no phases.
+    `thinking`: for each document which of its positions lie in the phase thinking; None: no phases. A draft that does not
+    have a distribution, or for which the start of a round does not matter, leaves the columns that need it null. Raises
+    `ValueError` where any other declared column is missing.
     """
     lengths = [len(item.ids) for item in continuations]
     parts = [scored[item.document.document] for item in continuations]
     data: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    data["domain"] = _domains(continuations, lengths)
     data["document"] = np.repeat([item.document.document for item in continuations], lengths)
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
     if thinking is not None:
         data["phase"] = np.where(np.concatenate(thinking), "thinking", "answer")
-    data |= _accepted(data, np.repeat([item.document.greedy for item in continuations], lengths), rules)
-    columns = rules.columns
-    schema = arrow_schema(columns, draft=draft, rules=list(rules.accepted))
+    lacking = {DISTRIBUTION: not has_distribution, STARTS: not starts_matter, PHASES: thinking is None}
+    absent = {column.name for column in rules.columns if column.needs is not None and lacking[column.needs]}
+    bound = rules_of(list(rules.accepted))
+    worked_out = {f"accept_{rule.id}" for rule in bound if not (rule.rule.logged and has_distribution)}
+    if missing := [column.name for column in rules.columns if column.name not in {*data, *absent, *worked_out}]:
+        raise ValueError(f"scoring does not deliver {', '.join(missing)} of draft {draft}")
+    columns = data | dict.fromkeys([*absent, *worked_out], np.full(sum(lengths), np.nan))
+    columns["greedy"] = np.repeat([item.document.greedy for item in continuations], lengths)
+    data |= {f"accept_{rule.id}": rule.accept(columns) for rule in bound}
     without_proposal = data["proposed"] == 0
     arrays = []
-    for column in columns:
-        if column.name == "domain":
-            arrays.append(_domains(continuations, lengths))
-        elif column.name not in data:
+    for column in rules.columns:
+        if column.name in absent:
             arrays.append(pa.nulls(sum(lengths), column.type))
         else:
             mask = without_proposal if column.nullable and column.name != "phase" else None
             arrays.append(pa.array(data[column.name], mask=mask).cast(column.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _accepted(data: dict[str, Any], greedy: np.ndarray[Any, Any], rules: LogRules) -> dict[str, Any]:
-    """`accept_<rule>` for every rule; a draft without a distribution has NaN where rules look for one."""
-    nothing = np.full(len(greedy), np.nan)
-    needed = [f"{name}_{rule}" for rule in rules.emitted for name in ("accept", "emitted")]
-    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token", *needed), nothing) | data
-    columns |= {"greedy": greedy}
-    return {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
+    return pa.Table.from_arrays(arrays, schema=arrow_schema(rules.columns, draft=draft, rules=list(rules.accepted)))
 
 
 def _domains(continuations: Sequence[Continuation], lengths: Sequence[int]) -> pa.Array:

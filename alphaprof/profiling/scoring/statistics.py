@@ -124,6 +124,20 @@ def softmax(given: ProcessedLogits) -> Distribution:
     return Distribution(scaled, shifted, kept, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
 
 
+def laws(target: ProcessedLogits, draft: ProcessedLogits) -> tuple[torch.Tensor, torch.Tensor]:
+    """P and q, probabilities [n, V] of two models in float32; the narrower one has 0 for the ids that it lacks."""
+    return _aligned(_probabilities(target), _probabilities(draft))
+
+
+def _probabilities(given: ProcessedLogits) -> torch.Tensor:
+    """The probabilities of `softmax`, without the rest of it."""
+    scaled = divided(given.logits, given.temperature)
+    weights = (scaled - scaled.amax(1, keepdim=True)).exp_()
+    if given.least is not None:
+        weights *= scaled >= given.least[:, None]
+    return weights.div_(weights.sum(1, keepdim=True))
+
+
 def columns(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
@@ -184,31 +198,6 @@ def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor
     }
 
 
-def multi_draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor, widths: Sequence[int]) -> Columns:
-    """Acceptance of several tokens drawn from q and tried in turn, before (`accept_`) and after (`emitted_`) the emitted
-    token is known, each [n]: `trees.MultiDraft` in float32.
-    """
-    p, q = _aligned(target.weights / target.total[:, None], draft.weights / draft.total[:, None])
-    chosen = token.clamp(max=p.shape[1] - 1)[:, None]
-    law = p.gather(1, chosen)[:, 0]
-    known = (token < p.shape[1]) & (law > 0)
-    divisor = torch.where(law > 0, law, 1.0)
-    q_token = q.gather(1, chosen)[:, 0]
-    reached, emitted = torch.ones_like(law), torch.zeros_like(law)
-    columns: Columns = {}
-    for width in range(1, max(widths) + 1):
-        kept = torch.minimum(p.gather(1, chosen)[:, 0], q_token)
-        emitted = emitted + reached * kept / divisor
-        p = (p - q).clamp_(min=0.0)
-        rejected = p.sum(1)
-        p = p / rejected.clamp(min=torch.finfo(rejected.dtype).tiny)[:, None]
-        reached = reached * rejected.clamp(max=1.0)
-        if width in widths:
-            columns[f"accept_multi_draft_{width}"] = 1.0 - reached
-            columns[f"emitted_multi_draft_{width}"] = torch.where(known, emitted.clamp(max=1.0), 0.0)
-    return columns
-
-
 def divergences(target: Distribution, draft: Distribution) -> Columns:
     """Overlap, KL in both directions and Jensen-Shannon of p (target) and q (draft), each [n].
 
@@ -243,5 +232,7 @@ def _kl(first: Distribution, second: Distribution, shared: int) -> torch.Tensor:
 def _aligned(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two matrices padded with zero columns to the same width."""
     width = max(first.shape[1], second.shape[1])
+    if first.shape[1] == second.shape[1]:
+        return first, second
     padded = [torch.nn.functional.pad(matrix, (0, width - matrix.shape[1])) for matrix in (first, second)]
     return padded[0], padded[1]

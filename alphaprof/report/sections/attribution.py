@@ -36,7 +36,6 @@ from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
 
 Array = np.ndarray[Any, Any]
-KEEP_THE_TEXT = ("strict", "one_hot", "lossless")  # attributed where the verdict concerns another rule, too
 REMEDIES = {
     NO_PROPOSAL: "a draft that proposes there: one with the target's vocabulary",
     BEYOND: "a draft with a longer context",
@@ -78,16 +77,14 @@ class Basis:
 
 
 def attribution(basis: Basis, judged: Sequence[ResultOnText]) -> tuple[Attribution, ...]:
-    """Attributes what is lost under the rules that verdicts concern, and under the three that keep the text where it is
-    theirs. Returns nothing without a position log.
+    """Attributes what is lost under the rules that verdicts concern, and under chains that keep the text where it is theirs.
+    Returns nothing without a position log.
     """
     run, timing = basis.part.run, basis.timing
     if not run.has_log:
         return ()
     chosen = [
-        item
-        for item in judged
-        if item.result.verdict is not None or (item.result.on_policy and item.rule.name in KEEP_THE_TEXT)
+        item for item in judged if item.result.verdict is not None or (item.result.on_policy and item.rule.rule.chained)
     ]
     groups: dict[tuple[str, str], list[ResultOnText]] = {}
     for item in chosen:
@@ -148,7 +145,7 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
         documents=len(rows),
         positions=int(positions.sum()),
         lost=whole or Interval(1.0, 0.0, 1.0),
-        ceiling=float(found.top[rows].sum() / positions.sum()) if item.rule.name == "one_hot" else None,
+        ceiling=float(found.top[rows].sum() / positions.sum()) if item.rule.rule.at_most_top else None,
         gamma=gamma,
         tokens_per_round=tokens,
         speedup=faster,

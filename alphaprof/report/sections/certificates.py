@@ -95,7 +95,7 @@ def judged_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape
     that was emitted is the target's top one, and all there is to greedy text but for near-ties.
     """
     judged = (columns["proposed"] > 0) & ~np.isnan(columns["kl_target_draft"])
-    if rule.name == "tree":
+    if rule.rule.by_token:
         judged &= (columns["token"] == columns["target_top"]) & shape.each(shape.policy == GREEDY)
     return np.asarray(judged)
 
@@ -141,7 +141,8 @@ def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
             for text in groups:
                 certificates += _certificate(text, draft, rule, tally, confidence)
         bounds += [item for text in groups for item in _lossless(text, draft, lossless, confidence)]
-    return Certificates(tuple(certificates), tuple(bounds), inexact_share(run))
+    unknown = tuple(rule for rule in run.rules if rule not in run.log_rules.certified)
+    return Certificates(tuple(certificates), tuple(bounds), inexact_share(run), unknown)
 
 
 def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
