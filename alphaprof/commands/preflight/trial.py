@@ -309,8 +309,15 @@ def _storage(
     tables = []
     for draft in loaded.drafts:
         facts = draft.facts()
-        flags = {"has_distribution": facts.has_distribution, "starts_matter": facts.starts_matter}
-        tables.append(position_table(texts, scored[draft.name], rules, draft.name, **flags))
+        table = position_table(
+            texts,
+            scored[draft.name],
+            rules,
+            draft.name,
+            has_distribution=facts.has_distribution,
+            starts_matter=facts.starts_matter,
+        )
+        tables.append(table)
     rows = sum(len(text.ids) for text in texts)
     whole = sum(table_bytes(table, rules.columns) for table in tables)
     half = sum(table_bytes(table.slice(0, rows // 2), rules.columns) for table in tables)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,8 +42,8 @@ class Extras:
         """Columns [n] of the rules that need whole distributions: p and q, tensors [n, V], and the emitted tokens [n]."""
         columns = {}
         for rule in self.logged:
-            assert rule.rule.measure is not None
-            columns[f"accept_{rule.id}"], emitted = rule.rule.measure(p, q, token, **rule.arguments)
+            measure = cast(Callable[..., tuple[Any, Any]], rule.rule.measure)  # `logged` says that it is there
+            columns[f"accept_{rule.id}"], emitted = measure(p, q, token, **rule.arguments)
             if not rule.rule.lossy:
                 columns[f"emitted_{rule.id}"] = emitted
         return columns
