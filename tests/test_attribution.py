@@ -382,7 +382,7 @@ def test_a_run_that_does_not_know_special_tokens_opens_and_says_so(greedy: Run, 
     run.write_manifest(dataclasses.replace(greedy.manifest, target=dataclasses.replace(target, special=None)))
     report = build_report(run)
     assert {item.unknown for item in report.attribution} == {("special tokens other than those that end a text",)}
-    assert "not known of this run: special tokens other than" in as_terminal(report)
+    assert "not known for this run: special tokens other than" in as_terminal(report)
     assert {item.unknown for item in build_report(greedy).attribution} == {()}
     assert "special tokens" in shares(of(build_report(greedy), "code"))
     assert "special tokens" not in shares(of(report, "code"))

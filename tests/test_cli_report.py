@@ -225,9 +225,9 @@ def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(alphaprof: 
     assert (code, errors) == (0, "")
     modelled, others = output.split("\nnot modelled:\n")
     every = modelled.splitlines()
-    used = [line.removeprefix("    decoded so by ") for line in every if line.startswith("    decoded so by ")]
+    used = [line.removeprefix("    used by ") for line in every if line.startswith("    used by ")]
     assert used == [rule.used_by for rule in RULES.values() if rule.used_by]
-    lines = [line for line in every if "values accept more" not in line and "decoded so by" not in line]
+    lines = [line for line in every if "values accept more" not in line and "used by" not in line]
     assert len(lines) == 2 * len(RULES)
     parameters = [item for rule in RULES.values() for item in rule.parameters]
     told = [line.split(":")[0].strip() for line in every if "values accept more" in line]

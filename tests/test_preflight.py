@@ -129,7 +129,7 @@ def sized(logits: int, **changes: Any) -> tuple[ModelSeen, ...]:
 
 
 RAW = {"code": "raw_prompts", "message": "prompts are profiled without it (a.jsonl)", "remedy": "set chat: true"}
-ODD = {"code": "no_verdict", "message": "no verdict will come", "remedy": "leave it out"}
+ODD = {"code": "no_verdict", "message": "there will be no verdict", "remedy": "leave it out"}
 UNKNOWN = (source(planned=None),)
 SLOW = dataclasses.replace(SPEED, generated=None, timing_s=None, untimed="no cache")
 # Changes of the facts; then of which check, about what, how bad, and words of its cause or remedy.
@@ -145,7 +145,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "raw prompts": ({"warnings": (RAW,)}, "chat template", "run", "note", "set chat: true"),
     "template in use": ({}, "chat template", "target", "ok", "used for 1 of 1 source"),
-    "no template": ({"template": False}, "chat template", "target", "ok", "none is asked for"),
+    "no template": ({"template": False}, "chat template", "target", "ok", "no source asks for one"),
     "double BOS": (
         {"sources": (source(double_bos=3),)},
         "bos",
@@ -285,7 +285,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "note",
         "2 GB while timing steps; 1 GB are free beside the weights fewer of costs.concurrency or costs.context",
     ),
-    "other warnings": ({"warnings": (ODD,)}, "no verdict", "run", "note", "no verdict will come"),
+    "other warnings": ({"warnings": (ODD,)}, "no verdict", "run", "note", "there will be no verdict"),
 }
 
 
@@ -763,7 +763,7 @@ CONTRADICTIONS: dict[str, tuple[list[str], str]] = {
     "resumed": (["--dry-run", "--resume"], "--resume is another one"),
     "reused": (["--dry-run", "--reuse-continuations", "x"], "--reuse-continuations is another one"),
     "until decided": (["--dry-run", "--until-decided"], "--until-decided is another one"),
-    "a run as a table": (["--out", "run", "--format", "json"], "--format goes with --dry-run"),
+    "a run as a table": (["--out", "run", "--format", "json"], "--format needs --dry-run"),
     "a run to nowhere": ([], "a run needs a directory"),
 }
 

@@ -206,7 +206,12 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], str, str]] = {
     "no such text": ({}, ["--rule", "lossless"], "lossless belongs to sampled text, and this is greedy", "strict goes"),
     "no such draft": ({}, ["--draft", "big"], "the profile has no draft big", "it has: skip"),
     "no usual gamma": ({"gammas": [4]}, [], "none of the gammas", "--gamma 4"),
-    "others' text": ({"continuation": {"kind": "text"}}, [], "writes none of this text", "continuation.kind=greedy"),
+    "others' text": (
+        {"continuation": {"kind": "text"}},
+        [],
+        "none of this text is the target's own",
+        "continuation.kind=greedy",
+    ),
 }
 
 

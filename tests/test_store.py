@@ -50,9 +50,9 @@ REMEDIES = {
     errno.EACCES: "mend permissions",
     errno.EROFS: "mend permissions",
     errno.EFBIG: "lower shard_documents",
-    errno.EIO: "look after that disk or mount",
-    errno.ESTALE: "look after that disk or mount",
-    errno.EBUSY: "look after that disk or mount",
+    errno.EIO: "check that disk or mount",
+    errno.ESTALE: "check that disk or mount",
+    errno.EBUSY: "check that disk or mount",
 }
 
 
@@ -82,7 +82,7 @@ def test_a_table_that_contradicts_its_declaration_is_a_bug_and_is_not_written(tm
 
 def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DiskFull, match="is no directory"):
+    with pytest.raises(DiskFull, match="is not a directory"):
         require_writable(tmp_path / "file" / "run")
     require_writable(tmp_path / "new" / "run")
     assert not (tmp_path / "new").exists()

@@ -259,7 +259,7 @@ def test_what_cannot_be_drawn_at_random_is_refused(tiny: Path, tmp_path: Path) -
     with pytest.raises(ProfileInvalid, match="weights asks for another mixture"):
         until(path, tmp_path / "run", "decision.weights={long: 0.5, short: 0.5}")
     stopped = until(path, tmp_path / "stopped", stop=lambda run: "enough")
-    with pytest.raises(RunMismatch, match="stopped when it was decided"):
+    with pytest.raises(RunMismatch, match="stopped early because the verdict was sure"):
         pipeline.profile(load_profile(path), tmp_path / "again", Silent(), reuse=stopped.path)
     pipeline.profile(load_profile(path, ["data.0.limit=4"]), tmp_path / "begun", Silent())
     begun = Run.open(tmp_path / "begun")

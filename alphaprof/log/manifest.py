@@ -213,7 +213,7 @@ def read_manifest(run: Path) -> Manifest:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
-        hint = "mend access to it" if isinstance(error, OSError) else "profile again into a new directory"
+        hint = "give read access to it" if isinstance(error, OSError) else "profile again into a new directory"
         raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         raise RunUnreadable(

@@ -78,7 +78,7 @@ def _header(report: Report, console: Console) -> None:
     console.print(plain(f"text {'; '.join(run.texts) or 'none'}"))
     console.print(f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}", highlight=False)
     if run.imported is not None:
-        told = "rounds at the gamma that was served; alpha and coverage are not known (n/a)"
+        told = "rounds are known at the served gamma only; alpha and coverage are not known (n/a)"
         console.print(plain(f"imported from per-request metrics of {run.imported}: {told}"))
     console.print()
 
@@ -260,7 +260,7 @@ def _definitions(report: Report, console: Console) -> None:
             "of the other tables, and too high on average."
         )
     if any(result.estimator == "expected" for result in report.results):
-        lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn by lot.")
+        lines.append("lossless: rounds are exact expectations given the texts; accept and reject are not drawn at random.")
     if any(result.rule.startswith("tree") for result in report.results):
         lines.append(
             "tree: gamma is the depth of a full tree, w + w^2 + ... + w^gamma nodes; its verification was not timed."
@@ -382,7 +382,7 @@ def causes_notes(items: Sequence[Attribution]) -> list[str]:
         "the other remedies count as always right.",
     ]
     if unknown := list(dict.fromkeys(name for item in items for name in item.unknown)):
-        lines.append(f"not known of this run: {', '.join(unknown)}.")
+        lines.append(f"not known for this run: {', '.join(unknown)}.")
     return lines
 
 
@@ -426,7 +426,7 @@ def certificates_section(found: Certificates, console: Console) -> None:
         _lossless(draft, [item for item in found.lossless if item.draft == draft], console)
     lines = [
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain beforehand.",
-        "What is accepted beyond that was right without having to be. Position by position: threshold_RULE in the log.",
+        "What is accepted beyond that was right, but not certain to be. Position by position: threshold_RULE in the log.",
     ]
     if not found.certificates:  # no draft has a distribution
         lines.clear()
@@ -466,7 +466,7 @@ def _lossless(draft: str, found: Sequence[LosslessBounds], console: Console) -> 
         cells = list(map(fmt.share_interval, (item.beta, item.sharp)))
         cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
         table.add_row(plain(_domain(item, several)), *_fitted(cells, console))
-    show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
+    show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position guarantees", console)
     if any(item.sampling is None for item in found):
         note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
         console.print(note, style="dim", highlight=False)
@@ -549,7 +549,8 @@ def predictability_section(found: Sequence[Predictability], console: Console) ->
         "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round.",
         "mean top probability: where the text was sampled, no draft that proposes one token can be accepted more often.",
         "KL budget: a draft whose KL(p||q) stays below the first number is certainly right at half of the positions, below",
-        "the second at 90 %, below the third at 99 %. It takes no draft to know: it is what a draft would have to reach.",
+        "the second at 90 %, below the third at 99 %. No draft is needed to know it: it is what a draft would have to "
+        "reach.",
     ):
         console.print(line, style="dim", highlight=False)
     console.print()

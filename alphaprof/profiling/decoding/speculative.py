@@ -117,7 +117,7 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     if not rule.rule.timed:
         raise RuleNotDecodable(
             f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here",
-            "choose a rule of chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
+            "choose a rule for chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
         )
     if policy not in rule.rule.policies:
         raise RuleNotDecodable(
@@ -297,7 +297,7 @@ def require_own_text(options: ProfileOptions) -> set[str]:
     written = {GREEDY, SAMPLED} & kinds
     if not written:
         raise ProfileInvalid(
-            "the target writes none of this text, so no decoding here would repeat it",
+            "none of this text is the target's own, so decoding would not reproduce it",
             "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy",
         )
     return written
