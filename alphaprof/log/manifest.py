@@ -51,7 +51,7 @@ class Environment(TypedDict, total=False):
 
 
 class Profile(TypedDict):
-    """What reports read of a profile, as far as its types matter here: `config.py` declares its options."""
+    """What reports read of a profile, as far as its types matter here: `config` declares its options."""
 
     drafts: dict[str, dict[str, Any]]
     data: tuple[dict[str, Any], ...]
