@@ -349,10 +349,10 @@ def causes_section(items: Sequence[Attribution], console: Console) -> None:
     }
     gains |= {"nothing\nlost": [reached(None, item.perfect_speedup) for item in items]}
     if console.width >= WIDE:
-        _columns(items, losses | gains, f"{title}, and what mending it could bring", console)
+        _columns(items, losses | gains, f"{title}, and what removing it could bring", console)
     else:
         _columns(items, losses, title, console)
-        _columns(items, gains, f"draft {items[0].draft}, rule {items[0].rule}: what mending a cause could bring", console)
+        _columns(items, gains, f"draft {items[0].draft}, rule {items[0].rule}: what removing a cause could bring", console)
     remedies = {item.best: best.remedy for item in items if (best := _best(item))}
     for name in names:
         if name in remedies:
