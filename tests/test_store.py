@@ -47,8 +47,8 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 REMEDIES = {
     errno.ENOSPC: "free space; a profile goes on with --resume",
     errno.EDQUOT: "free space; a profile goes on with --resume",
-    errno.EACCES: "mend permissions",
-    errno.EROFS: "mend permissions",
+    errno.EACCES: "correct the permissions",
+    errno.EROFS: "correct the permissions",
     errno.EFBIG: "lower shard_documents",
     errno.EIO: "check that disk or mount",
     errno.ESTALE: "check that disk or mount",

@@ -245,7 +245,7 @@ def _answerable(tree: dict[str, Any], served: Served) -> dict[str, Any]:
     if served.drafting != CHAIN and "source" in tree.get("costs", {}):
         raise ProfileInvalid(
             f"--set costs.source={tree['costs']['source']}: with drafting {served.drafting} it is not known what rounds "
-            "drafted, so that step times say nothing",
+            "drafted, so step times cannot be used",
             "leave it out: tokens per round need no step times",
         )
     if tree.get("costs", {}).get("source") == "roofline":
