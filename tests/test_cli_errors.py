@@ -207,7 +207,7 @@ def test_a_rule_that_a_log_cannot_tell_of_is_refused_in_two_lines(tmp_path: Path
     """It needs whole distributions, and the hint says how to get them."""
     write_run(tmp_path / "run", Recipe(drafts={"small": 0.0, "other": 0.1}))
     result = run(tmp_path, *command)
-    assert_two_lines(result, 2, "the log of run cannot tell of multi_draft_4, which needs whole", "--reuse-continuations")
+    assert_two_lines(result, 2, "the log of run is not enough for multi_draft_4, which needs whole", "--reuse-continuations")
 
 
 HEAVY = ("torch", "transformers", "datasets")

@@ -240,7 +240,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "time",
         "run",
         "note",
-        "not known how fast the target generates",
+        "the target's generation speed is not known",
     ),
     "disk": ({}, "disk", "run", "ok", "about 530 kB for at most 5,000 positions (100 bytes a position"),
     "full disk": (
@@ -760,9 +760,9 @@ def test_a_template_that_is_missing_stops_the_run_after_everything_was_listed(
 
 # Options that contradict each other, and words of the error.
 CONTRADICTIONS: dict[str, tuple[list[str], str]] = {
-    "resumed": (["--dry-run", "--resume"], "--resume is another one"),
-    "reused": (["--dry-run", "--reuse-continuations", "x"], "--reuse-continuations is another one"),
-    "until decided": (["--dry-run", "--until-decided"], "--until-decided is another one"),
+    "resumed": (["--dry-run", "--resume"], "--resume cannot be combined with it"),
+    "reused": (["--dry-run", "--reuse-continuations", "x"], "--reuse-continuations cannot be combined with it"),
+    "until decided": (["--dry-run", "--until-decided"], "--until-decided cannot be combined with it"),
     "a run as a table": (["--out", "run", "--format", "json"], "--format needs --dry-run"),
     "a run to nowhere": ([], "a run needs a directory"),
 }

@@ -623,7 +623,7 @@ FILES: dict[str, tuple[str, str, str]] = {
     "truth": ("[[false]]", "is not a list of paths", "write the paths"),
     "text": ('[["0"]]', "is not a list of paths", "write the paths"),
     "no parent": ("[[0], [1, 0]]", "path (1, 0) needs its parent (1,)", "--top 1"),
-    "negative": ("[[0], [-1]]", "path (-1,) is no node", "--top 1"),
+    "negative": ("[[0], [-1]]", "path (-1,) is not a node", "--top 1"),
     "twice": ("[[0], [0]]", "path (0,) is there twice", "parent"),
     "counted from 1": ("[[1], [1, 1]]", "never drafts the draft's top token", "--top 1"),
     "a huge rank": (f"[[0], [{10**30}]]", "a larger tree than any engine", "rank 1024"),

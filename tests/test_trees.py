@@ -626,7 +626,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda: Tree.from_paths([(0,), (0, -1)], top=0),
         r"path \(0, -1\) is not a node: ranks count from 0",
     ),
-    "the root": (lambda: Tree.from_paths([(), (1,)]), r"path \(\) is no node"),
+    "the root": (lambda: Tree.from_paths([(), (1,)]), r"path \(\) is not a node"),
     "twice": (lambda: Tree.from_paths([(1,), [1]]), r"path \(1,\) is there twice"),
     "gamma": (lambda: Tree.chain(-1), "depth is -1"),
     "width": (lambda: Tree.full(0, 2), "width is 0; it must be at least 1"),

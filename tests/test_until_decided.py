@@ -170,7 +170,7 @@ def test_too_few_documents_leave_it_open_and_say_so(tmp_path: Path) -> None:
     )
     found = asked(ordered(tmp_path / "run", small, choosing=16), min_speedup=1.5).traffic
     assert found.verdict == "UNDECIDED"
-    assert "behind the first 16" in found.reason
+    assert "after the first 16" in found.reason
     narrow = asked(ordered(tmp_path / "more", dataclasses.replace(RECIPE, seed=3)), min_speedup=2.19).traffic
     assert narrow.verdict == "UNDECIDED"
     assert "enclose 2.19: more documents would narrow them" in narrow.reason
