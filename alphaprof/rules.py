@@ -307,7 +307,7 @@ def parse_rule(specification: object) -> BoundRule:
         ((name, given),) = specification.items()
         return _bound(str(name), given)
     if not isinstance(specification, str):
-        raise ValueError(f"{shown(specification)} is no rule; write a name, or {{name: value}}; {_known_rules()}")
+        raise ValueError(f"{shown(specification)} is not a rule; write a name, or {{name: value}}; {_known_rules()}")
     name, colon, given = specification.partition(":")
     if colon:
         return _bound(name.strip(), [_number(part) for part in given.split(",")])
@@ -340,7 +340,7 @@ def _bound(name: str, given: object) -> BoundRule:
         values = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(values) != len(names):
         count = f"{len(names)} parameter{'' if len(names) == 1 else 's'}"
-        raise ValueError(f"{name} has {count} and got {len(values)}: write {spelling(name)}")
+        raise ValueError(f"{name} has {count}, not {len(values)}: write {spelling(name)}")
     return BoundRule(name, tuple(_checked(name, item, value) for item, value in zip(parameters, values, strict=True)))
 
 
@@ -348,7 +348,7 @@ def _checked(rule: str, parameter: Parameter, value: object) -> float:
     if isinstance(value, str):  # YAML reads 1e-3 as a text
         value = _number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{rule}: {parameter.name} is no number: {shown(value)}")
+        raise ValueError(f"{rule}: {parameter.name} is not a number: {shown(value)}")
     if not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value)):
         kind = "a whole number" if parameter.whole else "a number"
         raise ValueError(
@@ -361,7 +361,7 @@ def _number(text: str) -> float:
     try:
         return float(text if "_" not in text else "no number")  # Python reads 0_1 as 1
     except ValueError:
-        raise ValueError(f"{shown(text)} is no number; {_known_rules()}") from None
+        raise ValueError(f"{shown(text)} is not a number; {_known_rules()}") from None
 
 
 def spelling(name: str) -> str:

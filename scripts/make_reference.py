@@ -24,13 +24,13 @@ RULE = ("RULE",)
 TABLES = (
     (
         "Position log: `positions/draft=NAME/`",
-        "One row a position.",
+        "One row per position.",
         schema.LogRules(RULE, RULE, RULE).columns,
     ),
-    ("Documents: `documents.parquet`", "One row a document.", schema.DOCUMENT_COLUMNS),
+    ("Documents: `documents.parquet`", "One row per document.", schema.DOCUMENT_COLUMNS),
     ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),
-    ("Totals: `totals/draft=NAME/`", "One row a document and rule: what reports read.", schema.totals_columns([4])),
-    ("Step times: `latency.parquet`", "One row a kind of step.", schema.LATENCY_COLUMNS),
+    ("Totals: `totals/draft=NAME/`", "One row per document and rule; reports read these.", schema.totals_columns([4])),
+    ("Step times: `latency.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),
 )
 
 
@@ -63,7 +63,7 @@ def columns_page() -> str:
     parts = [
         "# Columns\n",
         "Written by `scripts/make_reference.py` from `alphaprof/log/schema.py`. The Parquet files carry unit and meaning in",
-        "their field metadata. Where columns name gamma (here 4), there is one for every gamma of the profile.\n",
+        "their field metadata. Where columns name gamma (here 4), there is one column for every gamma of the profile.\n",
     ]
     for title, about, columns in TABLES:
         parts += [f"## {title}\n", about + "\n", "| column | type | unit | range | meaning |", "|---|---|---|---|---|"]
@@ -84,8 +84,8 @@ def profile_page() -> str:
     """The page about the profile file."""
     parts = [
         "# Profile file\n",
-        "Written by `scripts/make_reference.py` from `config.py` and `options.py`. A profile is a YAML file; unknown keys",
-        "are errors.",
+        "Written by `scripts/make_reference.py` from `alphaprof/config/`. A profile is a YAML file; unknown keys are "
+        "errors.",
         "Any value can be overridden: `--set target.dtype=float32`, `--set data.code.limit=20` (a source by its domain),",
         "`--set data.0.limit=20` (or by its index). Relative paths start at the profile file.\n",
     ]
@@ -139,7 +139,7 @@ def rules_page() -> str:
 def rules_table() -> str:
     """The rules: when a token is kept, what becomes of the text, and who decodes like this."""
     rows = [
-        "| rule | keeps the drafted token d | output | its own text | rounds | decoded so by |",
+        "| rule | keeps the drafted token d | output | its own text | rounds | used by |",
         "|---|---|---|---|---|---|",
     ]
     for name, rule in rules.RULES.items():

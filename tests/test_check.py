@@ -138,14 +138,14 @@ def test_the_terminal_says_what_was_checked(run: Run) -> None:
     ("arguments", "problem", "code"),
     [
         (["--min-alpha", "poetry=0.5"], "no domain 'poetry'", 2),
-        (["--min-alpha", "code=much"], "no least value for alpha", 2),
-        (["--min-alpha", "nan"], "no least value for alpha", 2),
-        (["--min-alpha", "0.5", "--min-alpha", "0.6"], "two least values for every domain", 2),
+        (["--min-alpha", "code=much"], "not a threshold for alpha", 2),
+        (["--min-alpha", "nan"], "not a threshold for alpha", 2),
+        (["--min-alpha", "0.5", "--min-alpha", "0.6"], "two thresholds for every domain", 2),
         (["--draft", "large", "--min-alpha", "0.5"], "no draft large", 2),
         (["--gamma", "7", "--min-acceptance-length", "2"], "no gamma 7", 2),
         (["--rule", "additive:0.1", "--min-alpha", "0.5"], "has no rounds", 2),
-        (["--gamma", "3"], "needs a threshold or a baseline", 2),
-        (["--min-alpha", "0.5", "--baseline", "{run}:poor"], "against thresholds or against a baseline", 2),
+        (["--gamma", "3"], "need a threshold or a baseline", 2),
+        (["--min-alpha", "0.5", "--baseline", "{run}:poor"], "thresholds and --baseline cannot be combined", 2),
         (["--draft", "small", "--baseline", "{run}"], "compared with itself", 12),
     ],
 )
@@ -161,7 +161,7 @@ def test_another_target_is_refused_unless_it_is_what_is_asked_about(run: Run, tm
     other.write_manifest(dataclasses.replace(other.manifest, target=target))
     code, _, result = check(other, "--draft", "small", "--baseline", str(run.path))
     assert code == 12
-    assert "have another target" in str(result.exception)
+    assert "have different targets" in str(result.exception)
     arguments = ("--draft", "small", "--baseline", str(run.path), "--allow-target-change")
     code, found, _ = check(other, *arguments, "--margin", "0.2")
     assert (code, found["outcome"], found["paired"]) == (0, "pass", 60)

@@ -121,7 +121,7 @@ NOTHING = {
         "whole",
         "quiet",
         ("--rule", "one_hot"),
-        "one_hot does not belong to its text (greedy)",
+        "one_hot does not apply to its text (greedy)",
         "--rule strict",
     ),
 }
@@ -364,7 +364,7 @@ def test_imported_runs_with_equal_counts_are_judged_by_bounds(tmp_path: Path) ->
     (item,) = found["items"]
     assert code == 11
     assert item["note"] == (
-        "identical on all 12 documents, but an engine's metrics do not tell two drafts apart: at most 22% of documents "
+        "identical on all 12 documents, but an engine's metrics do not show which draft it served: at most 22% of documents "
         "can differ"
     )
     assert item["low"] == pytest.approx(-0.225 * 3 * (1 - 0.05 ** (1 / 12)))

@@ -84,12 +84,12 @@ PROFILING: dict[str, Case] = {
         {"data": [SOURCE | {"path": "hub/data"}]},
         [],
         3,
-        "dataset hub/data is no local path",
+        "dataset hub/data is not a local path",
         "HF_HUB_OFFLINE",
     ),
     "no such target": ({"target": {"model": "./none"}}, [], 4, "model of target: ", "correct the path"),
     "target on the hub": ({"target": {"model": "hub/none"}}, [], 4, "hub cannot be reached", "HF_HUB_OFFLINE"),
-    "impossible hub id": ({"target": {"model": "a/b/c/d"}}, [], 4, "a/b/c/d is no local path", "HF_HUB_OFFLINE"),
+    "impossible hub id": ({"target": {"model": "a/b/c/d"}}, [], 4, "a/b/c/d is not a local path", "HF_HUB_OFFLINE"),
     "overlong name": ({"target": {"model": "./" + "x" * 5000}}, [], 4, "does not exist", "correct the path"),
     "no such draft": (
         {"drafts": {"big": {"kind": "model", "model": "none.gguf"}}},
@@ -141,7 +141,7 @@ def test_a_hub_that_does_not_answer_ends_in_two_lines(tmp_path: Path) -> None:
         "HF_HOME": str(tmp_path),
     }  # an address reserved for examples
     result = run(folder, "profile", "profile.yaml", "--out", "run", **hub)
-    assert_two_lines(result, 4, "hub/none is no local path, and the model hub cannot be reached", "HF_ENDPOINT")
+    assert_two_lines(result, 4, "hub/none is not a local path, and the model hub cannot be reached", "HF_ENDPOINT")
 
 
 def test_a_model_in_the_cache_of_the_hub_needs_no_hub(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_rule_that_a_log_cannot_tell_of_is_refused_in_two_lines(tmp_path: Path
     """It needs whole distributions, and the hint says how to get them."""
     write_run(tmp_path / "run", Recipe(drafts={"small": 0.0, "other": 0.1}))
     result = run(tmp_path, *command)
-    assert_two_lines(result, 2, "the log of run cannot tell of multi_draft_4, which needs whole", "--reuse-continuations")
+    assert_two_lines(result, 2, "the log of run is not enough for multi_draft_4, which needs whole", "--reuse-continuations")
 
 
 HEAVY = ("torch", "transformers", "datasets")

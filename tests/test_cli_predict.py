@@ -132,9 +132,9 @@ def test_a_prediction_goes_to_a_file(
 
 
 REFUSED: dict[str, tuple[list[str], str, str]] = {
-    "no acceptance": ([], "acceptance is one alpha, or an engine's rate", "give --alpha 0.75"),
+    "no acceptance": ([], "acceptance is either one alpha, or an engine's rate", "give --alpha 0.75"),
     "two acceptances": (["--alpha", "0.5", "--accepted-per-drafted", "0.5", "--at-gamma", "4"], "one alpha, or", "--alpha"),
-    "a rate without its gamma": (["--accepted-per-drafted", "0.5"], "together with the gamma", "--at-gamma 4"),
+    "a rate without its gamma": (["--accepted-per-drafted", "0.5"], "with the gamma at which", "--at-gamma 4"),
     "a gamma without its rate": (["--alpha", "0.5", "--at-gamma", "4"], "one alpha, or", "--accepted-per-drafted"),
     "no probability": (["--alpha", "35"], "--alpha is 35; it must be between 0 and 1", "correct the value"),
     "no number": (["--alpha", "nan"], "--alpha is nan", "correct the value"),

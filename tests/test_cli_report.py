@@ -119,10 +119,10 @@ BAD_RULES = {
     "not modelled": ("sglang", "'sglang' is not modelled"),
     "out of range": ("additive:2", "epsilon must be a number from 0 to 1"),
     "not whole": ("top_m:1.5", "m must be a whole number"),
-    "no number": ("additive:x", "'x' is no number"),
-    "no value": ("additive:", "'' is no number"),
-    "too few values": ("typical:0.1", "has 2 parameters and got 1"),
-    "a value too many": ("strict:1", "has 0 parameters and got 1"),
+    "no number": ("additive:x", "'x' is not a number"),
+    "no value": ("additive:", "'' is not a number"),
+    "too few values": ("typical:0.1", "has 2 parameters, not 1"),
+    "a value too many": ("strict:1", "has 0 parameters, not 1"),
     "infinite": ("top_m:inf", "m must be a whole number"),
     "not a number": ("additive:nan", "epsilon must be a number"),
     "auto": ("auto", "unknown rule 'auto'"),
@@ -225,9 +225,9 @@ def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(alphaprof: 
     assert (code, errors) == (0, "")
     modelled, others = output.split("\nnot modelled:\n")
     every = modelled.splitlines()
-    used = [line.removeprefix("    decoded so by ") for line in every if line.startswith("    decoded so by ")]
+    used = [line.removeprefix("    used by ") for line in every if line.startswith("    used by ")]
     assert used == [rule.used_by for rule in RULES.values() if rule.used_by]
-    lines = [line for line in every if "values accept more" not in line and "decoded so by" not in line]
+    lines = [line for line in every if "values accept more" not in line and "used by" not in line]
     assert len(lines) == 2 * len(RULES)
     parameters = [item for rule in RULES.values() for item in rule.parameters]
     told = [line.split(":")[0].strip() for line in every if "values accept more" in line]
@@ -253,7 +253,7 @@ def test_what_the_list_shows_is_what_can_be_asked_for(run: Run, alphaprof: Runne
     if RULES[name].logged:  # whole distributions are gone
         code, output, errors = alphaprof("report", run.path, "--rules", asked)
         assert (code, output) == (2, "")
-        assert f"cannot tell of {parse_rule(asked).id}, which needs whole distributions" in errors
+        assert f"is not enough for {parse_rule(asked).id}, which needs whole distributions" in errors
         return
     content = answered(alphaprof, run.path, "--rules", asked)
     assert parse_rule(asked).id in {result["rule"] for result in content["results"]}

@@ -50,7 +50,7 @@ def test_nothing_of_the_working_directory_is_imported(
     said: list[str] = []
     for _ in range(2):
         compile_elsewhere("loops_of_a_test", str(module), said.append)
-    assert said == ["compiling loops for this processor, some ten seconds, once a machine"]
+    assert said == ["compiling loops for this processor, about ten seconds, once per machine"]
     assert not (tmp_path / "executed").exists()
     assert (tmp_path / "compiled").read_text() == numba.__version__ + " "
     assert len(marks(cache)) == 1
@@ -89,7 +89,7 @@ def test_without_a_place_every_process_compiles(
     said: list[str] = []
     compile_elsewhere("loops_of_a_test", str(module), said.append)
     assert len(said) == 1
-    assert said[0].endswith("nothing can be kept, so that every run does")
+    assert said[0].endswith("the result cannot be kept, so every run compiles again")
     module.write_text("def double(number):\n    return number * 2\n")
     names: dict[str, Any] = {}
     exec(compile(module.read_text(), str(module), "exec"), names)  # noqa: S102  (our own lines)

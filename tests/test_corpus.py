@@ -697,7 +697,7 @@ GOOD = '{"text": "a"}\n{"text": "b"}\n'
 MALFORMED = {
     '{"text": "c"\n': "line 3: Expecting ',' delimiter",
     "text\n": "line 3: Expecting value",
-    '["c"]\n': "line 3 is no JSON object",
+    '["c"]\n': "line 3 is not a JSON object",
 }
 
 
@@ -1119,7 +1119,7 @@ TRUNCATION = {"top_k": 20, "top_p": 0.9, "min_p": 0.05}
 @pytest.mark.parametrize(("name", "value"), TRUNCATION.items())
 def test_truncation_of_given_text_goes_with_a_temperature(name: str, value: float) -> None:
     given_text = {"kind": "given", "column": "a", name: value}
-    with pytest.raises(ValueError, match="go with temperature"):
+    with pytest.raises(ValueError, match="need temperature"):
         profile({"path": "rows.jsonl"}, continuation=given_text)
     options = profile({"path": "rows.jsonl"}, continuation=given_text | {"temperature": 1})
     assert getattr(options.continuation, name) == value

@@ -55,11 +55,25 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
             assert [option for option in re.findall(r"--[a-z-]+", line) if option not in shown] == []
 
 
-@pytest.mark.parametrize("command", ["compare", "trees"])
+@pytest.mark.parametrize("command", ["report", "compare", "trees"])
 def test_formats_that_the_readme_names_for_a_command_are_all_that_it_has(command: str) -> None:
     (row,) = [line for line in README.splitlines() if line.startswith(f"| `alphaprof {command} ")]
     (choices,) = re.findall(r"--format\s+[<\[]([a-z|]+)[>\]]", help_of(command))  # of older typers: brackets
     assert set(re.findall(r"`--format ([a-z]+)`", row)) == set(choices.split("|")) - {"terminal"}
+
+
+def test_a_newcomer_reads_the_readme_in_one_go() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_folders_that_the_readme_and_the_page_for_developers_name_exist() -> None:
+    (tree,) = re.findall(r"```text\nalphaprof/\n(.*?)```", README, re.DOTALL)
+    names = [name for line in tree.splitlines() for name in re.findall(r"^ *((?:[\w.]+(?:/|\.py) *)+)", line)]
+    places = [place for name in names for place in name.split()]
+    assert {f"{path.name}/" for path in (ROOT / "alphaprof").iterdir() if (path / "__init__.py").exists()} <= set(places)
+    developing = re.findall(r"`(alphaprof/[a-z_/]+(?:\.py)?)`", (ROOT / "docs" / "developing.md").read_text())
+    assert [name for name in developing if not (ROOT / name).exists()] == []
+    assert [place for place in places if not ((ROOT / "alphaprof" / place).exists() or (ROOT / place).exists())] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

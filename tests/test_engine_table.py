@@ -202,7 +202,7 @@ FILES = {
     "no verification": (CSV.replace("target,2,1,256,11\n", ""), None, "no verify steps"),
     "empty": ("", None, "no decode step of the target"),
     "wrong column": (CSV.replace("ms", "milliseconds"), None, "line 2: unknown column milliseconds"),
-    "a column twice": (CSV.replace("context", "batch"), None, "line 1: column batch stands there twice"),
+    "a column twice": (CSV.replace("context", "batch"), None, "line 1: column batch occurs twice"),
     "not CSV": ("x" * 200_000, None, "is not CSV"),
     "not JSON": ("{", "costs.json", "is not JSON"),
     "numbers": ([1, 2], None, "row 1: not an object"),
@@ -229,7 +229,7 @@ def test_a_file_that_is_not_there_or_is_no_text_is_refused(tmp_path: Path) -> No
 
 def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "costs.csv")
-    with pytest.raises(CostsUnreadable, match="it is no regular file"):
+    with pytest.raises(CostsUnreadable, match="it is not a regular file"):
         read_engine_table(tmp_path / "costs.csv", ["small"], [], None)
 
 

@@ -636,7 +636,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
         2,
         "give step times instead",
     ),
-    "alpha": (("check", "GOOD", "--min-alpha", "0.5"), 2, "do not tell alpha"),
+    "alpha": (("check", "GOOD", "--min-alpha", "0.5"), 2, "do not give alpha"),
     "speedup": (("check", "GOOD", "--min-speedup", "1.1"), 2, "no step times for eagle"),
     "a gamma that was not served": (("check", "GOOD", "--gamma", "2", "--min-acceptance-length", "1"), 2, "no gamma 2"),
     "a profiled baseline": (("check", "GOOD", "--baseline", "PROFILED"), 12, "was profiled"),
@@ -698,7 +698,7 @@ UNPAIRED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]]
         {},
         {"prompt_token_ids": None, "prompt": "Hi"},
         (),
-        "known by token ids, and those of TWO by text | log prompt",
+        "identified by token ids, and those of TWO by text | log prompt",
     ),
     "streams": (
         {},
@@ -710,13 +710,13 @@ UNPAIRED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]]
         {"prompt_token_ids": None},
         {"prompt_token_ids": None, "id": "another"},
         (),
-        "known by request id, which an engine makes anew for every request | log prompt_token_ids with every request",
+        "identified by request id, which is new in every answer | log prompt_token_ids with every request",
     ),
     "nothing": (
         {"prompt_token_ids": None, "id": None},
         {"prompt_token_ids": None, "id": None, "created": 2},
         (),
-        "known by nothing | log prompt_token_ids with every request",
+        "identified by nothing | log prompt_token_ids with every request",
     ),
     "prompts": ({}, {"prompt_token_ids": [8]}, (), "were sent other prompts, or made other token ids of them"),
     "domains": ({}, {}, ("--domain", "code"), "share 1 prompts, but none in one domain"),
@@ -804,10 +804,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
         "per_step_accepted and acceptance_histogram",
     ),
     "half drafted": (changed(per_step_drafted=[3] * 42 + [2]), "per_step_drafted and 43 rounds drafted 129 tokens differ"),
-    "an error beside metrics": (response() | {"error": "cut off"}, "an error stands beside the metrics"),
+    "an error beside metrics": (response() | {"error": "cut off"}, "an answer has both an error and metrics"),
     "a status beside metrics": (
         {"response": {"status_code": 500, "body": response()}},
-        "an error stands beside the metrics",
+        "an answer has both an error and metrics",
     ),
     "other steps": (changed(per_step_accepted=[0], per_step_drafted=[3]), "by round they are 3"),
     "uneven steps": (changed(per_step_accepted=[0, 0], per_step_drafted=[3]), "do not fit each other"),
@@ -825,7 +825,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "no metrics": (response() | {"metrics": None}, "no metrics.speculative_decoding"),
     "several choices": (response() | {"choices": [{}, {}]}, "several choices"),
     "metrics of another kind": (response() | {"metrics": [1]}, "metrics is a list, no object"),
-    "no object": ([1, 2], "is no JSON object"),
+    "no object": ([1, 2], "is not a JSON object"),
     "no model": (response() | {"model": ""}, "there is no model"),
     "half a character": (response() | {"model": "\ud800"}, "half a character"),
     "no name": (response() | {"id": {"a": 1}}, "no name"),
@@ -846,8 +846,8 @@ def test_a_line_that_cannot_be_meant_is_refused_with_its_number(row: Any, words:
 
 UNREADABLE = {
     "not JSON": (b"{", "Expecting property name"),
-    "NaN": (b'{"a": NaN}', "NaN is no number"),
-    "infinity": (b'{"a": -Infinity}', "-Infinity is no number"),
+    "NaN": (b'{"a": NaN}', "NaN is not a JSON number"),
+    "infinity": (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
     "many digits": (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
     "deep": (b"[" * 100_000, "nested too deeply"),
     "not UTF-8": (b'{"a": "\xff"}', "codec"),
@@ -869,9 +869,9 @@ def test_a_line_that_is_no_json_object_is_refused_with_its_number(line: bytes, w
 OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no temperature": (("--rule", "one_hot"), 2, "add --temperature"),
     "temperature 0": (("--rule", "lossless", "--temperature", "0"), 2, "at temperature 0 the rule is strict"),
-    "greedy sampling": ((*STRICT, "--temperature", "0.7"), 2, "name what the engine did"),
+    "greedy sampling": ((*STRICT, "--temperature", "0.7"), 2, "name the engine's rule"),
     "gamma": ((*STRICT, "--gamma", "4"), 3, "--gamma is 4, and acceptance_histogram counts 0 to 3"),
-    "draft": ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is no name"),
+    "draft": ((*STRICT, "--draft", "../up"), 2, "--draft '../up' is not a valid name"),
     "domains": ((*STRICT, "--domain", "a", "--domain", "b"), 2, "2 domains for 1 files"),
     "both": ((*STRICT, "--domain", "a", "--domain-key", "b"), 2, "use one of them"),
     "domain key": ((*STRICT, "--domain-key", "kind"), 3, "there is no 'kind'"),
@@ -923,7 +923,7 @@ def test_requests_of_one_engine_are_refused_where_they_do_not_belong_together(tm
     pairs = {
         "line 1 has 'served/target'": response(2) | {"model": "other"},
         "speculative tokens, and": response(2, **counted([1], [1], 1)),
-        "stands in": response(1),
+        "is in .* as well": response(1),
     }
     for number, (words, second) in enumerate(pairs.items()):
         with pytest.raises(AlphaprofError, match=words) as found:

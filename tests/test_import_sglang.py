@@ -261,11 +261,11 @@ def test_trees_and_adaptive_steps_are_compared_by_tokens_per_round(rounds_only: 
 
 NEEDS_DEPTHS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "acceptance length": (("check", "RUN", "--min-acceptance-length", "1"), 2, "check --baseline"),
-    "an export": (("export", "RUN", "--to", "vllm"), 2, "wants rates by depth"),
+    "an export": (("export", "RUN", "--to", "vllm"), 2, "needs rates by depth"),
     "a table": (
         ("report", "RUN", "--set", "costs.source=table", "--set", "costs.path=times.csv"),
         2,
-        "step times say nothing about",
+        "step times cannot be used for",
     ),
 }
 
@@ -331,10 +331,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "no usage": (without_usage(), "completion_tokens is missing"),
     "no prompt": (changed(prompt_tokens=None) | {"prompt_token_ids": None}, "prompt_tokens is missing, or 0"),
     "several choices": (openai() | {"sglext": {"spec_tokens_details": [DETAILS, DETAILS]}}, "several choices (n > 1)"),
-    "an error beside counts": ({"response": answer(), "error": "cut off"}, "an error stands beside the counts"),
-    "an error beside details": (openai() | {"error": {"message": "cut off"}}, "an error stands beside the counts"),
+    "an error beside counts": ({"response": answer(), "error": "cut off"}, "an answer has both an error and counts"),
+    "an error beside details": (openai() | {"error": {"message": "cut off"}}, "an answer has both an error and counts"),
     "a list of numbers": ([1, 2], "a list of answers holds something else"),
-    "a number": (3, "is no JSON object"),
+    "a number": (3, "is not a JSON object"),
     "no object": (answer() | {"meta_info": [1]}, "meta_info is a list, no object"),
     "half a character": (changed(id="\ud800"), "half a character"),
 }
@@ -417,14 +417,14 @@ def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> Non
 
 
 OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "a tree's depth": ((*STRICT, "--drafting", "tree"), 2, "add --gamma: --speculative-num-steps"),
+    "a tree's depth": ((*STRICT, "--drafting", "tree"), 2, "add --gamma N: the server's --speculative-num-steps"),
     "gamma": ((*CHAIN, "--gamma", "3"), 3, "rounds drafted 5 tokens each, and --gamma is 3"),
     "a flat tree": ((*STRICT, "--drafting", "tree", "--gamma", "4"), 3, "accepted 5 drafts, and a round drafts 4"),
     "no target": (("--rule", "strict", "--drafting", "chain"), 3, "there is no model"),
     "costs of a tree": (
         (*STRICT, "--drafting", "tree", "--gamma", "5", "--set", "costs.source=table", "--set", "costs.path=x.csv"),
         2,
-        "step times say nothing",
+        "step times cannot be used",
     ),
     "both": ((*CHAIN, "--domain", "a", "--domain-key", "b"), 2, "use one of them"),
     "domain key": ((*CHAIN, "--domain-key", "kind"), 3, "there is no 'kind'"),
@@ -447,7 +447,7 @@ def test_what_drafted_must_be_said() -> None:
 
 
 def test_answers_that_do_not_belong_together_are_refused_as_those_of_vllm(tmp_path: Path) -> None:
-    pairs = {"speculative tokens, and": of_rounds([1], 2, 2), "stands in": answer(1)}
+    pairs = {"speculative tokens, and": of_rounds([1], 2, 2), "is in .* as well": answer(1)}
     for number, (words, second) in enumerate(pairs.items()):
         with pytest.raises(AlphaprofError, match=words):
             imported(tmp_path, [answer(1), second], name=f"run{number}")

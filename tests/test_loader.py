@@ -167,15 +167,15 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
         "data.0: needs exactly one of prompt, messages, prompt_ids (has prompt, messages)",
         "correct",
     ),
-    (("target", "model"), "a\0b", "target.model: holds a NUL", "correct"),
-    (("drafts", "small", "model"), "a\0b", "drafts.small.model: holds a NUL", "correct"),
-    (("data", 0, "path"), "a\0b", "data.0.path: holds a NUL", "correct"),
+    (("target", "model"), "a\0b", "target.model: contains a NUL", "correct"),
+    (("drafts", "small", "model"), "a\0b", "drafts.small.model: contains a NUL", "correct"),
+    (("data", 0, "path"), "a\0b", "data.0.path: contains a NUL", "correct"),
     (("data", 1, "chat_options"), {"a": b"x"}, "data.1.chat_options.a: bytes is no text, number", "without a tag"),
     (("data", 1, "chat_options"), {"a": [{1: 2}]}, "data.1.chat_options.a.0: the key 1 is no text", "quote it"),
     (("data", 1, "chat_options"), {"a": datetime.date(2024, 1, 1)}, "data.1.chat_options: Object of type date", "correct"),
     (("data", 1, "chat_options"), {"a": float("nan")}, "data.1.chat_options: Out of range float", "correct"),
-    (("data", 1, "chat"), True, "data.1: chat: true goes with prompt", "correct"),
-    (("data", 0, "system"), "be brief", "data.0: system goes with chat: true", "correct"),
+    (("data", 1, "chat"), True, "data.1: chat: true needs prompt", "correct"),
+    (("data", 0, "system"), "be brief", "data.0: system needs chat: true", "correct"),
     (("data", 2, "domain"), {"column": 5}, "data.2.domain.column: Input should be a valid string", "quote it"),
     (
         ("rules",),
@@ -189,10 +189,10 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (
         ("rules",),
         ["strict", "multi_draft"],
-        "rules.1: multi_draft has 1 parameter and got 0: write multi_draft:width",
+        "rules.1: multi_draft has 1 parameter, not 0: write multi_draft:width",
         "corr",
     ),
-    (("rules",), [{"multi_draft": "many"}], "rules.0: 'many' is no number", "correct"),
+    (("rules",), [{"multi_draft": "many"}], "rules.0: 'many' is not a number", "correct"),
     (("certificates",), "perhaps", "certificates: Input should be a valid boolean", "correct"),
     (("certificates",), None, "certificates: Input should be a valid boolean", "correct"),
     (("data", 0, "min_prompt_tokens"), 0, "data.0.min_prompt_tokens: Input should be greater than or equal to 1", "correct"),
@@ -270,7 +270,7 @@ def test_the_rule_of_the_decision_may_be_any_or_follow_the_text(rule: Any) -> No
 
 
 def test_auto_is_no_rule_to_be_profiled() -> None:
-    assert "auto is no rule" in refusal(changed((("rules",), ["auto"]))).message
+    assert "auto is not a rule" in refusal(changed((("rules",), ["auto"]))).message
 
 
 def test_rules_that_draw_several_tokens_are_written_like_any_other_and_counted_once() -> None:
@@ -623,8 +623,8 @@ WRONG_OVERRIDES = [
     ("target.dtype=[", "'[' is not a YAML value", "quote it"),
     ("target.dtype=2024-99-99", "'2024-99-99' is not a YAML value", "quote it"),
     ("decision={gamma: 1, gamma: 2}", "is not a YAML value", "quote it"),
-    ("target.model.name=x", "target.model.name lies below a plain value", "name an option"),
-    ("target.model.name.first=x", "target.model.name lies below a plain value", "name an option"),
+    ("target.model.name=x", "target.model.name is below a plain value", "name an option"),
+    ("target.model.name.first=x", "target.model.name is below a plain value", "name an option"),
     (
         "data.poetry.limit=5",
         "data.poetry: no single element 'poetry' in a list of 3",

@@ -1010,7 +1010,7 @@ def test_a_run_of_an_earlier_version_is_read_and_reported_as_it_was(finished: Ru
     for draft in finished.manifest.drafts:
         assert old.positions(draft, 0).equals(finished.positions(draft, 0))
     assert as_json(build_report(old))["results"] == as_json(build_report(finished))["results"]
-    with pytest.raises(OptionInvalid, match="cannot tell of multi_draft_2"):
+    with pytest.raises(OptionInvalid, match="is not enough for multi_draft_2"):
         read_totals(old, "close", TotalsRequest(["strict", "multi_draft_2"], old.gammas))
 
 

@@ -129,7 +129,7 @@ def sized(logits: int, **changes: Any) -> tuple[ModelSeen, ...]:
 
 
 RAW = {"code": "raw_prompts", "message": "prompts are profiled without it (a.jsonl)", "remedy": "set chat: true"}
-ODD = {"code": "no_verdict", "message": "no verdict will come", "remedy": "leave it out"}
+ODD = {"code": "no_verdict", "message": "there will be no verdict", "remedy": "leave it out"}
 UNKNOWN = (source(planned=None),)
 SLOW = dataclasses.replace(SPEED, generated=None, timing_s=None, untimed="no cache")
 # Changes of the facts; then of which check, about what, how bad, and words of its cause or remedy.
@@ -145,7 +145,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     ),
     "raw prompts": ({"warnings": (RAW,)}, "chat template", "run", "note", "set chat: true"),
     "template in use": ({}, "chat template", "target", "ok", "used for 1 of 1 source"),
-    "no template": ({"template": False}, "chat template", "target", "ok", "none is asked for"),
+    "no template": ({"template": False}, "chat template", "target", "ok", "no source asks for one"),
     "double BOS": (
         {"sources": (source(double_bos=3),)},
         "bos",
@@ -240,7 +240,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "time",
         "run",
         "note",
-        "not known how fast the target generates",
+        "the target's generation speed is not known",
     ),
     "disk": ({}, "disk", "run", "ok", "about 530 kB for at most 5,000 positions (100 bytes a position"),
     "full disk": (
@@ -285,7 +285,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "note",
         "2 GB while timing steps; 1 GB are free beside the weights fewer of costs.concurrency or costs.context",
     ),
-    "other warnings": ({"warnings": (ODD,)}, "no verdict", "run", "note", "no verdict will come"),
+    "other warnings": ({"warnings": (ODD,)}, "no verdict", "run", "note", "there will be no verdict"),
 }
 
 
@@ -760,10 +760,10 @@ def test_a_template_that_is_missing_stops_the_run_after_everything_was_listed(
 
 # Options that contradict each other, and words of the error.
 CONTRADICTIONS: dict[str, tuple[list[str], str]] = {
-    "resumed": (["--dry-run", "--resume"], "--resume is another one"),
-    "reused": (["--dry-run", "--reuse-continuations", "x"], "--reuse-continuations is another one"),
-    "until decided": (["--dry-run", "--until-decided"], "--until-decided is another one"),
-    "a run as a table": (["--out", "run", "--format", "json"], "--format goes with --dry-run"),
+    "resumed": (["--dry-run", "--resume"], "--resume cannot be combined with it"),
+    "reused": (["--dry-run", "--reuse-continuations", "x"], "--reuse-continuations cannot be combined with it"),
+    "until decided": (["--dry-run", "--until-decided"], "--until-decided cannot be combined with it"),
+    "a run as a table": (["--out", "run", "--format", "json"], "--format needs --dry-run"),
     "a run to nowhere": ([], "a run needs a directory"),
 }
 

@@ -430,7 +430,7 @@ def test_certified_positions_that_were_rejected_are_an_alarm(tmp_path: Path) -> 
         ("chat", "large", 3)
     ]
     (warning,) = [warning for warning in found.warnings if warning.code == "contradicted"]
-    assert warning.message == "3 certified positions were rejected, which cannot be: chat (large, strict)"
+    assert warning.message == "3 certified positions were rejected, which should be impossible: chat (large, strict)"
     assert "report it" in warning.remedy
     for width in (100, 150):
         text = as_terminal(found, width)
@@ -981,7 +981,7 @@ def test_certificates_in_the_terminal_by_hand(report: Report) -> None:
         " code        0.300 <= 0.610  0.300 <= 0.610",
         " chat        0.300 <= 0.610",
         "  certified and yet rejected: 2 of 1,200 certified positions, all rules together",
-        "draft small: lossless acceptance, and what the smaller KL of each position promises of it",
+        "draft small: lossless acceptance, and what the smaller KL of each position guarantees",
         "                                                  bound from",
         " domain              beta         bound  mean KL    the mean",
         " code               0.800         0.750     0.24       0.700",
@@ -989,7 +989,7 @@ def test_certificates_in_the_terminal_by_hand(report: Report) -> None:
         "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it",
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain",
         "beforehand.",
-        "What is accepted beyond that was right without having to be. Position by position: threshold_RULE in",
+        "What is accepted beyond that was right, but not certain to be. Position by position: threshold_RULE in",
         "the log.",
         "At <1% of the positions some rule accepts more tokens than were looked at: a lower bound there.",
     ]

@@ -329,7 +329,7 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     assert later.cost is not None
     assert later.traffic.speedup is not None
     assert "no_step_times" not in codes(later)
-    with pytest.raises(ProfileInvalid, match="step times are measured with a run"):
+    with pytest.raises(ProfileInvalid, match="step times are measured during a run"):
         changed_question(run.manifest.config, ["costs.source=measured"])
 
 
@@ -383,7 +383,7 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     run = shaped(timed(tmp_path / "run"), tmp_path / "run")
     overrides = ["costs.source=roofline", "costs.accelerator=h100-sxm", "costs.tp=2", "costs.overhead_ms=0.5"]
     report = build_report(run, config=changed_question(run.manifest.config, overrides))
-    assert report.traffic.reason.startswith("by step times worked out for 2 x h100-sxm, not measured, ")
+    assert report.traffic.reason.startswith("by step times computed for 2 x h100-sxm, not measured, ")
     assert "not_measured" in codes(report)
     assert report.cost is not None
     target = ModelShape.from_config(LLAMA)
@@ -424,7 +424,7 @@ def test_a_roofline_needs_shapes(run: Run) -> None:
         (["costs.source=roofline"], "accelerator"),
         (["costs.source=table"], "path"),
         (["costs.source=guessed"], "source"),
-        (["costs.context=512"], "cannot be changed afterwards"),
+        (["costs.context=512"], "cannot be measured afterwards"),
         (["costs.source=table", "costs.path=x.csv", "costs.overhead_ms=-1"], "overhead_ms"),
         (["costs.source=table", "costs.path=x.csv", "costs.tp=2"], "unknown key costs.tp"),
     ],

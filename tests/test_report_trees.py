@@ -615,22 +615,22 @@ def test_no_tree_is_chosen_of_size_zero(side: RunDraft, alphaprof: Runner) -> No
 
 
 FILES: dict[str, tuple[str, str, str]] = {
-    "no JSON": ("[[0], [0,", "holds no JSON", "[[0], [1], [0, 0]]"),
-    "not a list": ('{"paths": [[0]]}', "is no list of paths", "[[0], [1], [0, 0]]"),
-    "no node": ("[]", "is no list of paths", "write the paths"),
-    "the root": ("[[]]", "is no list of paths", "without the root"),
-    "no whole numbers": ("[[0], [0.5]]", "is no list of paths", "write the paths"),
-    "truth": ("[[false]]", "is no list of paths", "write the paths"),
-    "text": ('[["0"]]', "is no list of paths", "write the paths"),
+    "no JSON": ("[[0], [0,", "is not JSON", "[[0], [1], [0, 0]]"),
+    "not a list": ('{"paths": [[0]]}', "is not a list of paths", "[[0], [1], [0, 0]]"),
+    "no node": ("[]", "is not a list of paths", "write the paths"),
+    "the root": ("[[]]", "is not a list of paths", "without the root"),
+    "no whole numbers": ("[[0], [0.5]]", "is not a list of paths", "write the paths"),
+    "truth": ("[[false]]", "is not a list of paths", "write the paths"),
+    "text": ('[["0"]]', "is not a list of paths", "write the paths"),
     "no parent": ("[[0], [1, 0]]", "path (1, 0) needs its parent (1,)", "--top 1"),
-    "negative": ("[[0], [-1]]", "path (-1,) is no node", "--top 1"),
+    "negative": ("[[0], [-1]]", "path (-1,) is not a node", "--top 1"),
     "twice": ("[[0], [0]]", "path (0,) is there twice", "parent"),
     "counted from 1": ("[[1], [1, 1]]", "never drafts the draft's top token", "--top 1"),
     "a huge rank": (f"[[0], [{10**30}]]", "a larger tree than any engine", "rank 1024"),
     "deep": (json.dumps([[0] * depth for depth in range(1, 80)]), "a larger tree than any engine", "64 levels"),
     "many nodes": (json.dumps([[rank] for rank in range(1025)]), "a larger tree than any engine", "1024 nodes"),
-    "nested": ("[" * 100_000, "holds no JSON", "write the paths"),
-    "hostile": ("[[0]]\x00\x1b[2J", "holds no JSON", "write the paths"),
+    "nested": ("[" * 100_000, "is not JSON", "write the paths"),
+    "hostile": ("[[0]]\x00\x1b[2J", "is not JSON", "write the paths"),
 }
 
 
@@ -650,7 +650,7 @@ def test_a_file_that_is_no_tree_is_refused_in_two_lines(
 
 def test_a_tree_that_cannot_be_read_is_refused(side: RunDraft, alphaprof: Runner, tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for path, problem in (("none.json", "No such file"), (".", "Is a directory"), ("binary", "holds no JSON")):
+    for path, problem in (("none.json", "No such file"), (".", "Is a directory"), ("binary", "is not JSON")):
         code, output, errors = alphaprof(side.label, "--tree", tmp_path / path)
         assert (code, output) == (2, "")
         assert problem in errors

@@ -201,12 +201,17 @@ def test_both_renderings_hold_the_numbers_and_no_verdict() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], list[str], str, str]] = {
     "no lossy rule": ({"rules": ["strict", "lossless"]}, [], "the profile has no lossy rule", "--rule additive:0.1"),
     "unknown rule": ({}, ["--rule", "additiv:0.1"], "--rule: unknown rule 'additiv'", "alphaprof rules lists them"),
-    "several draws": ({}, ["--rule", "multi_draft:2"], "multi_draft_2 drafts trees", "choose a rule of chains"),
-    "tree": ({}, ["--rule", "tree:2"], "the rule tree_2 drafts trees", "choose a rule of chains"),
+    "several draws": ({}, ["--rule", "multi_draft:2"], "multi_draft_2 drafts trees", "choose a rule for chains"),
+    "tree": ({}, ["--rule", "tree:2"], "the rule tree_2 drafts trees", "choose a rule for chains"),
     "no such text": ({}, ["--rule", "lossless"], "lossless belongs to sampled text, and this is greedy", "strict goes"),
     "no such draft": ({}, ["--draft", "big"], "the profile has no draft big", "it has: skip"),
     "no usual gamma": ({"gammas": [4]}, [], "none of the gammas", "--gamma 4"),
-    "others' text": ({"continuation": {"kind": "text"}}, [], "writes none of this text", "continuation.kind=greedy"),
+    "others' text": (
+        {"continuation": {"kind": "text"}},
+        [],
+        "none of this text is the target's own",
+        "continuation.kind=greedy",
+    ),
 }
 
 

@@ -521,10 +521,10 @@ def test_rules_of_engines_that_are_not_modelled_are_known_by_name(name: str) -> 
         ("additive", "write additive:epsilon"),
         ("typical:0.1", "write typical:epsilon,delta"),
         ("typical_0p1", "write typical:epsilon,delta"),
-        ("typical:0.1,0.2,0.3", "got 3: write typical:epsilon,delta"),
+        ("typical:0.1,0.2,0.3", "not 3: write typical:epsilon,delta"),
         ({"typical": 0.1}, "write typical:epsilon,delta"),
-        ("strict:1", "strict has 0 parameters and got 1"),
-        ("one_hot_1", "one_hot has 0 parameters and got 1"),
+        ("strict:1", "strict has 0 parameters, not 1"),
+        ("one_hot_1", "one_hot has 0 parameters, not 1"),
         ({"typical": {"epsilon": 0.1}}, "has the parameters epsilon, delta"),
         ({"typical": {"epsilon": 0.1, "delta": 0.1, "gamma": 1}}, "has the parameters epsilon, delta"),
         ({"additive": {"eps": 0.1}}, r"has the parameters epsilon \(not eps\)"),
@@ -551,7 +551,7 @@ def test_values_that_a_parameter_cannot_have_are_refused(name: str, index: int) 
     for wrong in [*WRONG, one.low - 1, one.high + 1, below, above, 10**400, *fractions]:
         given_values = [item.high for item in parameters]
         given_values[index] = wrong
-        with pytest.raises(ValueError, match=f"{name}: {one.name} (is no number|must be)|is no number"):
+        with pytest.raises(ValueError, match=f"{name}: {one.name} (is not a number|must be)|is not a number"):
             parse_rule({name: given_values})
     for end in (one.low, one.high):
         assert parse_rule({name: [end if item is one else item.high for item in parameters]}).arguments[one.name] == end

@@ -47,12 +47,12 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 REMEDIES = {
     errno.ENOSPC: "free space; a profile goes on with --resume",
     errno.EDQUOT: "free space; a profile goes on with --resume",
-    errno.EACCES: "mend permissions",
-    errno.EROFS: "mend permissions",
+    errno.EACCES: "correct the permissions",
+    errno.EROFS: "correct the permissions",
     errno.EFBIG: "lower shard_documents",
-    errno.EIO: "look after that disk or mount",
-    errno.ESTALE: "look after that disk or mount",
-    errno.EBUSY: "look after that disk or mount",
+    errno.EIO: "check that disk or mount",
+    errno.ESTALE: "check that disk or mount",
+    errno.EBUSY: "check that disk or mount",
 }
 
 
@@ -82,7 +82,7 @@ def test_a_table_that_contradicts_its_declaration_is_a_bug_and_is_not_written(tm
 
 def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DiskFull, match="is no directory"):
+    with pytest.raises(DiskFull, match="is not a directory"):
         require_writable(tmp_path / "file" / "run")
     require_writable(tmp_path / "new" / "run")
     assert not (tmp_path / "new").exists()

@@ -656,7 +656,9 @@ def test_of_rules_that_need_whole_distributions_a_log_tells_those_that_it_was_wr
     partial = interrupted(run, tmp_path / "partial")
     assert sorted_rows(read_totals(partial, draft, asked(run, ["multi_draft_2"], flavour)), ["multi_draft_2"]) == expected
     before = contents(run)
-    with pytest.raises(OptionInvalid, match=r"run cannot tell of multi_draft_1, multi_draft_3, which needs whole") as caught:
+    with pytest.raises(
+        OptionInvalid, match=r"run is not enough for multi_draft_1, multi_draft_3, which needs whole"
+    ) as caught:
         read_totals(run, draft, asked(run, ["multi_draft_1", "strict", "multi_draft_2", "multi_draft_3"], flavour))
     assert "--reuse-continuations" in caught.value.hint
     assert contents(run) == before

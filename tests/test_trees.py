@@ -621,9 +621,12 @@ LAW = np.array([0.5, 0.5])
 MISTAKES: dict[str, tuple[Any, str]] = {
     "a parent is missing": (lambda: Tree.from_paths([(1,), (1, 2, 1)]), r"path \(1, 2, 1\) needs its parent \(1, 2\)"),
     "named as it was given": (lambda: Tree.from_paths([[0, 1]], top=0), r"path \(0, 1\) needs its parent \(0,\)"),
-    "rank 0": (lambda: Tree.from_paths([(0,)]), r"path \(0,\) is no node: ranks count from 1"),
-    "a negative rank": (lambda: Tree.from_paths([(0,), (0, -1)], top=0), r"path \(0, -1\) is no node: ranks count from 0"),
-    "the root": (lambda: Tree.from_paths([(), (1,)]), r"path \(\) is no node"),
+    "rank 0": (lambda: Tree.from_paths([(0,)]), r"path \(0,\) is not a node: ranks count from 1"),
+    "a negative rank": (
+        lambda: Tree.from_paths([(0,), (0, -1)], top=0),
+        r"path \(0, -1\) is not a node: ranks count from 0",
+    ),
+    "the root": (lambda: Tree.from_paths([(), (1,)]), r"path \(\) is not a node"),
     "twice": (lambda: Tree.from_paths([(1,), [1]]), r"path \(1,\) is there twice"),
     "gamma": (lambda: Tree.chain(-1), "depth is -1"),
     "width": (lambda: Tree.full(0, 2), "width is 0; it must be at least 1"),

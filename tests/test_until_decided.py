@@ -170,7 +170,7 @@ def test_too_few_documents_leave_it_open_and_say_so(tmp_path: Path) -> None:
     )
     found = asked(ordered(tmp_path / "run", small, choosing=16), min_speedup=1.5).traffic
     assert found.verdict == "UNDECIDED"
-    assert "behind the first 16" in found.reason
+    assert "after the first 16" in found.reason
     narrow = asked(ordered(tmp_path / "more", dataclasses.replace(RECIPE, seed=3)), min_speedup=2.19).traffic
     assert narrow.verdict == "UNDECIDED"
     assert "enclose 2.19: more documents would narrow them" in narrow.reason
@@ -259,7 +259,7 @@ def test_what_cannot_be_drawn_at_random_is_refused(tiny: Path, tmp_path: Path) -
     with pytest.raises(ProfileInvalid, match="weights asks for another mixture"):
         until(path, tmp_path / "run", "decision.weights={long: 0.5, short: 0.5}")
     stopped = until(path, tmp_path / "stopped", stop=lambda run: "enough")
-    with pytest.raises(RunMismatch, match="stopped when it was decided"):
+    with pytest.raises(RunMismatch, match="stopped early because the verdict was sure"):
         pipeline.profile(load_profile(path), tmp_path / "again", Silent(), reuse=stopped.path)
     pipeline.profile(load_profile(path, ["data.0.limit=4"]), tmp_path / "begun", Silent())
     begun = Run.open(tmp_path / "begun")

@@ -432,7 +432,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], int, str, str]] = {
         {"continuation": {"kind": "text"}},
         [],
         2,
-        "the target writes none of this text",
+        "none of this text is the target's own",
         "--set continuation.kind=greedy",
     ),
     "no usual gamma": ({"gammas": [4, 8]}, [], 2, "none of the gammas", "--gamma 4"),
@@ -690,5 +690,5 @@ def test_gammas_and_texts_that_cannot_be_decoded_are_known_before_any_model_load
         chosen_gammas([4], None)
     source = {"domain": "a", "path": "a.jsonl", "prompt": "{text}", "continuation": {"kind": "text"}}
     tree = {"target": {"model": "t"}, "drafts": {}, "data": [source]}
-    with pytest.raises(ProfileInvalid, match="writes none of this text"):
+    with pytest.raises(ProfileInvalid, match="none of this text is the target"):
         require_own_text(ProfileOptions.model_validate(tree))

@@ -221,7 +221,9 @@ def test_a_full_disk_stops_the_run_at_the_next_batch_and_it_resumes(
     def full(file: Path, *rest: Any) -> None:
         if "00001" in file.name:
             failed.set()
-            raise DiskFull(f"cannot write {file}: No space left on device", "free space or mend permissions, then --resume")
+            raise DiskFull(
+                f"cannot write {file}: No space left on device", "free space or correct its permissions, then --resume"
+            )
         original(file, *rest)
 
     def behind(plan: Any, index: int, *rest: Any) -> Any:

@@ -30,7 +30,8 @@ from alphaprof.errors import AlphaprofError, OptionInvalid
 from alphaprof.version import __version__
 
 app = typer.Typer(
-    help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is that?",
+    help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? And how sure is "
+    "the answer?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,7 +72,7 @@ def report(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Decide otherwise: decision.min_speedup=1.2; or by other step times: costs.source=roofline (repeatable).",
+            help="Change the question, decision.min_speedup=1.2, or the step times, costs.source=roofline (repeatable).",
         ),
     ] = None,
     rules: Annotated[
@@ -80,22 +81,24 @@ def report(
     ] = None,
     replay: Annotated[
         ReplayFlavour,
-        typer.Option(help="How rounds end a text: engine caps nothing; llamacpp drafts at most the tokens left - 1."),
+        typer.Option(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
     ] = ReplayFlavour.engine,
     whole_log: Annotated[
         bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="First compare every byte of the run's files with what was written.")
+        bool, typer.Option("--verify", help="First check every byte of the run's files against the manifest.")
     ] = False,
 ) -> None:
-    """Answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
+    """Print the answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
     from alphaprof.cli.show import render
     from alphaprof.log.store import Run
     from alphaprof.report.build import build_report
 
     if output is PageFormat.html and out is None and sys.stdout.isatty():
-        raise OptionInvalid("the page is five megabytes of text", "write it to a file: --out report.html")
+        raise OptionInvalid(
+            "the HTML page is five megabytes of text, too much for a terminal", "write it to a file: --out report.html"
+        )
     with without_pandas():
         opened = Run.open(run)
         if verify:
@@ -117,35 +120,43 @@ def _asked(
 @app.command()
 def check(
     run: RunFolder,
-    draft: Annotated[str | None, typer.Option(help="The draft that is checked; default: the decision's.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft to check; default: the decision's.")] = None,
     rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
-    gamma: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per round; default: the decision's.")] = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=1, help="Drafted tokens per round; default: the gamma of the decision.")
+    ] = None,
     min_alpha: Annotated[
-        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least alpha: 0.6, or code=0.6 (repeatable).")
+        list[str] | None,
+        typer.Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
     ] = None,
     min_length: Annotated[
         list[str] | None,
-        typer.Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length, likewise."),
+        typer.Option(
+            "--min-acceptance-length", metavar="[DOMAIN=]X", help="Smallest acceptance length that passes: 2.4, or code=2.4."
+        ),
     ] = None,
     min_speedup: Annotated[
-        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least speedup of a domain, likewise.")
+        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Smallest speedup that passes: 1.2, or code=1.2.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run (of the same draft): no domain may be worse.")
+        str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
     ] = None,
     margin: Annotated[
         float, typer.Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
     ] = 0.02,
     target_change: Annotated[
-        bool, typer.Option("--allow-target-change", help="The target may be another one, fine-tuned or quantised.")
+        bool,
+        typer.Option("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
     ] = False,
-    undecided: Annotated[Undecided, typer.Option(help="What the exit code says of an undecided check.")] = Undecided.passes,
+    undecided: Annotated[
+        Undecided, typer.Option(help="Whether an undecided check passes (exit code 0) or fails (11).")
+    ] = Undecided.passes,
     output: Annotated[CheckFormat, typer.Option("--format", help="terminal, json, md or junit.")] = CheckFormat.terminal,
     out: OutFile = None,
 ) -> None:
     """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
 
-    Without thresholds and baseline: the run's own decision.
+    Without thresholds and without a baseline, the run's own decision is checked.
     """
     from alphaprof.cli.show import render_check
     from alphaprof.commands.check.build import require_passed
@@ -168,11 +179,13 @@ def compare(
     rules: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
     ] = None,
-    gamma: Annotated[int | None, typer.Option(min=1, help="Tokens per round at this length only; default: at all.")] = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=1, help="Compare tokens per round at this gamma only; default: all.")
+    ] = None,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
     out: OutFile = None,
 ) -> None:
-    """Paired differences of two drafts on the same prompts: acceptance and tokens per round."""
+    """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round."""
     from alphaprof.cli.show import render_comparison
     from alphaprof.commands.compare.build import compare as compare_sides
     from alphaprof.config.load import known_rules
@@ -198,11 +211,11 @@ def trees(
         list[Path] | None,
         typer.Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
     ] = None,
-    top: Annotated[int, typer.Option(min=0, max=1, help="What these files call the draft's top token.")] = 0,
+    top: Annotated[int, typer.Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
     out: OutFile = None,
 ) -> None:
-    """What static draft trees would give: the best of each size, and your own. Tokens per round, no verdict."""
+    """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
     from alphaprof.cli.show import render_trees
     from alphaprof.commands.trees.build import build_trees, read_trees, request_of
     from alphaprof.log.run_draft import side_of
@@ -224,18 +237,18 @@ def predict(
     rate: Annotated[
         float | None, typer.Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
     ] = None,
-    at_gamma: Annotated[int | None, typer.Option(help="The gamma at which the engine showed it.")] = None,
+    at_gamma: Annotated[int | None, typer.Option(help="The gamma at which the engine showed that rate.")] = None,
     gamma: Annotated[int | None, typer.Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
     verify: Annotated[float, typer.Option(help="Verifying a round, in decode steps (v).")] = 1.0,
-    verify_slope: Annotated[float, typer.Option(help="Added to it for every drafted token.")] = 0.0,
-    overhead: Annotated[float, typer.Option(help="Everything else in a round, in decode steps.")] = 0.0,
+    verify_slope: Annotated[float, typer.Option(help="Added to --verify for every drafted token.")] = 0.0,
+    overhead: Annotated[float, typer.Option(help="Everything else that a round costs, in decode steps.")] = 0.0,
     burstiness: Annotated[
         float, typer.Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
     ] = 0.0,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
     out: OutFile = None,
 ) -> None:
-    """The formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
+    """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
     from alphaprof.cli.show import render_prediction
     from alphaprof.commands.predict import GAMMAS, acceptance_of, build_prediction
     from alphaprof.stats.formulas import RoundCost
@@ -255,7 +268,7 @@ def schema(
         ),
     ] = None,
 ) -> None:
-    """The columns of the position log: name, type, unit and meaning. Or the JSON Schema of an answer."""
+    """List the columns of the position log: name, type, unit and meaning. With --of: print the JSON Schema of an answer."""
     if of is not None:
         from alphaprof.render.json import json_schema
 
@@ -270,14 +283,14 @@ def schema(
 
 @app.command()
 def rules() -> None:
-    """The acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
+    """List the acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
     from alphaprof.rules import NOT_MODELLED, RULES, spelling
 
     for name, rule in RULES.items():
         text = " and ".join(rule.policies) + " text"
         print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
         if rule.used_by:
-            print(f"    decoded so by {rule.used_by}")
+            print(f"    used by {rule.used_by}")
         for parameter in rule.parameters:
             more = "larger" if parameter.relaxes > 0 else "smaller"
             print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")

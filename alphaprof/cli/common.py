@@ -125,7 +125,7 @@ def disk_failure(error: OSError) -> DiskFull:
         raise error
     return DiskFull(
         f"{error.filename or 'a file'} cannot be read or written: {os.strerror(error.errno)}",
-        "mend the disk or the permissions, free space, or use another folder",
+        "check the disk and its permissions, free space, or use another folder",
     )
 
 
@@ -160,8 +160,8 @@ def interruptible(out: Path | None) -> Iterator[None]:
             yield
     except KeyboardInterrupt as interrupt:
         begun = out is not None and (out / "manifest.json").exists()
-        hint = f"complete shards are in {out}: finish with the same line and --resume"
-        nothing = "nothing was written yet" if out is not None else "start again, with another --out if one was named"
+        hint = f"complete shards are in {out}: finish with the same command and --resume"
+        nothing = "nothing was written yet" if out is not None else "start again, with another --out if you gave one"
         print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)
         print_notes(interrupt)
         raise typer.Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None

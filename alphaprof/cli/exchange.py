@@ -37,11 +37,11 @@ def export(
     nodes: Annotated[int | None, typer.Option(min=1, max=512, help="Nodes of a tree (sequoia); default: 16.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Decide otherwise, or by other step times: costs.source=roofline."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change the decision, or the step times: costs.source=roofline."),
     ] = None,
     out: OutFile = None,
 ) -> None:
-    """Acceptance as engines and simulators read it. stdout is the file; what it assumes is said on stderr."""
+    """Export acceptance in the formats of engines and simulators. stdout is the file; its assumptions go to stderr."""
     from alphaprof.commands.export.build import export as exported
     from alphaprof.commands.export.scope import ExportRequest
     from alphaprof.config.load import changed_question, known_rules
@@ -59,7 +59,7 @@ def export(
 
 
 import_app = typer.Typer(
-    help="What an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
+    help="Import what an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
 )
 
 
@@ -71,19 +71,21 @@ class ServedRule(StrEnum):
     lossless = "lossless"
 
 
-NewRun = Annotated[Path, typer.Option(readable=False, help="Directory of the run; new.")]
+NewRun = Annotated[Path, typer.Option(readable=False, help="New directory for the run.")]
 Rule = Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")]
-Temperature = Annotated[float | None, typer.Option(min=0, help="What it sampled with; needed unless the rule is strict.")]
-TopK = Annotated[int, typer.Option(min=0, help="The top_k that it sampled with; 0: all tokens.")]
-TopP = Annotated[float, typer.Option(min=0, max=1, help="The top_p that it sampled with; 1: all tokens.")]
-DraftName = Annotated[str, typer.Option(help="What to call the draft.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, help="Temperature of the requests; needed unless the rule is strict.")
+]
+TopK = Annotated[int, typer.Option(min=0, help="top_k of the requests; 0: all tokens.")]
+TopP = Annotated[float, typer.Option(min=0, max=1, help="top_p of the requests; 1: all tokens.")]
+DraftName = Annotated[str, typer.Option(help="Name of the draft in reports.")]
 Domains = Annotated[
     list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
 ]
-DomainKey = Annotated[str | None, typer.Option(help="Or the field that names it: domain, or metadata.domain.")]
+DomainKey = Annotated[str | None, typer.Option(help="The field that holds the domain: domain, or metadata.domain.")]
 ClusterKey = Annotated[str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")]
 LeaveOut = Annotated[
-    bool, typer.Option("--leave-out", help="Leave out requests whose metrics do not tell their rounds, and count them.")
+    bool, typer.Option("--leave-out", help="Leave out, and count, requests whose rounds do not follow from their metrics.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -94,7 +96,7 @@ Overrides = Annotated[
 @import_app.command("vllm")
 def import_vllm(
     requests: Annotated[
-        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one a line.")
+        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one per line.")
     ],
     out: NewRun,
     rule: Rule,
@@ -102,7 +104,9 @@ def import_vllm(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     draft: DraftName = "engine",
-    target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the responses.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Name of the target in reports; default: the model of the responses.")
+    ] = None,
     gamma: Annotated[
         int | None, typer.Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
     ] = None,
@@ -112,7 +116,7 @@ def import_vllm(
     leave_out: LeaveOut = False,
     overrides: Overrides = None,
 ) -> None:
-    """Per-request speculative decoding metrics of vLLM as a run, for report, check and compare."""
+    """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
     from alphaprof.commands.importing.build import ImportRequest, import_requests
 
     sampling = _sampling(rule, temperature, top_k, top_p)
@@ -134,7 +138,10 @@ class ServedDrafting(StrEnum):
 @import_app.command("sglang")
 def import_sglang(
     requests: Annotated[
-        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Answers of SGLang, one or a list a line.")
+        list[Path],
+        typer.Argument(
+            metavar="REQUESTS.jsonl", readable=False, help="Answers of SGLang: one answer, or a list of them, per line."
+        ),
     ],
     out: NewRun,
     rule: Rule,
@@ -142,20 +149,22 @@ def import_sglang(
         ServedDrafting,
         typer.Option(
             help="What a round drafted: a chain (--speculative-eagle-topk 1), a tree (topk above 1, or NGRAM), or adaptive "
-            "steps (--speculative-adaptive). Of the last two, tokens per round are known alone."
+            "steps (--speculative-adaptive). Of the last two, only tokens per round are known."
         ),
     ],
     temperature: Temperature = None,
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     draft: DraftName = "engine",
-    target: Annotated[str | None, typer.Option(help="What to call the target; default: the model of the answers.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Name of the target in reports; default: the model of the answers.")
+    ] = None,
     gamma: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=64,
-            help="--speculative-num-steps, for adaptive ones the most; default: what the counts of a chain say.",
+            help="--speculative-num-steps (adaptive: the largest); default: what the counts of a chain say.",
         ),
     ] = None,
     domain: Domains = None,
@@ -164,13 +173,13 @@ def import_sglang(
     leave_out: LeaveOut = False,
     overrides: Overrides = None,
 ) -> None:
-    """Per-request speculative decoding counts of SGLang as a run, for report, check and compare."""
+    """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
     from alphaprof.commands.importing.build import SGLANG, ImportRequest, import_requests
 
     if drafting is not ServedDrafting.chain and gamma is None:
         raise OptionInvalid(
             f"with --drafting {drafting.value} the counts do not say how many drafts a round may accept",
-            "add --gamma: --speculative-num-steps of the server; where they adapt themselves, the most of them",
+            "add --gamma N: the server's --speculative-num-steps, and where these adapt, the largest",
         )
     sampling = _sampling(rule, temperature, top_k, top_p)
     names = _naming(draft, target, domain, domain_key, cluster_key)
@@ -182,12 +191,12 @@ def import_sglang(
 
 @import_app.command("prometheus")
 def import_prometheus(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE.txt", help="What vLLM's /metrics said before the traffic.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER.txt", help="What it said after it.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER.txt", help="The page after the traffic.")],
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
     out: OutFile = None,
 ) -> None:
-    """A first look at vLLM's counters between two readings: acceptance as numbers, no interval, no verdict, no run."""
+    """Take a first look at vLLM's counters between two readings: acceptance without interval, verdict or run."""
     from alphaprof.cli.show import render_counters
     from alphaprof.commands.importing.counters import build_counters
 
@@ -202,7 +211,7 @@ def _say(manifest: Manifest, out: Path) -> None:
     for reason, count in manifest.skipped.items():
         print(f"warning: left out: {one_line(reason)} ({count})", file=sys.stderr)
     weak = next((note for note in manifest.warnings if note["code"] == "prompts_unknown"), None)
-    known = f"warning: {one_line(weak['message'])}; {weak['remedy']}" if weak else f"prompts are known by {known_by}"
+    known = f"warning: {one_line(weak['message'])}; {weak['remedy']}" if weak else f"prompts are identified by {known_by}"
     print(known, file=sys.stderr)
     said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {gamma}"
     print(f"{said}. Next: alphaprof report {out}")
@@ -215,7 +224,7 @@ def _naming(
     from alphaprof.commands.importing.build import Naming
 
     if domain and domain_key:
-        raise OptionInvalid("--domain names the domain, and --domain-key the field that does", "use one of them")
+        raise OptionInvalid("--domain names the domain, and --domain-key the field that holds it", "use one of them")
     return Naming(draft, target, domain or (), domain_key, cluster_key)
 
 
@@ -224,8 +233,8 @@ def _sampling(rule: ServedRule, temperature: float | None, top_k: int, top_p: fl
     if rule is ServedRule.strict:
         if temperature:
             raise OptionInvalid(
-                f"strict is greedy decoding, and temperature {temperature:g} samples",
-                "name what the engine did: --rule one_hot (its default when it samples), or lossless",
+                f"strict is greedy decoding, and temperature {temperature:g} means sampling",
+                "name the engine's rule: --rule one_hot (its default when it samples), or lossless",
             )
         if top_k != 0 or top_p != 1:
             raise OptionInvalid(
@@ -235,8 +244,8 @@ def _sampling(rule: ServedRule, temperature: float | None, top_k: int, top_p: fl
         return None
     if not temperature:
         raise OptionInvalid(
-            f"{rule.value} keeps drafts by the target's distribution, and its temperature is not named",
-            "add --temperature, as the requests had it; at temperature 0 the rule is strict",
+            f"{rule.value} keeps drafts by the target's distribution, which needs a temperature",
+            "add --temperature with the value of the requests; at temperature 0 the rule is strict",
         )
     # Neither engine speculates with min_p: vLLM refuses it, SGLang does not look at it.
     return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

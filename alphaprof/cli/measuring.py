@@ -28,17 +28,20 @@ def profile(
     out: Annotated[
         Path | None, typer.Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Finish the interrupted run in --out, or begin it.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out, or start it.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
     reuse: Annotated[
         Path | None,
-        typer.Option("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the text of a complete run."),
+        typer.Option(
+            "--reuse-continuations", metavar="RUN", readable=False, help="Measure on the texts of this complete run."
+        ),
     ] = None,
     until_decided: Annotated[
         bool, typer.Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look at models, data and numerics, say what a run takes, and write nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check models, data and numerics, estimate what the run takes, and write nothing."),
     ] = False,
     output: Annotated[ReportFormat | None, typer.Option("--format", help="With --dry-run: terminal or json.")] = None,
     overrides: Annotated[
@@ -57,7 +60,7 @@ def profile(
         _dry_run(options, out, output or ReportFormat.terminal)
         return
     if out is None:
-        raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run for a look at what it would do")
+        raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
     check_references(options)
     with ConsoleProgress() as progress, interruptible(out):
         from alphaprof.profiling.run.pipeline import profile as run_profile
@@ -77,15 +80,17 @@ def _require_together(
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
     if until_decided and reuse is not None:
         raise OptionInvalid(
-            "--until-decided draws its own order of documents, and --reuse-continuations keeps that of another run",
+            "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run",
             "use one of them",
         )
     if output is not None and not dry_run:
-        raise OptionInvalid("--format goes with --dry-run: a run prints no table", "see alphaprof report --format")
+        raise OptionInvalid(
+            "--format needs --dry-run: a run prints no report", "use alphaprof report RUN --format after the run"
+        )
     given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--until-decided": until_decided}
     if dry_run and (odd := [name for name, present in given.items() if present]):
         raise OptionInvalid(
-            f"--dry-run looks at a new run over the data in their order, and {odd[0]} is another one",
+            f"--dry-run checks a new run with documents in the order of the data, so {odd[0]} cannot be combined with it",
             f"leave {' and '.join(odd)} out for the dry run: models and data are the same",
         )
 
@@ -137,13 +142,15 @@ def validate(
     gamma: Annotated[
         list[int] | None,
         typer.Option(
-            min=1, max=64, help="Drafted tokens per round (repeatable); default: 1, 2, 3, 5 as the profile has them."
+            min=1, max=64, help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile."
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often every text is decoded in every way.")] = 3,
-    tolerance: Annotated[float, typer.Option(min=0, help="The largest median error of the speedup that passes.")] = 0.10,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each text is decoded with and without each draft.")] = 3,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest median error of the predicted speedup that passes.")
+    ] = 0.10,
     undecided: Annotated[
-        Undecided, typer.Option(help="What the exit code says where the clocks are too noisy to tell.")
+        Undecided, typer.Option(help="Whether clocks that are too noisy to tell pass (exit code 0) or fail (11).")
     ] = Undecided.passes,
     against_generate: Annotated[
         bool, typer.Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
@@ -156,9 +163,9 @@ def validate(
     ] = None,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
 ) -> None:
-    """Compare the prediction with a clock: real speculative decoding of a few documents, by our own loop.
+    """Compare the prediction with measured times: real speculative decoding of a few documents, in alphaprof's own loop.
 
-    Exit code 0 within the tolerance or too noisy to tell, 13 outside, 11 too noisy (with --undecided fail).
+    Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.config.load import load_profile
@@ -191,7 +198,7 @@ def rollout(
         typer.Option(
             min=1,
             max=64,
-            help="Drafted tokens per round (repeatable); default: decision.gamma, or 1, 2, 3, 5 as it has them.",
+            help="Drafted tokens per round (repeatable); default: decision.gamma, or those of 1, 2, 3, 5 in the profile.",
         ),
     ] = None,
     documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
@@ -201,7 +208,7 @@ def rollout(
     ] = None,
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
 ) -> None:
-    """Decode by lossy rules: the acceptance and the rounds of their own text, and what that text gives up."""
+    """Decode by lossy rules: measure acceptance and rounds on the text that they write, and what that text gives up."""
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.config.load import known_rules, load_profile
     from alphaprof.profiling.models.hub import check_references

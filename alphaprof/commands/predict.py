@@ -83,7 +83,7 @@ def acceptance_of(alpha: float | None, rate: float | None, at_gamma: int | None)
     if alpha is None and rate is not None and at_gamma is not None:
         return EngineRate(rate, at_gamma)
     raise OptionInvalid(
-        "acceptance is one alpha, or an engine's rate together with the gamma that it was seen at",
+        "acceptance is either one alpha, or an engine's rate with the gamma at which the engine showed it",
         "give --alpha 0.75, or --accepted-per-drafted 0.53 --at-gamma 4",
     )
 
@@ -111,7 +111,7 @@ def _checked_alpha(acceptance: float | EngineRate, burstiness: float) -> float:
         _between("--alpha", acceptance, 0, 1)
         formulas.check_chain(acceptance, burstiness)
     except ValueError as error:
-        raise OptionInvalid(str(error), "correct the values; --burstiness 0 stands for independence") from None
+        raise OptionInvalid(str(error), "correct the values; --burstiness 0 means independence") from None
     return acceptance
 
 
@@ -121,7 +121,7 @@ def _check_cost(cost: RoundCost) -> None:
     _between("--overhead", cost.overhead, 0, math.inf)
     _between("--verify", cost.verify, 0, math.inf)
     if cost.verify == 0:
-        raise OptionInvalid("--verify is 0, and no verification is free", "give its cost in decode steps, about 1")
+        raise OptionInvalid("--verify is 0, but verification always takes time", "give its cost in decode steps, about 1")
 
 
 def _between(option: str, value: float, low: float, high: float) -> None:

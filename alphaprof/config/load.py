@@ -91,7 +91,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     options = validate(tree, "--set")
     if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
         raise ProfileInvalid(
-            "--set costs: step times are measured with a run, and cannot be changed afterwards",
+            "--set costs: step times are measured during a run, and cannot be measured afterwards",
             "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline",
         )
     return options.resolved(Path()).model_dump(mode="json")
@@ -121,7 +121,7 @@ def read_tree(path: Path) -> dict[str, Any]:
         where = f" line {mark.line + 1}" if mark else ""
         problem = cut(getattr(error, "problem", None) or f"not YAML ({_reason(error)})")
         raise ProfileInvalid(
-            f"{cut(str(path))}{where}: {problem}", "mend the YAML there; quote text that holds ': ' or '{'"
+            f"{cut(str(path))}{where}: {problem}", "correct the YAML there; quote text that contains ': ' or '{'"
         ) from None
     if not isinstance(tree, dict):
         raise ProfileInvalid(
@@ -154,7 +154,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     for depth, key in enumerate(keys):
         place = cut(".".join(keys[: depth + 1]), VALUE)
         if not isinstance(node, (dict, list)):
-            raise ProfileInvalid(f"{option}: {place} lies below a plain value", "name an option of the profile")
+            raise ProfileInvalid(f"{option}: {place} is below a plain value", "name an option of the profile")
         index: Any = _element(node, key, place) if isinstance(node, list) else key
         if depth == len(keys) - 1:
             node[index] = value

@@ -29,7 +29,7 @@ Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 
 def _without_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("holds a NUL character, which no name has")
+        raise ValueError("contains a NUL character")
     return text
 
 
@@ -103,12 +103,15 @@ class LayerSkipDraft(DraftOptions):
 
 
 class PromptLookupDraft(DraftOptions):
-    """No model: what followed the last tokens where they stood before, in the prompt or in the text so far."""
+    """No model: proposes what followed the last tokens where they occurred before, in the prompt or the text so far."""
 
     loader = "alphaprof.profiling.models.drafts:load_prompt_lookup"
     kind: Literal["prompt_lookup"]
     max_ngram: Whole = Field(
-        MAX_NGRAM, ge=1, le=64, description="longest run of last tokens that is looked up, then shorter ones"
+        MAX_NGRAM,
+        ge=1,
+        le=64,
+        description="length of the longest run of last tokens that is looked up; then shorter ones are tried",
     )
 
 
@@ -144,10 +147,12 @@ class GreedyContinuation(Options):
 class Sampling(Options):
     """How a target draws its tokens. Settings apply in the order of transformers: temperature, top_k, top_p, min_p."""
 
-    temperature: float | None = Field(None, le=100, description="logits are divided by it; default: 1")
-    top_k: Whole | None = Field(None, ge=0, description="most probable tokens kept; default: 0, all")
+    temperature: float | None = Field(None, le=100, description="logits are divided by this; default: 1")
+    top_k: Whole | None = Field(None, ge=0, description="number of most probable tokens kept; default: 0, all")
     top_p: float | None = Field(None, gt=0, le=1, description="probability mass kept; default: 1, all")
-    min_p: float | None = Field(None, ge=0, le=1, description="least share of the top probability; default: 0, any")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="smallest share of the top probability that is kept; default: 0, any"
+    )
 
     @field_validator("temperature")
     @classmethod
@@ -181,7 +186,7 @@ class GivenContinuation(Sampling):
     @model_validator(mode="after")
     def _sampled_at(self) -> GivenContinuation:
         if self.temperature is None and (self.top_k or self.top_p or self.min_p):
-            raise ValueError("top_k, top_p and min_p go with temperature (1 changes nothing); without it the text is greedy")
+            raise ValueError("top_k, top_p and min_p need temperature (1 changes nothing); without it the text is greedy")
         return self
 
 
@@ -223,7 +228,9 @@ class MeasuredCosts(Options):
         [256], description="tokens in the KV cache while a step is timed, one number or several to interpolate between"
     )
     repeats: Whole = Field(
-        100, ge=3, description="the most timed rounds, each of which runs every step once; fewer than 6 give wide intervals"
+        100,
+        ge=3,
+        description="largest number of timed rounds, each of which runs every step once; fewer than 6 give wide intervals",
     )
     budget: float = Field(
         60,
@@ -255,23 +262,29 @@ class TableCosts(Options):
 
 
 class RooflineCosts(Options):
-    """Step times worked out from bytes and FLOPs, for hardware that is not at hand."""
+    """Step times computed from bytes and FLOPs, for hardware that you do not have."""
 
     source: Literal["roofline"]
     accelerator: str = Field(description="a device, like h100-sxm (docs/costs.md lists them)")
-    tp: Whole = Field(1, ge=1, description="devices that share the target (tensor parallelism)")
-    draft_tp: Whole | None = Field(None, ge=1, description="devices that share a draft model; default: as the target")
+    tp: Whole = Field(1, ge=1, description="number of devices that share the target (tensor parallelism)")
+    draft_tp: Whole | None = Field(None, ge=1, description="number of devices that share a draft model; default: tp")
     concurrency: Annotated[Wholes, Field(min_length=1)] = Field(
         [1, 8, 32, 64, 128, 256], description="sequences in a batch: a report says up to which of them a draft pays"
     )
     memory_efficiency: Share = Field(0.8, description="share of the memory bandwidth that kernels reach")
     compute_efficiency: Share = Field(0.66, description="share of the peak FLOPs that kernels reach")
-    all_reduce_ms: Milliseconds = Field(0.0, description="with tensor parallelism, exchange of one layer")
+    all_reduce_ms: Milliseconds = Field(0.0, description="time of the exchange in one layer, with tensor parallelism")
     overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
     draft_overhead_ms: Milliseconds = Field(0.0, description="added to every draft step: launches")
-    weight_bytes: float | None = Field(None, gt=0, description="of the target, a parameter; default: those of its dtype")
-    draft_weight_bytes: float | None = Field(None, gt=0, description="of draft models likewise")
-    kv_bytes: float | None = Field(None, gt=0, description="of an element of the KV cache; default: those of the dtype")
+    weight_bytes: float | None = Field(
+        None, gt=0, description="bytes of a parameter of the target; default: those of its dtype"
+    )
+    draft_weight_bytes: float | None = Field(
+        None, gt=0, description="bytes of a parameter of draft models; default: those of their dtype"
+    )
+    kv_bytes: float | None = Field(
+        None, gt=0, description="bytes of an element of the KV cache; default: those of the dtype"
+    )
 
     @field_validator("accelerator")
     @classmethod

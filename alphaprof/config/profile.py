@@ -44,10 +44,10 @@ RuleId = Annotated[str, BeforeValidator(_rule)]
 
 
 class Markers(Options):
-    """What encloses the part of a text in which the model thinks, as it stands in the text."""
+    """The markers around the part of a text in which the model thinks, as the text has them."""
 
-    begin: str = Field("<think>", min_length=1, description="where thinking begins; it may stand in the prompt already")
-    end: str = Field("</think>", min_length=1, description="where it ends")
+    begin: str = Field("<think>", min_length=1, description="marker where thinking begins; it may be in the prompt already")
+    end: str = Field("</think>", min_length=1, description="marker where thinking ends")
 
 
 class DomainColumn(Options):
@@ -57,7 +57,7 @@ class DomainColumn(Options):
 
 
 class SourceOptions(Options):
-    """One dataset: where it lies, how a row becomes a prompt, and which domain it belongs to."""
+    """One dataset: where it is, how a row becomes a prompt, and which domain it belongs to."""
 
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
     path: Name = Field(
@@ -76,7 +76,7 @@ class SourceOptions(Options):
     cluster: str | None = Field(
         None, description="column that groups dependent documents of this source, e.g. a conversation id"
     )
-    limit: Whole | None = Field(None, ge=1, description="most documents taken from this source")
+    limit: Whole | None = Field(None, ge=1, description="largest number of documents taken from this source")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
     min_prompt_tokens: Whole = Field(1, ge=1, description="documents with a shorter prompt (template included) are left out")
@@ -106,9 +106,9 @@ class SourceOptions(Options):
         if len(given) != 1:
             raise ValueError(f"needs exactly one of prompt, messages, prompt_ids (has {', '.join(given) or 'none'})")
         if self.chat and self.prompt is None:
-            raise ValueError("chat: true goes with prompt; messages always pass through the chat template")
+            raise ValueError("chat: true needs prompt; messages always pass through the chat template")
         if self.system is not None and not self.chat:
-            raise ValueError("system goes with chat: true; put it into messages otherwise")
+            raise ValueError("system needs chat: true; with messages, put it into the messages")
         return self
 
 
@@ -120,11 +120,13 @@ class DecisionOptions(Options):
         description="the one acceptance rule that the verdict concerns; auto: strict on greedy text, one_hot on sampled",
     )
     draft: str = Field("auto", description="name of a draft; auto chooses on half of the documents")
-    gamma: Whole | Literal["auto"] = Field("auto", description="drafted tokens per round; auto chooses likewise")
+    gamma: Whole | Literal["auto"] = Field(
+        "auto", description="drafted tokens per round; auto chooses on half of the documents"
+    )
     min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="of intervals (two-sided) and verdicts (one-sided)")
-    concurrency: Whole = Field(1, ge=1, description="sequences that are decoded at a time where the verdict shall hold")
-    weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: observed")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence of intervals (two-sided) and verdicts (one-sided)")
+    concurrency: Whole = Field(1, ge=1, description="number of sequences decoded at a time for which the verdict holds")
+    weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as observed")
 
     @field_validator("weights")
     @classmethod
@@ -159,9 +161,9 @@ class ProfileOptions(Options):
     )
     costs: CostOptions = MeasuredCosts()
     decision: DecisionOptions = DecisionOptions()
-    thinking: Markers | None = Field(None, description="tell thinking from answer; default: no phases")
-    batch_tokens: Whole = Field(8192, ge=1, description="padded tokens in one batch, at most (a document alone may exceed)")
-    shard_documents: Whole = Field(64, ge=1, description="documents a shard: what an interruption can cost")
+    thinking: Markers | None = Field(None, description="report thinking and answer separately; default: no phases")
+    batch_tokens: Whole = Field(8192, ge=1, description="most padded tokens in one batch (a single document may exceed it)")
+    shard_documents: Whole = Field(64, ge=1, description="documents per shard: the most that an interruption can lose")
 
     @model_validator(mode="before")
     @classmethod
@@ -190,7 +192,7 @@ class ProfileOptions(Options):
             and "kind" not in continuation
             and (odd := set(continuation) & set(Sampling.model_fields))
         ):
-            raise ValueError(f"{', '.join(sorted(odd))} go with kind: sampled")
+            raise ValueError(f"{', '.join(sorted(odd))} need kind: sampled")
         return {"kind": "greedy"} | continuation if isinstance(continuation, dict) else continuation
 
     @field_validator("costs", mode="before")
@@ -202,7 +204,7 @@ class ProfileOptions(Options):
     @classmethod
     def _distinct_rules(cls, rules: list[str]) -> list[str]:
         if AUTO in rules:
-            raise ValueError("auto is no rule; it goes into decision.rule")
+            raise ValueError("auto is not a rule; it belongs in decision.rule")
         return list(dict.fromkeys(rules))
 
     @field_validator("gammas")
@@ -226,7 +228,7 @@ class ProfileOptions(Options):
             if not known[0] <= decision.concurrency <= known[-1]:
                 raise ValueError(
                     f"decision.concurrency {decision.concurrency} lies outside costs.concurrency {cut(str(known), 100)}: "
-                    "nothing would say what steps take there"
+                    "there are no step times for it"
                 )
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
@@ -286,5 +288,5 @@ def template_parts(template: str) -> list[tuple[str, str | None]]:
         raise ValueError(f"{shown(template)}: {error}; {advice}") from None
     for _, name, specification, conversion in parsed:
         if name is not None and (not name or specification or conversion):
-            raise ValueError(f"{shown(template)} has a field that is more or less than a column's name; {advice}")
+            raise ValueError(f"{shown(template)} has a field that is not a plain column name; {advice}")
     return [(literal, name) for literal, name, _, _ in parsed]

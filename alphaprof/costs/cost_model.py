@@ -171,7 +171,7 @@ class CostModel:
             return MEASURED_HERE
         if options["source"] == TABLE:
             return f"by the step times in {Path(options['path']).name}"
-        return f"by step times worked out for {_devices(options)}, not measured"
+        return f"by step times computed for {_devices(options)}, not measured"
 
 
 def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> CostModel | None:
@@ -186,7 +186,8 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
         return None
     if manifest.drafting != CHAIN and options["source"] != MEASURED:
         raise CostsUnreadable(
-            f"step times say nothing about {run.path}: it was served with drafting {manifest.drafting}, and what its rounds "
+            f"step times cannot be used for {run.path}: it was served with drafting {manifest.drafting}, and what its "
+            "rounds "
             "drafted is not known",
             "leave costs out: tokens per round need none",
         )

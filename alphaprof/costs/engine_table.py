@@ -184,7 +184,9 @@ def _model(record: _Record, kinds: Mapping[str, str], name: object) -> str:
 def _records(path: Path) -> Iterator[_Record]:
     try:
         if path.exists() and not path.is_file():
-            raise CostsUnreadable(f"{path} cannot be read: it is no regular file", "give a file: reports read it again")
+            raise CostsUnreadable(
+                f"{path} cannot be read: it is not a regular file", "give a regular file: reports read it again"
+            )
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
@@ -208,7 +210,7 @@ def _from_csv(path: Path, text: str) -> Iterator[_Record]:
             f"{path} is not CSV: {error}", "give a CSV file, or a JSON file whose name ends in .json"
         ) from error
     if twice := [name for name in names if names.count(name) > 1]:
-        raise CostsUnreadable(f"{path}, line 1: column {cut(twice[0], VALUE)} stands there twice", "leave one of them")
+        raise CostsUnreadable(f"{path}, line 1: column {cut(twice[0], VALUE)} occurs twice", "remove one of them")
     for line, cells in lines:
         stripped = {key: cell.strip() if isinstance(cell, str) else cell for key, cell in cells.items()}
         yield _Record(f"{path}, line {line}", stripped)

@@ -160,7 +160,7 @@ def _check_known(config: Mapping[str, Any]) -> None:
         )
     if kind not in KNOWN:
         raise ModelUnloadable(
-            f"model_type {kind!r} is none whose parameters are counted here: {', '.join(KNOWN)}",
+            f"model_type {kind!r} is not one whose parameters are counted here: {', '.join(KNOWN)}",
             "of a multimodal model give its text_config; else write a ModelShape by hand",
         )
 

@@ -193,7 +193,7 @@ def _require_gone(path: Path, before: Owner | None, owner: Owner, resume: bool, 
     alive = before.alive if before else None
     if alive is False:
         return
-    who = before or "a process that did not say who it is"
+    who = before or "an unidentified process"
     if alive is None and resume:
         say(f"taking {path.parent} over from {who}")
         return

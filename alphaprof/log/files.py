@@ -71,13 +71,13 @@ def unwritable(path: Path, error: OSError) -> DiskFull:
     if error.errno in NO_SPACE:
         hint = "free space; a profile goes on with --resume"
     elif error.errno in NOT_ALLOWED:
-        hint = "mend permissions, or choose another --out; a profile goes on with --resume"
+        hint = "correct the permissions, or choose another --out; a profile goes on with --resume"
     elif error.errno == errno.ENAMETOOLONG:
         hint = "choose a shorter --out, and shorter names of drafts"
     elif error.errno == errno.EFBIG:
         hint = "lower shard_documents, or choose an --out on a file system that takes larger files"
     else:
-        hint = "look after that disk or mount; a profile goes on with --resume"
+        hint = "check that disk or mount; a profile goes on with --resume"
     return DiskFull(f"cannot write {path}: {error.strerror or error}", hint)
 
 

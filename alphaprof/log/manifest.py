@@ -49,7 +49,7 @@ class Environment(TypedDict, total=False):
 
 
 class Profile(TypedDict):
-    """What reports read of a profile, as far as its types matter here: `config.py` declares its options."""
+    """What reports read of a profile, as far as its types matter here: `config` declares its options."""
 
     drafts: dict[str, dict[str, Any]]
     data: tuple[dict[str, Any], ...]
@@ -235,7 +235,7 @@ def read_manifest(run: Path) -> Manifest:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
-        hint = "mend access to it" if isinstance(error, OSError) else "profile again into a new directory"
+        hint = "give read access to it" if isinstance(error, OSError) else "profile again into a new directory"
         raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         raise RunUnreadable(

@@ -17,9 +17,9 @@ NEEDS = DISTRIBUTION, STARTS, PHASES = "distribution", "starts", "phases"
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
 PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
     "pairs": "Neighbouring positions that both have a proposal.",
-    "pairs_first": "Sum of a_t over their first positions.",
-    "pairs_second": "Sum of a_t over their second positions.",
-    "pairs_both": "Sum of the products of both.",
+    "pairs_first": "Sum of a_t over the first positions of these pairs.",
+    "pairs_second": "Sum of a_t over the second positions of these pairs.",
+    "pairs_both": "Sum of the products of both a_t of a pair.",
 }
 DEPTH_COUNTS = {
     "drafted": "Rounds that drafted {} tokens or more.",
@@ -152,7 +152,7 @@ POSITION_COLUMNS = (
 DOCUMENT_COLUMNS = (
     Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
     Column("domain", CATEGORY, "Domain of the document."),
-    Column("cluster", pa.string(), "Group of dependent documents; null: the document stands alone.", nullable=True),
+    Column("cluster", pa.string(), "Group of dependent documents; null: the document is independent.", nullable=True),
     Column("source", pa.int32(), "Index of the source in the profile's data.", low=0),
     Column(
         "source_row",
@@ -164,7 +164,7 @@ DOCUMENT_COLUMNS = (
     Column(
         "prompt_hash",
         pa.string(),
-        "SHA-256 of the prompt's token ids (little-endian int32), in hex; imported runs: of what tells prompts apart.",
+        "SHA-256 of the prompt's token ids (little-endian int32), in hex; imported runs: of what identifies the prompt.",
     ),
     Column("prompt_tokens", pa.int32(), "Length of the prompt.", "tokens", 1),
     Column("continuation_tokens", pa.int32(), "Length of the continuation, EOS included.", "tokens", 1),
@@ -181,9 +181,19 @@ DOCUMENT_COLUMNS = (
         low=0,
         nullable=True,
     ),
-    Column("top_k", pa.int32(), "Likewise, most probable tokens kept; 0: all.", "tokens", 0, nullable=True),
-    Column("top_p", pa.float64(), "Likewise, probability mass kept; 1: all.", "probability", 0, 1, nullable=True),
-    Column("min_p", pa.float64(), "Likewise, least share of the top probability; 0: any.", "ratio", 0, 1, nullable=True),
+    Column(
+        "top_k", pa.int32(), "Number of most probable tokens that p and q were cut to; 0: all.", "tokens", 0, nullable=True
+    ),
+    Column("top_p", pa.float64(), "Probability mass that p and q were cut to; 1: all.", "probability", 0, 1, nullable=True),
+    Column(
+        "min_p",
+        pa.float64(),
+        "Smallest share of the top probability that p and q kept; 0: any.",
+        "ratio",
+        0,
+        1,
+        nullable=True,
+    ),
     Column("seed", pa.int64(), "Seed of the sampling; null: not sampled by this run.", low=0, nullable=True),
 )
 CONTINUATION_COLUMNS = (
@@ -216,7 +226,8 @@ LATENCY_COLUMNS = (
     Column(
         "relative_error",
         pa.float64(),
-        "Standard error of the time by itself, as a share of it: 1.96 of it go as far as its 95 % interval; 0: not known.",
+        "Standard error of the time by itself, as a share of it: 1.96 times it reaches as far as the 95 % interval; "
+        "0: not known.",
         "ratio",
         0,
     ),
@@ -289,7 +300,9 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
         Column("rule", CATEGORY, "Id of the acceptance rule."),
         Column("positions", pa.int64(), "Positions of the document.", "positions", 1),
-        Column("proposals", pa.int64(), "Positions where the draft has a proposal: what alpha is over.", "positions", 0),
+        Column(
+            "proposals", pa.int64(), "Positions where the draft has a proposal: alpha is a mean over these.", "positions", 0
+        ),
         Column("accepted", count, "Sum of accept_<rule> over the proposals; accepted / proposals is alpha.", "positions", 0),
         Column(
             "emitted",
@@ -302,11 +315,17 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         ),
         *(Column(name, count, doc, "positions", 0, nullable=True) for name, doc in PAIR_COUNTS.items()),
         Column("thinking_positions", pa.int64(), "Positions in the phase thinking; null: no markers.", low=0, nullable=True),
-        Column("thinking_proposals", pa.int64(), "Those of them with a proposal.", low=0, nullable=True),
-        Column("thinking_accepted", count, "Sum of accept_<rule> over those.", low=0, nullable=True),
+        Column("thinking_proposals", pa.int64(), "Thinking positions with a proposal.", low=0, nullable=True),
+        Column(
+            "thinking_accepted",
+            count,
+            "Sum of accept_<rule> over the thinking positions with a proposal.",
+            low=0,
+            nullable=True,
+        ),
         Column("impossible", pa.int64(), "Sampled positions whose token has probability 0 in the scoring pass.", low=0),
         Column("mismatches", pa.int64(), "Greedy positions whose token is not target_top of the scoring pass.", low=0),
-        Column("clear_mismatches", pa.int64(), "Those of them that are no near-tie.", low=0),
+        Column("clear_mismatches", pa.int64(), "Mismatches that are not near-ties.", low=0),
         Column("near_ties", pa.int64(), "Positions whose two top logits differ by at most the dtype's noise.", low=0),
         Column(
             "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True

@@ -48,7 +48,7 @@ ANEW = "profile again into a new directory"
 TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
 AGAIN = "import the requests again into a new directory"
 COPY = "copy it again from the run that has the position log"
-TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports do without step times"
+TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports have no step times"
 
 
 def require_writable(folder: Path) -> None:
@@ -58,8 +58,8 @@ def require_writable(folder: Path) -> None:
     except OSError as error:
         raise unwritable(folder, error) from None
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        reason = "is no directory" if not parent.is_dir() else "is not writable"
-        raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or mend permissions")
+        reason = "is not a directory" if not parent.is_dir() else "is not writable"
+        raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or correct its permissions")
 
 
 def require_new(folder: Path, hint: str = "add --resume to finish it, or choose another --out") -> None:
@@ -298,7 +298,7 @@ class Run:
             known = f"rounds of {', '.join(self.rules)} at gamma {', '.join(map(str, self.gammas))}"
             raise NoPositionLog(
                 f"{self.path} was imported from an engine's metrics: it has {known}, and no position log",
-                "ask for these only; alphaprof profile on the same prompts writes a position log",
+                "use these only; alphaprof profile on the same prompts writes a position log",
             )
 
     @property
@@ -366,7 +366,9 @@ class Run:
         try:
             named = [part for part in parts_in(self._totals(draft)) if self._name(part.path) in self.manifest.files]
         except OSError as error:
-            raise RunUnreadable(f"{self._totals(draft)} cannot be read: {error.strerror}", "mend access to it") from None
+            raise RunUnreadable(
+                f"{self._totals(draft)} cannot be read: {error.strerror}", "give read access to it"
+            ) from None
         return [part for part in readable(named, len(self.shards)) if self._is_whole(part)]
 
     def _is_whole(self, part: TotalsPart) -> bool:
@@ -468,7 +470,7 @@ def _is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read: {error.strerror}", "mend access to it") from None
+        raise RunUnreadable(f"{path} cannot be read: {error.strerror}", "give read access to it") from None
 
 
 @contextlib.contextmanager

@@ -47,5 +47,7 @@ def json_schema(name: str) -> str:
     """The JSON Schema (draft 2020-12) of a format, as text. Raises `OptionInvalid` for a format that does not exist."""
     known = published()
     if name not in known:
-        raise OptionInvalid(f"no JSON is called {shown(name)}", f"choose one of {', '.join(known)}, or leave --of out")
+        raise OptionInvalid(
+            f"there is no JSON Schema called {shown(name)}", f"choose one of {', '.join(known)}, or leave --of out"
+        )
     return files("alphaprof.render").joinpath("schemas", known[name]).read_text(encoding="utf-8")

@@ -90,7 +90,7 @@ def _header(report: Report, console: Console) -> None:
     console.print(plain(f"text {'; '.join(run.texts) or 'none'}"))
     console.print(f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}", highlight=False)
     if run.imported is not None:
-        known = "rounds at the gamma that was served; alpha and coverage are not known (n/a)"
+        known = "rounds are known at the served gamma only; alpha and coverage are not known (n/a)"
         console.print(plain(f"imported from per-request metrics of {run.imported}: {known}"))
     console.print()
 
@@ -348,10 +348,10 @@ def causes_section(items: Sequence[Attribution], console: Console) -> None:
     }
     gains |= {"nothing\nlost": [reached(None, item.perfect_speedup) for item in items]}
     if console.width >= WIDE:
-        _columns(items, losses | gains, f"{title}, and what mending it could bring", console)
+        _columns(items, losses | gains, f"{title}, and what removing it could bring", console)
     else:
         _columns(items, losses, title, console)
-        _columns(items, gains, f"draft {items[0].draft}, rule {items[0].rule}: what mending a cause could bring", console)
+        _columns(items, gains, f"draft {items[0].draft}, rule {items[0].rule}: what removing a cause could bring", console)
     remedies = {item.best: best.remedy for item in items if (best := _best(item))}
     for name in names:
         if name in remedies:
@@ -420,7 +420,7 @@ def certificates_section(certificates: Certificates, deciles: Sequence[Decile], 
         _lossless(draft, [item for item in certificates.lossless if item.draft == draft], console)
     lines = [
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain beforehand.",
-        "What is accepted beyond that was right without having to be. Position by position: threshold_RULE in the log.",
+        "What is accepted beyond that was right, but not certain to be. Position by position: threshold_RULE in the log.",
     ]
     if not certificates.certificates:  # no draft has a distribution
         lines.clear()
@@ -456,7 +456,7 @@ def _lossless(draft: str, bounds: Sequence[LosslessBounds], console: Console) ->
         cells = list(map(fmt.share_interval, (item.beta, item.sharp)))
         cells += [fmt.number(item.mean_divergence), fmt.share(item.from_mean)]
         table.add_row(_name(item, bounds), *fitted(cells, console))
-    show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position promises of it", console)
+    show(table, f"draft {draft}: lossless acceptance, and what the smaller KL of each position guarantees", console)
     if any(item.sampling is None for item in bounds):
         note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
         console.print(note, style="dim", highlight=False)
@@ -536,7 +536,8 @@ def predictability_section(texts: Sequence[Predictability], console: Console) ->
         "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round.",
         "mean top probability: where the text was sampled, no draft that proposes one token can be accepted more often.",
         "KL budget: a draft whose KL(p||q) stays below the first number is certainly right at half of the positions, below",
-        "the second at 90 %, below the third at 99 %. It takes no draft to know: it is what a draft would have to reach.",
+        "the second at 90 %, below the third at 99 %. No draft is needed to know it: it is what a draft would have to "
+        "reach.",
     ):
         console.print(line, style="dim", highlight=False)
     console.print()

@@ -140,7 +140,7 @@ def _origin(cost: Cost) -> Iterator[str]:
     elif cost.source == "table":
         yield f"from the table {cost.device}"
     else:
-        yield f"worked out by a roofline for {cost.device}, not measured"
+        yield f"computed by a roofline for {cost.device}, not measured"
     yield f"{cost.dtype}, batch {cost.concurrency}"
     if cost.overhead_ms:
         yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"

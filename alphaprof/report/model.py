@@ -230,7 +230,7 @@ class RunFacts:
     complete: bool
     documents: int
     positions: int
-    log_documents: int | None  # documents that the numbers from the position log rest on; null: no log here
+    log_documents: int | None  # documents that the sections made from the position log rest on; null: no log here
     target: str
     drafts: tuple[str, ...]
     dtype: str
@@ -323,7 +323,7 @@ class Cause:
     share: Interval  # of the positions
     tokens_per_round: float | None  # with it recovered; None: rounds are not defined
     speedup: float | None  # with it recovered; None: rounds are not defined, or there are no step times
-    remedy: str  # what would mend it, or why nothing would
+    remedy: str  # what would remove it, or why nothing would
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ class DocumentSpeedups:
 
 @dataclass(frozen=True)
 class AtConcurrency:
-    """Speedups at one concurrency, by gamma; `best_gamma` has the largest."""
+    """Speedups at one concurrency, the number of sequences decoded at a time, by gamma; `best_gamma` has the largest."""
 
     concurrency: int  # sequences decoded at a time
     gammas: tuple[int, ...]  # of the speedups, in their order

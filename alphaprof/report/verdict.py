@@ -177,11 +177,13 @@ def judge(
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
     if question.weights is not None:
-        return only, no_decision("documents came as the data has them, and weights ask for another mixture of domains")
+        return only, no_decision(
+            "documents came in the mixture of domains that the data has, and weights ask for another one"
+        )
     best = only or _chosen(candidates, timing, mix, question.order, options)
     if best is None:
         first = question.order.choosing
-        reason = f"the first {first} documents choose draft and gamma, and do not say which yet"
+        reason = f"the first {first} documents choose draft and gamma, and the choice is not known yet"
         if first == 0:
             reason = "this run fixed draft and gamma before its first document, so none of them can choose"
         return None, explained(no_decision(reason), timing.basis)
@@ -237,7 +239,7 @@ def _reason(found: Sequential, value: Speedup | None, question: Question, after:
     if found.verdict != "UNDECIDED" and found.documents == 0:
         return by_times_alone(found.verdict, question.min_speedup)
     if value is None:
-        return f"no document behind the first {after}, which choose, was tested yet"
+        return f"no document after the first {after}, which choose, has been tested yet"
     count = "1 document" if value.documents == 1 else f"{value.documents} documents"
     on = f"speedup {value.value:.2f}x on {count} in random order"
     if found.verdict == "UNDECIDED" and found.low == 0 and math.isinf(found.high):

@@ -56,8 +56,8 @@ def _damaged(run: Run) -> Iterator[ReportWarning]:
     for name in sorted(run.damaged):
         yield ReportWarning(
             "damaged",
-            f"{name} is damaged: what it held was worked out again from the position log, and no number is another one",
-            "alphaprof profile with --resume writes it anew; report --verify looks at every file",
+            f"{name} is damaged: its content was computed again from the position log, and no number has changed",
+            "alphaprof profile with --resume writes it again; report --verify checks every file",
         )
 
 
@@ -77,8 +77,9 @@ def _part_of_log(report: Report) -> Iterator[ReportWarning]:
     if told is not None and told < documents:
         yield ReportWarning(
             "part_of_log",
-            f"told from {told} of {documents} documents, in shards spread over the run: why tokens are rejected, where "
-            "drafts are right, certificates, and what the target alone says; verdicts and results rest on all documents",
+            f"some sections read {told} of {documents} documents, in shards spread over the run: why tokens are "
+            "rejected, where "
+            "drafts are right, certificates, and what the target alone says; verdicts and results use all documents",
             "alphaprof report --whole-log reads the whole position log",
         )
 
@@ -89,9 +90,9 @@ def _stopped(manifest: Manifest) -> Iterator[ReportWarning]:
     if manifest.documents < available:
         yield ReportWarning(
             "stopped",
-            f"documents come in random order, and these are {manifest.documents} of {available}. Verdicts hold at any time; "
-            "intervals are those of a fixed number of documents, and a little too hopeful",
-            "take the verdict from this run, and sizes from one that measures all documents",
+            f"documents were taken in random order, {manifest.documents} of {available}. Verdicts hold at any time; "
+            "intervals are for a fixed number of documents, and slightly too optimistic",
+            "take the verdict from this run, and the size of a speedup from a run that measures all documents",
         )
 
 
@@ -108,7 +109,8 @@ def _halved(manifest: Manifest) -> Iterator[ReportWarning]:
     if halved:
         yield ReportWarning(
             "halved_batches",
-            f"memory ran out and {halved} batches were halved; values may differ by up to 1e-3 from an undisturbed run",
+            f"memory ran out and {halved} batches were halved; values may differ by up to 1e-3 from a run with enough "
+            "memory",
             "lower batch_tokens",
         )
 
@@ -121,7 +123,7 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
         if (result.clear_mismatches or 0) > MISMATCHES_WORTH_SAYING:
             yield ReportWarning(
                 "not_greedy",
-                f"{short(result.domain)}: {result.clear_mismatches:.1%} of tokens clearly are not the target's top token",
+                f"{short(result.domain)}: {result.clear_mismatches:.1%} of tokens are clearly not the target's top token",
                 "check that these responses were produced greedily by this target, or drop on_policy"
                 if result.continuation == "given"
                 else "generation and scoring disagree beyond rounding: profile in float32 to see whether it is the dtype",
@@ -146,7 +148,7 @@ def _contradicted(report: Report) -> Iterator[ReportWarning]:
         count = sum(item.contradicted for item in wrong)
         yield ReportWarning(
             "contradicted",
-            f"{count} certified positions were rejected, which cannot be: {where}",
+            f"{count} certified positions were rejected, which should be impossible: {where}",
             "the logged divergences cannot be trusted here: please report it, with the profile",
         )
 
@@ -163,7 +165,7 @@ def _sampled(report: Report) -> Iterator[ReportWarning]:
         where = ", ".join(f"{name} {value:+.3f}" for name, value in off.items())
         yield ReportWarning(
             "off_policy_sample",
-            f"what was accepted is not what the distributions say, so this text was not drawn from them: {where}",
+            f"acceptance is not what the distributions predict, so this text was not drawn from them: {where}",
             "given text: check temperature, top_k, top_p and min_p against how it was sampled; text of this run: profile in "
             "float32 to see whether it is the dtype",
         )
@@ -213,20 +215,21 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
     if typical is not None and not timed / CONTEXT_FACTOR <= typical <= timed * CONTEXT_FACTOR:
         yield ReportWarning(
             "other_context",
-            f"step times are those with {timed:.0f} tokens in the cache, and these documents decode at about {typical:.0f}",
+            f"step times are for {timed:.0f} tokens in the cache, and these documents decode at about {typical:.0f}",
             f"time steps at about {typical:.0f} (costs.context, or the table's context): they get slower as the cache grows",
         )
     if report.cost.beyond_prefill:
         yield ReportWarning(
             "beyond_prefill",
-            f"{percent(report.cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: theirs is "
-            "extended along the last two times",
-            "request speedups rest on it: add the prompts' length to costs.context, or to the table of step times",
+            f"{percent(report.cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: their "
+            "time is "
+            "extrapolated from the last two times",
+            "request speedups depend on it: add the prompts' length to costs.context, or to the table of step times",
         )
     if report.cost.source == ROOFLINE:
         yield ReportWarning(
             "not_measured",
-            "step times were worked out from bytes and FLOPs: intervals hold the sampling of documents alone, not how wrong "
+            "step times were computed from bytes and FLOPs: intervals include the sampling of documents only, not how wrong "
             "these times may be",
             "give costs.overhead_ms and costs.draft_overhead_ms, and measure or time your engine before you deploy",
         )
@@ -237,7 +240,7 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
     if faster:
         yield ReportWarning(
             "slow_baseline",
-            f"verifying {faster[0]} tokens took less time than decoding one (v < 1): the baseline is slow here, "
-            "the draft is not good",
+            f"verifying {faster[0]} tokens took less time than decoding one (v < 1): the baseline is slow here; "
+            "that does not make the draft good",
             "repeat on an idle machine or with a larger costs.budget, and compare with the engine that will serve",
         )

@@ -49,13 +49,13 @@ def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambd
     """
     folder = _folder()
     if folder is None:  # what that process compiled would be lost
-        say("compiling loops for this processor, some ten seconds; nothing can be kept, so that every run does")
+        say("compiling loops for this processor, about ten seconds; the result cannot be kept, so every run compiles again")
         return
     state = (file, os.stat(file).st_mtime_ns, numba.__version__, sys.version, llvmlite.binding.get_host_cpu_name())
     done = folder / f"{module}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
     if done.exists():
         return
-    say("compiling loops for this processor, some ten seconds, once a machine")
+    say("compiling loops for this processor, about ten seconds, once per machine")
     code = f"import importlib; importlib.import_module({module!r}).compile_all()"
     command = [sys.executable, "-P", "-c", code]  # nothing is imported from the working directory, which may hold anything
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -57,7 +57,7 @@ def feasible_alphas(burstiness: float) -> tuple[float, float]:
 def check_chain(alpha: float, burstiness: float) -> None:
     """Raises `ValueError` for values that no text has."""
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha is a probability, and {alpha:g} is none")
+        raise ValueError(f"alpha is a probability, and {alpha:g} is not between 0 and 1")
     least = least_burstiness(alpha)
     if not least - ROUNDING <= burstiness <= 1:
         raise ValueError(f"at alpha {alpha:g} burstiness lies between {least:.4g} and 1, and {burstiness:g} does not")

@@ -54,7 +54,7 @@ class Tree:
         for given in map(tuple, paths):
             path = tuple(operator.index(rank) - top + 1 for rank in given)
             if not path or min(path) < 1:
-                raise ValueError(f"path {given} is no node: ranks count from {top} (see `top`), and the root is left out")
+                raise ValueError(f"path {given} is not a node: ranks count from {top} (see `top`), and the root is left out")
             if path in found:
                 raise ValueError(f"path {given} is there twice")
             found[path] = given

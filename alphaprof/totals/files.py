@@ -138,7 +138,7 @@ class DraftTotals:
         run = self.run
         if unknown := [rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.rules]:
             raise OptionInvalid(
-                f"the log of {run.path} cannot tell of {', '.join(unknown)}, which needs whole distributions",
+                f"the log of {run.path} is not enough for {', '.join(unknown)}, which needs whole distributions",
                 "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
             )
         schema = _schema(run, columns)

@@ -67,9 +67,9 @@ class PairedText:
     def hindrance(self, rule: str) -> str | None:
         """Why this text cannot be judged; None where it can."""
         if self.old.policy not in parse_rule(rule).rule.policies:
-            return f"{rule} does not belong to its text ({text_kind(self.old.continuation, self.old.sampling)})"
+            return f"{rule} does not apply to its text ({text_kind(self.old.continuation, self.old.sampling)})"
         if self.gamma is not None and not all(pool["tokens"].sum() for pool in (self.old, self.new)):
-            return "no text of one side is longer than the one token of its prefill"
+            return "no text of one run is longer than one token, which the prefill emits"
         if proposes_nothing(self.old, self.gamma):
             return f"the baseline's draft proposes nothing there{', nor does this one' if self.silent else ''}"
         return None
@@ -224,7 +224,7 @@ def _doubt(old: RunDraft, new: RunDraft) -> str | None:
     documents that are paired; the parameters of a rule are in its id.
     """
     if new.run.imported:
-        return "an engine's metrics do not tell two drafts apart"
+        return "an engine's metrics do not show which draft it served"
     before, after = (side.run.manifest for side in (old, new))
     pairs = {"draft": (before.drafts[old.draft], after.drafts[new.draft]), "target": (before.target, after.target)}
     for name, (one, other) in pairs.items():
@@ -261,7 +261,7 @@ def _unpaired(old: Run, new: Run, found: Paired) -> Iterable[Unjudged]:
         elif domain not in here:
             yield Unjudged(domain, "the baseline does not have the domain")
         else:
-            yield Unjudged(domain, "no document of it has a partner with the same prompt and kind of text")
+            yield Unjudged(domain, "none of its documents has a partner with the same prompt and kind of text")
 
 
 def _nothing_to_judge(old: RunDraft, unjudged: Sequence[Unjudged]) -> NotComparable:
@@ -272,5 +272,5 @@ def _nothing_to_judge(old: RunDraft, unjudged: Sequence[Unjudged]) -> NotCompara
     elif old.run.imported:
         hint = "import requests with longer answers"
     else:
-        hint = "name the rule of this text: --rule strict, or one_hot"
+        hint = "name a rule that applies to this text: --rule strict, or one_hot"
     return NotComparable(f"nothing can be compared with {old.label}: {reasons}", hint)

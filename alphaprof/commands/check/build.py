@@ -102,7 +102,7 @@ class Item:
     passes without them, for the reason in `note`.
     """
 
-    measure: Measure  # what is held against the threshold
+    measure: Measure  # the quantity that is compared with the threshold
     domain: str
     threshold: float  # the least value that passes
     value: float | None
@@ -128,13 +128,13 @@ class Check:
     outcome: Outcome  # of all thresholds together
     reason: str
     run: str
-    baseline: str | None = None  # the older run and its draft; None: held against thresholds or a decision
+    baseline: str | None = None  # the older run and its draft; None: compared with thresholds or a decision
     draft: str | None
     rule: str
     gamma: int | None
     confidence: float
     items: tuple[Item, ...]  # one for each threshold and domain
-    unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be held against each other
+    unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be compared
     paired: int | None = None
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
@@ -166,13 +166,14 @@ def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> 
     """A run held against least values by domain. Raises `OptionInvalid` for what the run does not have."""
     if run.imported and ALPHA in thresholds:
         raise OptionInvalid(
-            f"{run.path} was imported from an engine's metrics, which do not tell alpha (what follows a rejection is never "
+            f"{run.path} was imported from an engine's metrics, which do not give alpha (what follows a rejection is never "
             "tested)",
-            "check --min-acceptance-length instead",
+            "use --min-acceptance-length instead",
         )
     if LENGTH in thresholds and (drafting := run.manifest.drafting) != CHAIN:
         raise OptionInvalid(
-            f"{run.path} was served with drafting {drafting}: acceptance length is over rounds with a draft, not known here",
+            f"{run.path} was served with drafting {drafting}: acceptance length needs rounds with a draft, which are "
+            "not known",
             "check --baseline compares tokens per round with another run",
         )
     inquiry = ReportInputs.of(run, "engine", run.manifest.config)
@@ -181,7 +182,7 @@ def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> 
     times = inquiry.book.times(inquiry.question.concurrency).get(draft) if inquiry.book else None
     if SPEEDUP in thresholds and times is None:
         raise OptionInvalid(
-            f"{run.path} has no step times for {draft}, so no speedup", "check --min-acceptance-length instead"
+            f"{run.path} has no step times for {draft}, so no speedup", "use --min-acceptance-length instead"
         )
     asked = [
         (measure, domain, least)
@@ -264,9 +265,7 @@ def one_rule(inquiry: ReportInputs) -> str:
     """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
     rules = inquiry.decisive
     if not rules:
-        raise OptionInvalid(
-            "no text of the run is the target's own, so that no rule has rounds on it", "name one: --rule strict"
-        )
+        raise OptionInvalid("no text of the run is the target's own, so no rule has rounds on it", "name one: --rule strict")
     if len(rules) > 1:
         raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
     return rules[0]
@@ -277,7 +276,10 @@ def _pools(inquiry: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTo
     mine = [item for item in draft_pools(inquiry, [rule]) if (item.draft, item.rule.id) == (draft, rule)]
     found = by_domain([(item.domain, item.pool) for item in mine if item.pool.defined])
     if not found:
-        raise OptionInvalid(f"{rule} has no rounds on the text of {inquiry.run.path}", "name the rule of this text")
+        raise OptionInvalid(
+            f"{rule} has no rounds on the text of {inquiry.run.path}",
+            "name a rule that applies to this text: strict if it is greedy, one_hot or lossless if it is sampled",
+        )
     return found
 
 

@@ -41,7 +41,7 @@ def checked(asked: CheckRequest) -> Check:
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in asked.minimums.items() if texts}
     if asked.baseline is not None:
         if thresholds:
-            raise OptionInvalid("a check is against thresholds or against a baseline", "call it once for each")
+            raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once with each")
         new = side_of(f"{asked.run}:{asked.draft}" if asked.draft else str(asked.run))
         named = not os.path.exists(asked.baseline) and ":" in asked.baseline
         old = side_of(asked.baseline if named else f"{asked.baseline}:{new.draft}")
@@ -51,8 +51,9 @@ def checked(asked: CheckRequest) -> Check:
         return check_thresholds(run, CheckTarget(asked.draft, asked.rule, asked.gamma), thresholds)
     if asked.draft or asked.rule or asked.gamma:
         raise OptionInvalid(
-            "a draft, rule or gamma needs a threshold or a baseline to be held against",
-            "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline (without any: the run's decision)",
+            "--draft, --rule and --gamma need a threshold or a baseline",
+            "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline; without all of these the run's "
+            "own decision is checked",
         )
     return check_decision(run)
 
@@ -68,11 +69,11 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
             value = math.nan
         if not math.isfinite(value):
             raise OptionInvalid(
-                f"{shown(text)} is no least value for {measure}", "write a number, or DOMAIN=NUMBER: code=0.6"
+                f"{shown(text)} is not a threshold for {measure}", "write a number, or DOMAIN=NUMBER: code=0.6"
             )
         if domain in found:
             raise OptionInvalid(
-                f"{measure} has two least values for {cut(domain, VALUE) or 'every domain'}", "leave one of them"
+                f"{measure} has two thresholds for {cut(domain, VALUE) or 'every domain'}", "remove one of them"
             )
         found[domain or EVERY] = value
     return found

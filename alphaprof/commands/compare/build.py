@@ -52,7 +52,7 @@ class Difference:
     first: float | None  # alpha of the first; None: no proposals
     second: float | None  # alpha of the second
     first_coverage: float | None  # share of positions with a proposal; None: imported runs
-    second_coverage: float | None  # the same of the second
+    second_coverage: float | None  # coverage of the second draft
     difference: Interval | None  # alpha of the second less that of the first
     tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
 
@@ -248,7 +248,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
     one, two = first.run.manifest, second.run.manifest
     if one.config.get("draft_processing") != two.config.get("draft_processing"):
         raise NotComparable(
-            f"{first.run.path} and {second.run.path} have another draft_processing",
+            f"{first.run.path} and {second.run.path} differ in draft_processing",
             "profile one of them again with the other's; --reuse-continuations keeps the text",
         )
     told = () if other_target else ("fingerprint", "dtype")
@@ -261,7 +261,7 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
         )
     if odd:
         raise NotComparable(
-            f"{first.run.path} and {second.run.path} have another target ({', '.join(odd)} differ)",
+            f"{first.run.path} and {second.run.path} have different targets ({', '.join(odd)} differ)",
             "compare drafts of one target, profiled in one dtype",
         )
 
@@ -288,7 +288,7 @@ def _require_same_origin(first: RunDraft, second: RunDraft) -> None:
     if one.imported.prompts_known_by != two.imported.prompts_known_by:
         kinds = [found.prompts_known_by or "nothing" for found in (one.imported, two.imported)]
         raise NotComparable(
-            f"prompts of {first.run.path} are known by {kinds[0]}, and those of {second.run.path} by {kinds[1]}",
+            f"prompts of {first.run.path} are identified by {kinds[0]}, and those of {second.run.path} by {kinds[1]}",
             f"{LOG_PROMPTS}, of both runs, and import them again",
         )
 
@@ -299,9 +299,9 @@ def no_imported_pair(first: RunDraft, second: RunDraft, tables: Sequence[pa.Tabl
     told = first.run.manifest.imported
     known_by = told.prompts_known_by if told else None  # the same of both: see `_require_same_origin`
     if known_by in NO_PROMPT:
-        fresh = ", which an engine makes anew for every request" if known_by else ""
+        fresh = ", which is new in every answer" if known_by else ""
         return NotComparable(
-            f"no request of {runs} can be paired: their prompts are known by {known_by or 'nothing'}{fresh}",
+            f"no request of {runs} can be paired: their prompts are identified by {known_by or 'nothing'}{fresh}",
             f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again",
         )
     shared = len(set.intersection(*(set(table["prompt_hash"].to_pylist()) for table in tables)))

@@ -51,9 +51,10 @@ def comparison_terminal(comparison: Comparison, console: Console) -> None:
     if rounds := [item for item in comparison.differences if item.tokens_per_round]:
         show(_rounds(rounds), "tokens per round", console)
     for line in (
-        f"difference: second less first, with a {fmt.level(comparison.confidence)} interval over documents; what both share",
+        f"difference: second minus first, with a {fmt.level(comparison.confidence)} interval over documents; what "
+        "both share",
         "cancels out.",
-        "alpha is over positions with a proposal: where coverage differs, tokens per round tell more.",
+        "alpha is over positions with a proposal: where coverage differs, compare tokens per round.",
         "Tokens per round say nothing about what a draft costs: alphaprof report turns them into speedups.",
         "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text",
     ):

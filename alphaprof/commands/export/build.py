@@ -43,7 +43,9 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
         ranks, said = ranks_of(side, wanted)
         return Artefact(form.write(ranks), (form.convention, *said.notes), said.warnings)
     if wanted.nodes is not None:
-        raise OptionInvalid(f"--nodes is the size of a tree, and {to} describes chains", "--gamma is the length of a chain")
+        raise OptionInvalid(
+            f"--nodes is the size of a tree, and {to} describes chains", "use --gamma for the length of a chain"
+        )
     scope = scope_of(side, to, wanted)
     found = _acceptance(scope, form.scheduled)
     notes, warnings = _notes(scope, found, form), _warnings(scope, found, form)

@@ -99,8 +99,8 @@ def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
     run, gammas = side.run, _gammas(side, to, wanted)
     if (drafting := run.manifest.drafting) != CHAIN:
         raise OptionInvalid(
-            f"{run.path} was served with drafting {drafting}, and {to} wants rates by depth",
-            "import requests of chains: topk 1",
+            f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth",
+            "import requests that drafted chains: --speculative-eagle-topk 1",
         )
     decision = run.manifest.config["decision"] | {"draft": side.draft}
     asked = {"rule": wanted.rule, "gamma": wanted.gamma}
@@ -222,7 +222,7 @@ def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, Sai
     """
     if wanted.rule not in (None, "strict"):
         raise OptionInvalid(
-            f"ranks say what a tree accepts where the target decodes greedily, not under {wanted.rule}", "leave out --rule"
+            f"ranks predict what a tree accepts under greedy decoding only, not under {wanted.rule}", "leave out --rule"
         )
     sample = tree_sample(side.run, side.draft, WIDTH, chooses=False)
     parts, ranks = _parts(side, sample, wanted.domain), sample.ranks
@@ -234,8 +234,8 @@ def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, Sai
     promised, replay = expected_tokens(tree, shares), number(_tokens(side, tree, parts), 3)
     notes = (
         f"{side.label}, rule strict, {where}, {many(documents, 'document')}, text: greedy",
-        f"{tree.nodes} nodes beside the root, depth {tree.depth}: Sequoia expects {promised:.3f} tokens a round, with ranks "
-        f"taken for independent; replayed on these documents it gives {replay}",
+        f"{tree.nodes} nodes beside the root, depth {tree.depth}: Sequoia expects {promised:.3f} tokens a round, if ranks "
+        f"are independent; replayed on these documents it gives {replay}",
     )
     warnings = []
     if side.run.manifest.status != "complete":

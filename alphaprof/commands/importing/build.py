@@ -107,7 +107,8 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
 def _imported(asked: ImportRequest, claim: Claim) -> Run:
     if not DRAFT_NAME.fullmatch(asked.names.draft) or asked.names.draft in ("auto", "target"):
         raise OptionInvalid(
-            f"--draft {shown(asked.names.draft)} is no name", "lower case, at most 200 characters, not auto or target"
+            f"--draft {shown(asked.names.draft)} is not a valid name",
+            "use lower case, at most 200 characters, and neither auto nor target",
         )
     if len(asked.names.domains) > 1 and len(asked.names.domains) != len(asked.files):
         raise OptionInvalid(
@@ -163,7 +164,7 @@ def _require_new_request(read: Read, request: EngineRequest) -> None:
     before = read.seen.setdefault(request.request_id, request.line)
     if before is not request.line:
         raise request.line.refuse(
-            f"the request {shown(request.request_id)} stands in {before.where} as well", "leave every request in once"
+            f"the request {shown(request.request_id)} is in {before.where} as well", "keep each request once"
         )
 
 
@@ -218,7 +219,7 @@ def _config(asked: ImportRequest, served: Served, domains: Sequence[str]) -> dic
     if len(domains) > MOST_DOMAINS:
         raise OptionInvalid(
             f"{cut(str(asked.names.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}",
-            "name a field that tells kinds of traffic apart",
+            "name a field with one value for each kind of traffic",
         )
     text: dict[str, Any] = {"kind": "given", "column": "response", "on_policy": True} | (served.sampling or {})
     tree: dict[str, Any] = {
@@ -235,7 +236,7 @@ def _config(asked: ImportRequest, served: Served, domains: Sequence[str]) -> dic
         if not override.startswith(("decision.", "costs.")):
             raise ProfileInvalid(
                 f"--set {cut(override, VALUE)}: an import can set decision.* and costs.* only",
-                "everything else is what the engine did",
+                "everything else was decided by the engine",
             )
         apply_override(tree, override)
     return _answerable(tree, served)
@@ -246,7 +247,7 @@ def _answerable(tree: dict[str, Any], served: Served) -> dict[str, Any]:
     if served.drafting != CHAIN and "source" in tree.get("costs", {}):
         raise ProfileInvalid(
             f"--set costs.source={tree['costs']['source']}: with drafting {served.drafting} it is not known what rounds "
-            "drafted, so that step times say nothing",
+            "drafted, so step times cannot be used",
             "leave it out: tokens per round need no step times",
         )
     if tree.get("costs", {}).get("source") == "roofline":

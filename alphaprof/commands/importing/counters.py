@@ -88,7 +88,8 @@ def counter_samples(path: Path) -> Iterator[CounterSample]:
 
 def _sample(where: str, text: str) -> CounterSample:
     wrong = DataUnreadable(
-        f"{where}: {shown(text)} is no sample of a counter's page", "save Prometheus' text: curl -s SERVER/metrics"
+        f"{where}: {shown(text)} is not a sample of a metrics page",
+        "save the page in Prometheus' text format: curl -s SERVER/metrics",
     )
     name = NAME.match(text)
     if name is None:
@@ -170,7 +171,7 @@ def rise_of(before: Page, after: Page) -> Rise:
             how = "began anew" if again else f"fell from {before.counts[key]} to {count}"
             raise DataUnreadable(
                 f"{_said(key)} {how} between {before.path} and {after.path}",
-                "was the server restarted in between, or do the files stand in the wrong order? save both pages again",
+                "was the server restarted in between, or are the files in the wrong order? save both pages again",
             )
     rises = {key: count - before.counts[key] for key, count in after.counts.items()}
     models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
@@ -313,7 +314,7 @@ def counters_terminal(counters: Counters, console: Console) -> None:
     cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
     short = f"conditional: n/a where {cause}. " if None in counters.conditional else ""
     for line in (
-        "Counters are sums over all requests: how much these differ is not in them, so there is no verdict either.",
+        "Counters are sums over all requests: they do not show how much requests differ, so there is no verdict either.",
         f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were. {short}".rstrip(),
         "For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).",
     ):

@@ -57,7 +57,7 @@ class Line:
         found = self.count(*names)
         if found is None:
             raise ColumnMissing(
-                f"{self.where}: {names[0]} is missing", f"it stands beside {self.known()}: see docs/import.md"
+                f"{self.where}: {names[0]} is missing", f"it belongs beside {self.known()}: see docs/import.md"
             )
         return found
 
@@ -129,7 +129,7 @@ def json_lines(path: Path, digest: Callable[[bytes], object], lists: bool = Fals
                 digest(line)
                 if len(line) > LONGEST_LINE:
                     raise DataUnreadable(
-                        f"{path}, line {number}: longer than {LONGEST_LINE // 2**20} MiB", "write one response a line"
+                        f"{path}, line {number}: longer than {LONGEST_LINE // 2**20} MiB", "write one response per line"
                     )
                 if line.strip():
                     yield Line(path, number, _object(path, number, line, lists))
@@ -148,12 +148,12 @@ def _object(path: Path, number: int, line: bytes, lists: bool) -> Mapping[str, A
     if lists and isinstance(found, list):
         return {"response": found}
     if not isinstance(found, dict):
-        raise DataUnreadable(f"{path}, line {number}: {shown(found)} is no JSON object", "write one response a line")
+        raise DataUnreadable(f"{path}, line {number}: {shown(found)} is not a JSON object", "write one response per line")
     return found
 
 
 def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def sglang_request(answer: Line, gamma: int | None, drafting: Drafting) -> Engin
         raise LeftOut(
             f"completion_tokens is {written}, and a prefill, {retracted} retractions and {rounds} rounds that accepted "
             f"{correct} drafts write {1 + retracted + rounds + correct}",
-            "num_retractions stands in meta_info alone; else the counts mean something other than is known here",
+            "num_retractions is in meta_info only; else the counts mean something other than is known here",
             kind="more tokens than its rounds write",
         )
     request = request_of(_as_vllm(answer, info, written, (histogram, rounds, correct)), None)
@@ -123,7 +123,7 @@ def _require_answered(answer: Line, info: Line | None) -> None:
     )
     if failed and ((info is not None and info.count(ROUNDS)) or answer.fields.get("sglext")):
         raise answer.refuse(
-            "an error stands beside the counts of an answer",
+            "an answer has both an error and counts",
             "was it answered? take the error out of the line, or the line out of the file",
         )
     if failed:

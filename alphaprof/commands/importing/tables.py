@@ -150,7 +150,7 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
     """What a reader of the report has to know, as code, message and remedy."""
     yield {
         "code": "imported",
-        "message": "rounds are those that the engine counted. Alpha is not known: drafts behind a rejection are never "
+        "message": "rounds are those that the engine counted. Alpha is not known: drafts after a rejection are never "
         "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
         "remedy": "alphaprof profile measures them, for drafts that it can load",
     }
@@ -160,7 +160,8 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
         pairs = "requests of the same id only" if known_by else "none of them"
         yield {
             "code": "prompts_unknown",
-            "message": f"prompts are known by {known_by or 'nothing'} ({len(lacking)} of {len(requests)} requests hold no "
+            "message": f"prompts are identified by {known_by or 'nothing'} ({len(lacking)} of {len(requests)} "
+            "requests hold no "
             f"prompt_token_ids, first {lacking[0].line.where}): compare and check --baseline pair {pairs}, and equal "
             "prompts count as independent, which makes intervals too narrow",
             "remedy": f"{LOG_PROMPTS}, or the prompt's text",
@@ -185,7 +186,7 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
         yield {
             "code": "unread_fields",
             "message": f"fields of the metrics that are not read: {names}",
-            "remedy": "a newer version of the engine may tell more, or mean something else: see docs/import.md",
+            "remedy": "a newer version of the engine may report more, or mean something else: see docs/import.md",
         }
 
 

@@ -173,7 +173,7 @@ def request_of(line: Line, gamma: int | None) -> EngineRequest:
     if prompt is None and "token ids" in names:
         prompt = len(_ids(body, first) or ())
     if not prompt:
-        raise ColumnMissing(f"{body.where}: prompt_tokens is missing, or 0", "it stands in usage, beside completion_tokens")
+        raise ColumnMissing(f"{body.where}: prompt_tokens is missing, or 0", "it belongs in usage, beside completion_tokens")
     reason = (first or body).fields.get("finish_reason")
     return EngineRequest(
         line=line.inside({}),  # a log may be larger than the memory
@@ -208,7 +208,7 @@ def _body(line: Line) -> Line:
     if failed or body.fields.get("object") == "error":
         if _holds_metrics(body.fields):
             raise line.refuse(
-                "an error stands beside the metrics of an answer",
+                "an answer has both an error and metrics",
                 "was it answered? take the error out of the line, or the line out of the file",
             )
         said = [_error_text(place.fields) for place in (line, body)]
@@ -240,7 +240,7 @@ def _require_answer(body: Line, first: Line | None) -> None:
     if body.fields.get("usage") is None:
         raise LeftOut(
             "a stream without usage, and so without metrics",
-            "ask with stream_options: {include_usage: true}, which adds a chunk with both behind this one; "
+            "ask with stream_options: {include_usage: true}, which adds a chunk with both after this one; "
             "docs/import.md has a client that logs it",
         )
 
@@ -334,7 +334,7 @@ def _histogram(metrics: Line, wanted: int | None) -> Array:
     """Rounds by accepted drafts, [gamma + 1]."""
     if "acceptance_histogram" not in metrics.fields:
         raise ColumnMissing(
-            f"{metrics.where}: acceptance_histogram is missing", f"it stands beside {metrics.known()}: see docs/import.md"
+            f"{metrics.where}: acceptance_histogram is missing", f"it belongs beside {metrics.known()}: see docs/import.md"
         )
     found = metrics.wholes("acceptance_histogram", metrics.fields["acceptance_histogram"])
     if not 2 <= len(found) <= MOST_DRAFTED + 1:

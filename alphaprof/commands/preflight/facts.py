@@ -27,7 +27,7 @@ class Special:
 
     name: str  # bos, eos, unk or pad
     target: str | None  # the target's; None: it has none
-    draft: str | None  # the draft's likewise
+    draft: str | None  # the draft's; None: it has none
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SourceSeen:
     new_tokens: int  # sum of what continuations may have at most
     longest: int  # tokens of the longest document with its continuation
     skipped: dict[str, int]  # rows left out among the first, by reason
-    truncated: dict[str, int]  # texts or prompts that were cut, likewise
+    truncated: dict[str, int]  # texts or prompts that were cut, by reason
     double_bos: int  # documents that begin with BOS twice
     without_bos: int  # documents that begin with none, where plain text would have it, but for the following
     lost_bos: int = 0  # documents whose BOS went with the beginning of a prompt that was cut
@@ -112,7 +112,9 @@ class Speed:
     documents: int  # that it was tried on
     positions: int  # that were scored, of all of them together
     prompts: float | None  # tokens read a second; None: the target writes no continuation
-    generated: float | None  # tokens generated a second; None: likewise, or its steps cannot be timed
+    generated: (
+        float | None
+    )  # tokens generated a second; None: the target writes no continuation, or its steps cannot be timed
     batch: int  # documents that the run will generate at a time
     scored: float  # tokens a second through target and drafts together
     timing_s: float | None  # seconds that timing the steps will take; None: nothing is timed
@@ -154,7 +156,7 @@ class RunEstimate:
     seconds: float | None  # None: also where it is not known how fast the target generates
     disk: int | None  # bytes
     document_seconds: float | None  # mean over the documents seen
-    document_bytes: float  # likewise
+    document_bytes: float  # mean over the documents seen
 
 
 @dataclass(frozen=True)

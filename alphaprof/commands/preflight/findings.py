@@ -63,7 +63,7 @@ def _cut(seen: PreflightFacts, model: ModelSeen) -> str:
     if cut > 0:
         return f", the last {count(cut)} of them padding that is left out"
     missing = (seen.target.tokens or 0) - model.logits
-    return f", {count(missing)} tokens of the target have none: never proposed" if missing > 0 else ""
+    return f", {count(missing)} tokens of the target have none and are never proposed" if missing > 0 else ""
 
 
 def _specials(seen: PreflightFacts, draft: ModelSeen) -> Iterator[Finding]:
@@ -85,7 +85,7 @@ def _template(seen: PreflightFacts) -> Iterator[Finding]:
         yield from raw
     elif not seen.template:
         if not any(refusal.check == "chat template" for refusal in seen.refusals):
-            yield Finding("chat template", "target", OK, "the target has none, and none is asked for")
+            yield Finding("chat template", "target", OK, "the target has no chat template, and no source asks for one")
     elif used:
         yield Finding("chat template", "target", OK, f"used for {len(used)} of {many(len(seen.sources), 'source')}")
     else:
@@ -106,8 +106,8 @@ def _bos(seen: PreflightFacts) -> Iterator[Finding]:
                 "bos",
                 source.path,
                 PROBLEM,
-                f"{_part(source.double_bos, source)} begin with BOS twice: the data hold it, and it is added again",
-                "take it out of the data, or give rendered prompts as prompt_ids",
+                f"{_part(source.double_bos, source)} begin with BOS twice: the data contain it, and it is added again",
+                "remove it from the data, or give rendered prompts as prompt_ids",
             )
         if source.without_bos:
             yield Finding(
@@ -115,7 +115,8 @@ def _bos(seen: PreflightFacts) -> Iterator[Finding]:
                 source.path,
                 NOTE,
                 f"{_part(source.without_bos, source)} begin without BOS, which this tokenizer adds to plain text",
-                "right if your server sends them so (many take a template as it is); else give its token ids as prompt_ids",
+                "right if your server sends them like this (many use a template as it is); else give its token ids as "
+                "prompt_ids",
             )
 
 
@@ -202,7 +203,7 @@ def _noise(seen: PreflightFacts) -> Iterator[Finding]:
             "target",
             NOTE,
             text,
-            "strict acceptance is not known better than that, and an engine flips as many when it verifies in batches",
+            "strict acceptance is not known more precisely than that; an engine that verifies in batches flips as many",
         )
 
 
@@ -242,7 +243,7 @@ def _data(seen: PreflightFacts) -> Iterator[Finding]:
             "run",
             NOTE,
             f"{count(seen.repeated)} of {many(documents, 'prompt')} seen occur before: equal prompts count once",
-            "remove duplicates: they cost time and say nothing new",
+            "remove duplicates: they cost time and add no information",
         )
     yield from warned(seen, "data")
 
@@ -250,7 +251,7 @@ def _data(seen: PreflightFacts) -> Iterator[Finding]:
 def _source(source: SourceSeen) -> Iterator[Finding]:
     domains = ", ".join(short(name) for name in source.domains[:3]) + (", ..." if len(source.domains) > 3 else "")
     if source.planned is None:
-        planned = f"more than {count(source.documents)}, how many is not known without reading all"
+        planned = f"more than {count(source.documents)}, the number is not known without reading all"
     else:
         planned = f"{'about ' if source.planned > source.documents else ''}{many(source.planned, 'document')}"
     lengths = count(source.median_prompt)
@@ -290,7 +291,7 @@ def _rough(seen: PreflightFacts, check: Finding) -> Finding:
     """An estimate, or a note where it leaves something out."""
     if not (without := _without(seen, check.name)):
         return check
-    remedy = check.remedy or "mend what was refused first: the run takes more than this"
+    remedy = check.remedy or "correct what was refused first: the run takes more than this"
     level = NOTE if check.level == OK else check.level
     return dataclasses.replace(check, level=level, cause=f"without {without}: {check.cause}", remedy=remedy)
 
@@ -300,7 +301,7 @@ def _unknown(seen: PreflightFacts) -> Iterator[Finding]:
     if not seen.drafts and seen.sources:
         for name in ("time", "disk"):
             cause = "not known: no draft could be loaded"
-            yield Finding(name, "run", NOTE, cause, "mend what was refused first, and look again")
+            yield Finding(name, "run", NOTE, cause, "correct what was refused, and repeat the dry run")
 
 
 def _costs(seen: PreflightFacts) -> Iterator[Finding]:
@@ -315,11 +316,11 @@ def _costs(seen: PreflightFacts) -> Iterator[Finding]:
         if speed.budget_s is None or speed.timing_s <= speed.budget_s:
             yield Finding("costs", "run", OK, cause)
             return
-        rounds = "each batch size and context has some rounds of all steps, or their times would have no bounds"
+        rounds = "each batch size and context needs some rounds of all steps, or its times would have no bounds"
         remedy = "fewer of costs.concurrency or costs.context, or an idle machine"
         yield Finding("costs", "run", NOTE, f"{cause}, more than costs.budget ({speed.budget_s:g} s): {rounds}", remedy)
     elif not any(refusal.check == "costs" for refusal in seen.refusals):
-        yield Finding("costs", "run", OK, "step times from elsewhere are at hand")
+        yield Finding("costs", "run", OK, "step times come from another source")
 
 
 def _time(seen: PreflightFacts) -> Iterator[Finding]:
@@ -331,8 +332,8 @@ def _time(seen: PreflightFacts) -> Iterator[Finding]:
     parts = ", ".join(f"{name} {number(rate, 0)}" for name, rate in rates if rate is not None)
     text = f"tokens a second on {many(speed.positions, 'position')} of {many(speed.documents, 'document')}: {parts}"
     if estimate.document_seconds is None:
-        unknown = "not known how fast the target generates, since its steps cannot be timed"
-        remedy = "profile a few documents with --limit first, and look at the clock"
+        unknown = "the target's generation speed is not known, since its steps cannot be timed"
+        remedy = "profile a few documents with --limit first, and note how long that takes"
         yield Finding("time", "run", NOTE, f"{unknown}; {text}", remedy)
     elif estimate.seconds is None:
         each = f"roughly {duration(estimate.document_seconds)} a document; how many there are is not known"

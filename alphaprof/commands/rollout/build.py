@@ -304,6 +304,9 @@ def _notes(rollout: Rollout) -> Iterator[str]:
     yield "departed: texts that are not the target's own, and the median place of their first other token."
     yield "length: mean tokens of the rule's texts | of the target's own."
     if not rollout.exact:
-        yield f"In {rollout.dtype} near-ties fall either way: some texts depart by that alone; --rule strict says how many."
+        yield (
+            f"In {rollout.dtype} near-ties fall either way: some texts depart for that reason alone; --rule strict "
+            "shows how many."
+        )
     if any(text.sampling is not None for text in rollout.texts):
         yield "On sampled text another draw is no departure."

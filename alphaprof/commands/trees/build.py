@@ -39,7 +39,7 @@ ONE = Mix(("text",), (1.0,))  # one kind of text alone
 
 @dataclass(frozen=True)
 class StaticTree:
-    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: what the others are held against)."""
+    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: the others are compared with it)."""
 
     name: str  # what the other tables call it
     kind: str
@@ -82,7 +82,7 @@ class TextTrees:
     domain: str
     continuation: str
     sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
-    on_policy: bool  # the target chose this text, greedily or by lot
+    on_policy: bool  # the target chose this text, greedily or by sampling
     documents: int
     clusters: int  # independent units among them
     positions: int
@@ -133,16 +133,16 @@ def read_tree(path: Path, top: int) -> Tree:
     except OSError as error:
         raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "correct the path after --tree") from None
     except (ValueError, RecursionError):
-        raise OptionInvalid(f"{name} holds no JSON", _form(top)) from None
+        raise OptionInvalid(f"{name} is not JSON", _form(top)) from None
     if not _paths(content):
-        raise OptionInvalid(f"{name} is no list of paths", _form(top))
+        raise OptionInvalid(f"{name} is not a list of paths", _form(top))
     if len(content) > MOST_NODES or max(map(len, content)) > MOST_LEVELS or max(map(max, content)) > MOST_RANK:
         limits = f"at most {MOST_NODES} nodes, {MOST_LEVELS} levels and rank {MOST_RANK}"
         raise OptionInvalid(f"{name} holds a larger tree than any engine verifies", f"give a tree of {limits}")
     try:
         tree = Tree.from_paths(content, top)
     except ValueError as error:
-        raise OptionInvalid(f"{name} is no tree: {error}", _other(top)) from None
+        raise OptionInvalid(f"{name} is not a tree: {error}", _other(top)) from None
     if (1,) not in tree.paths:
         raise OptionInvalid(f"{name} never drafts the draft's top token", _other(top))
     return tree
@@ -162,9 +162,7 @@ def _form(top: int) -> str:
 
 
 def _other(top: int) -> str:
-    return (
-        f"ranks are read as counting from {top} (change that with --top {1 - top}), and each path needs that of its parent"
-    )
+    return f"ranks count from {top} (--top {1 - top} changes that), and each path needs the path of its parent"
 
 
 @dataclass(frozen=True)
@@ -422,7 +420,7 @@ def _text(
 def _reason(text: TextGroup, tested: Array) -> str:
     """Why a text has no rounds; empty where it has."""
     if not text.policy:
-        return "the target did not choose this text, so that no tree has rounds on it"
+        return "the target did not choose this text, so no tree has rounds on it"
     return "" if len(tested) else "none of its documents is in the tested half: profile four or more"
 
 

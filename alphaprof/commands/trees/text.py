@@ -66,7 +66,7 @@ def _header(report: TreesReport, console: Console) -> None:
     console.print(plain(f"alphaprof {report.alphaprof}   run {report.run}   draft {report.draft}"))
     tested, chosen = fmt.count(report.tested_on), fmt.count(report.chosen_on)
     halves = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
-    every = f"no tree is chosen, so that all {tested} documents test"
+    every = f"no tree is chosen, so all {tested} documents test"
     console.print(
         f"static draft trees, rounds replayed from ranks; {halves if report.held_out else every}\n", highlight=False
     )
@@ -175,12 +175,12 @@ def _definitions(report: TreesReport) -> Iterator[str]:
     yield f"Brackets: {fmt.level(report.confidence)} intervals over documents. Rank 1 is the draft's top token."
     yield (
         "tokens/round: tokens emitted per verification, the target's own included. The target chooses each token by itself, "
-        "greedily or by lot, and a round goes on along the tree while the tree holds that token."
+        "greedily or by sampling, and a round goes on along the tree while the tree holds that token."
     )
     yield (
         "A tree pays on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
         "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has; a chain of that depth "
-        "costs depth c + T(depth + 1)/T(1). Verification of trees was not timed: there is no speedup and no verdict."
+        "costs depth c + T(depth + 1)/T(1). Verification of trees was not timed, so there is no speedup and no verdict."
     )
     yield (
         "iid ranks: tokens/round if ranks were independent from position to position, the model that trees are chosen by; "

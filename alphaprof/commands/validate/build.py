@@ -229,9 +229,9 @@ def verdict_reason(validation: Validation) -> str:
 def narrowing(validation: Validation) -> str:
     """What would make the intervals of an outcome that is too noisy narrower."""
     if validation.repeats < 2:
-        return "one repeat says nothing of how repeats differ: --repeats 3"
+        return "one repeat does not show how repeats differ: --repeats 3"
     if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
-        return "one document of a domain says nothing of how documents differ: --documents 4"
+        return "one document of a domain does not show how documents differ: --documents 4"
     if {clock.outcome for clock in (validation.wall, validation.cpu) if clock} == {"within", "outside"}:
         return "the two clocks disagree, as on a machine that does something else as well: use an idle one"
     return "use an idle machine, more --documents and --repeats, or a higher costs.budget"

@@ -160,12 +160,12 @@ def _checks(validation: Validation) -> Iterator[str]:
     if known and not validation.exact:
         yield f"in {validation.dtype} near-ties fall either way; tokens per round are of the text that was decoded"
     elif known and (same < texts or rounds < texts):
-        yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than foreseen"
+        yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than expected"
     by_chance = [cell for cell in validation.cells if cell.same_text is None]
     if by_chance:
         held = sum(within_interval(cell) is True for cell in by_chance)
         yield (
-            "lossless draws other texts than the run did, so tokens per round differ by chance too: measured within the "
+            "lossless draws other texts than the run did, so tokens per round also differ by chance: measured within the "
             f"predicted 95 % interval in {held} of {len(by_chance)} rows"
         )
 

@@ -111,7 +111,7 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     if not rule.rule.timed:
         raise RuleNotDecodable(
             f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here",
-            "choose a rule of chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
+            "choose a rule for chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
         )
     if rule.rule.logged:
         raise RuleNotDecodable(
@@ -296,7 +296,7 @@ def require_own_text(options: ProfileOptions) -> set[str]:
     written = {GREEDY, SAMPLED} & kinds
     if not written:
         raise ProfileInvalid(
-            "the target writes none of this text, so no decoding here would repeat it",
+            "none of this text is the target's own, so decoding would not reproduce it",
             "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy",
         )
     return written

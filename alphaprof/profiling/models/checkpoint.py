@@ -61,7 +61,7 @@ def require_context(limit: object, where: str) -> None:
     """Raise `ModelUnloadable` for a longest text that is none; `where` says which number it is."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= POSITIONS:
         raise ModelUnloadable(
-            f"{where} is {_short(limit)}", f"it is the longest text in tokens: write a whole number from 1 to {POSITIONS}"
+            f"{where} is {_short(limit)}", f"it is the largest context in tokens: write a whole number from 1 to {POSITIONS}"
         )
 
 
@@ -145,7 +145,7 @@ class _Gguf:
 
 def _described(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is no file. Raises `ModelUnloadable`."""
-    hint = "download the model again, or mend the file"
+    hint = "download the model again, or repair the file"
     if not path.is_file():
         return {}
     try:
@@ -156,7 +156,7 @@ def _described(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or getattr(error, "msg", None) or str(error)
         raise ModelUnloadable(f"{path} cannot be read: {reason[:200]}", hint) from None
     if not isinstance(content, dict):
-        raise ModelUnloadable(f"{path} holds no JSON object", hint)
+        raise ModelUnloadable(f"{path} is not a JSON object", hint)
     return content
 
 
@@ -192,7 +192,7 @@ def _indexed(folder: Path, index: Path, cache: bool) -> tuple[int, int | None]:
     """
     shards = _described(index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
-        raise ModelUnloadable(f"{index} names no weights", "download the model again, or mend the file")
+        raise ModelUnloadable(f"{index} names no weights", "download the model again, or repair the file")
     names = {name if isinstance(name, str) else repr(name) for name in shards.values()}
     for name in sorted(names):
         _require_safetensors(name, index)

@@ -47,7 +47,7 @@ def require(
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
         raise error(
-            f"{what} {cut(reference)} is no local path, and the model hub cannot be reached",
+            f"{what} {cut(reference)} is not a local path, and the model hub cannot be reached",
             "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
         )
 
@@ -101,8 +101,8 @@ def _require_hub_id(reference: str) -> None:
         )
     if os.path.exists(reference):
         raise DataUnreadable(
-            f"dataset {cut(reference)} is on the hub for this profile, and datasets would read the folder of that name here",
-            "start elsewhere; or give the path of the folder, which starts at the profile file or is absolute",
+            f"dataset {cut(reference)} means the hub in this profile, but datasets would read the folder of that name here",
+            "run from another directory; or give the folder's path, absolute or relative to the profile file",
         )
 
 

@@ -93,7 +93,8 @@ def profile_until(options: ProfileOptions, out: Path, progress: Progress, settle
     """
     if isinstance(options.costs, NoCosts):
         raise ProfileInvalid(
-            "--until-decided stops when the verdict is sure, and without step times (costs.source: none) there is none",
+            "--until-decided stops when the verdict is sure, and without step times (costs.source: none) there is no "
+            "verdict",
             "profile without --until-decided, or name a source of step times: --set costs.source=measured",
         )
     return _profile(options, out, progress, Course(resume, None, settled))
@@ -216,7 +217,8 @@ def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> Non
                     break
     if seen < done:
         raise RunMismatch(
-            f"the data end before shard {seen}, which {plan.run.path} holds", "put the data back, or profile anew"
+            f"the data end before shard {seen}, which {plan.run.path} holds",
+            "put the data back, or profile into a new directory",
         )
     _finish(plan, progress)
 

@@ -64,8 +64,9 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
         for setting in not_modelled(scorer.target.model.served):
             yield {
                 "code": "not_modelled",
-                "message": f"the target's generation config sets {setting}, which is not modelled: texts are drawn without",
-                "remedy": "a server that applies it will see another acceptance",
+                "message": f"the target's generation config sets {setting}, which is not modelled: texts are drawn "
+                "without it",
+                "remedy": "a server that applies it will see a different acceptance",
             }
     for head in (scorer.target, *scorer.drafts):
         if not head.chunked:
@@ -86,7 +87,7 @@ def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
     if not rule.chained or not texts & set(rule.policies):
         yield {
             "code": "no_verdict",
-            "message": f"decision.rule {options.decision.rule} has no timed rounds on this text: no verdict will come",
+            "message": f"decision.rule {options.decision.rule} has no timed rounds on this text: there will be no verdict",
             "remedy": "leave decision.rule out, or measure text of its kind (alphaprof rules)",
         }
 
@@ -171,14 +172,14 @@ class Reused:
         order = run.manifest.sequential
         if order is not None and run.manifest.documents < order["available"]:
             raise RunMismatch(
-                f"{path} stopped when it was decided: its documents are as many as its results asked for",
+                f"{path} stopped early because the verdict was sure: how many documents it has depends on its results",
                 "reuse continuations of a run that measured all of its documents",
             )
         before, now = run.manifest.config, options.model_dump(mode="json")
         changed = [key for key in ("data", "continuation") if now[key] != before[key]]
         if changed:
             raise RunMismatch(
-                f"{path} was made from another profile ({', '.join(changed)} differ)",
+                f"{path} was made with another profile ({', '.join(changed)} differ)",
                 "reuse continuations with the data and continuation of the run that made them",
             )
         return cls(run)

@@ -256,7 +256,7 @@ class Writer:
         except MemoryError as error:  # pyarrow's, too
             self._error = OutOfMemory(
                 f"no memory to write what was measured: {error}",
-                "free memory and --resume, or profile anew with a lower shard_documents",
+                "free memory and --resume, or profile again with a lower shard_documents",
             )
         except BaseException as error:  # whatever it is ends the run, in the thread that runs it
             self._error = error

@@ -147,14 +147,14 @@ def _as_text(path: Path) -> dict[str, Any]:
 
 
 def _bad_line(path: Path) -> str | None:
-    """The first line of a .jsonl file that is no JSON object, and why; parsers count lines from the start of a block."""
+    """The first line of a .jsonl file that is not a JSON object, and why; parsers count lines from the start of a block."""
     if path.suffix != ".jsonl" or not path.is_file():
         return None
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
                 if line.strip() and not isinstance(json.loads(line), dict):
-                    return f"line {number} is no JSON object"
+                    return f"line {number} is not a JSON object"
             except (ValueError, RecursionError) as error:
                 reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
                 return f"line {number}: {reason}"

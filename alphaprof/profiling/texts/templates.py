@@ -50,7 +50,7 @@ def render_chat(
             return str(text)
         settings = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - FOR_TEMPLATES
         if not messages or (odd := sorted(settings & variables.keys())):
-            raise ValueError(f"{odd[0]} is no variable of a template" if messages else "it holds no message")
+            raise ValueError(f"{odd[0]} is not a variable of a template" if messages else "it holds no message")
         variables = dict(variables)
         template = tokenizer.get_chat_template(variables.pop("chat_template", None), variables.get("tools"))
         chat = [{name: value for name, value in turn.items() if value is not None} for turn in messages]

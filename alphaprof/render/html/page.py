@@ -32,8 +32,10 @@ ABOUT = {  # by name of the figure: its heading, how it is read, and the word of
     ),
     "speedups": (
         "Speedup against γ",
-        "Grounds are intervals; open points without one: too few documents to bound it. Dashed: break-even; dotted: what is "
-        "wanted. Large points: the γ that was chosen; where it is auto, half of the documents chose it, and on all of them "
+        "Shaded areas are intervals; an open point without one: too few documents for bounds. Dashed: break-even; "
+        "dotted: the "
+        "speedup that is wanted. Large points: the γ that was chosen; where it is auto, half of the documents chose "
+        "it, and on all of them "
         "another can look better.",
         "speedup",
     ),
@@ -56,7 +58,8 @@ ABOUT = {  # by name of the figure: its heading, how it is read, and the word of
     ),
     "bursts": (
         "Bursts",
-        "Right of 0 accepted tokens come in runs, and the textbook formula promises too much. The formula says nothing of a "
+        "Right of 0, accepted tokens come in runs, and the textbook formula promises too much. The formula says "
+        "nothing about a "
         "draft that does not always propose something: such a draft has no point on the right.",
         "burstiness",
     ),
