@@ -111,7 +111,7 @@ class PromptLookupDraft(DraftOptions):
         MAX_NGRAM,
         ge=1,
         le=64,
-        description="length of the longest run of last tokens that is looked up; then shorter ones are tried",
+        description="longest run of last tokens that is looked up; then shorter ones are tried",
     )
 
 
