@@ -361,6 +361,7 @@ def _put(whole: Rounds, rows: slice, part: Rounds) -> None:
 
 def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
     """The ranks of complete shards in order. Raises `OptionInvalid` for a draft whose log has none, and `RunUnreadable`."""
+    run.require_positions()
     if not run.manifest.drafts[draft].has_distribution:
         raise _without_ranks(run, draft)
     for shard in run.shards:
