@@ -1,8 +1,8 @@
-"""The gate against a baseline: a draft held against an older one on the same prompts, domain by domain.
+"""The gate against a baseline: a draft compared with an older one on the same prompts, domain by domain.
 
-Profiled runs are held by alpha. Imported ones do not tell it, and are held by tokens per round over all rounds at the gamma
-that was served. A draft that proposed something in a domain and no longer does fails there, whatever the margin: nothing is
-left to take a bound from, and a gate that skipped it would pass the worst that can happen.
+Profiled runs are compared by alpha. Of imported ones alpha is not known: they are compared by tokens per round over all
+rounds at the gamma that was served. A draft that proposed something in a domain and no longer does fails
+there, whatever the margin: nothing is left to take a bound from, and a gate that skipped it would pass the worst case.
 
 The same draft with identical rows has not changed: it passes, and nothing is estimated. Of another draft with identical rows
 nobody knows what it does on other documents: it is judged by bounds like any other.
@@ -17,23 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.commands.check.build import (
-    DIFFERENCE,
-    TOKENS_DIFFERENCE,
-    Check,
-    Gate,
-    GateResult,
-    Item,
-    Measure,
-    Unjudged,
-    judge,
-    one_rule,
-    reason_of,
-    together,
-)
-from alphaprof.commands.compare.build import Paired, paired_pools, require_comparable, summed
+from alphaprof.commands.check.answer import DIFFERENCE, TOKENS_DIFFERENCE, Check, Item, Measure, Unjudged, reason_of
+from alphaprof.commands.compare import Paired, paired_pools, require_comparable, summed
 from alphaprof.costs.speedup import free_draft, spent_and_base
-from alphaprof.errors import NotComparable
+from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import PARTIAL
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
@@ -41,6 +28,7 @@ from alphaprof.report.format import many, percent, text_kind
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Estimate, distinct
+from alphaprof.stats.gates import Gate, GateResult, judge, together
 from alphaprof.stats.paired import differing, inverse_difference, share_difference
 from alphaprof.totals.pool import DocumentTotals, proposes_nothing
 
@@ -133,6 +121,18 @@ class PairedText:
         return Item(
             self.measure, self.domain, threshold, value.value, judged.low, judged.high, value.documents, judged.outcome, note
         )
+
+
+def one_rule(inquiry: ReportInputs) -> str:
+    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
+    rules = inquiry.decisive
+    if not rules:
+        raise OptionInvalid(
+            "no text of the run is the target's own, so that no rule has rounds on it", "name one: --rule strict"
+        )
+    if len(rules) > 1:
+        raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
+    return rules[0]
 
 
 def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool) -> Check:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich import box
 from rich.console import Console
@@ -15,7 +14,6 @@ from rich.text import Text
 from alphaprof import errors
 from alphaprof.commands.preflight.facts import PreflightFacts
 from alphaprof.commands.preflight.findings import NOTE, OK, PROBLEM, Finding, model_checks, place_of, warned, work_checks
-from alphaprof.render.json import plain_values
 from alphaprof.render.tables import plain
 from alphaprof.report.format import many
 
@@ -33,8 +31,6 @@ ORDER = (
     "disk",
     "memory",
 )
-FORMAT = "alphaprof-preflight"
-VERSION = 1
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 
 
@@ -42,10 +38,34 @@ STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 class Preflight:
     """All checks, and the facts that they are about."""
 
+    format: ClassVar[str] = "alphaprof-preflight"
+    version: ClassVar[int] = 1
+
     checks: tuple[Finding, ...]  # by name, in the order of the docs
     stops: bool  # whether the run would stop
     conclusion: str  # what follows, in words
     seen: PreflightFacts  # the facts
+
+    def terminal(self, console: Console) -> None:
+        """Prints every check with its cause and remedy, and what follows."""
+        facts = self.seen.target.facts
+        drafts = many(len(self.seen.drafts), "draft")
+        console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {drafts}"))
+        table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name, width in (("check", 14), ("of", 20), ("result", 7)):
+            table.add_column(name, overflow="fold", max_width=width)
+        table.add_column("what was found, and what to do", overflow="fold", ratio=1)
+        last = None
+        for check in self.checks:
+            found = plain(check.cause)
+            if check.remedy is not None:
+                found.append("\n").append_text(Text("-> ", "dim")).append_text(plain(check.remedy))
+            table.add_row(
+                "" if check.name == last else check.name, plain(check.subject), Text(check.level, STYLES[check.level]), found
+            )
+            last = check.name
+        console.print(table)
+        console.print(self.conclusion, highlight=False, markup=False)
 
 
 def build_preflight(seen: PreflightFacts) -> Preflight:
@@ -74,31 +94,3 @@ def require_clear(preflight: Preflight) -> None:
     if refusals := preflight.seen.refusals:
         first = refusals[0]
         raise getattr(errors, first.kind)(first.message, first.hint)
-
-
-def preflight_json(preflight: Preflight) -> str:
-    """The checks and the facts behind them as JSON. Unknown values are null."""
-    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(preflight))
-    return json.dumps(content, indent=2, allow_nan=False)
-
-
-def preflight_terminal(preflight: Preflight, console: Console) -> None:
-    """Print every check with its cause and remedy, and what follows."""
-    facts = preflight.seen.target.facts
-    drafts = many(len(preflight.seen.drafts), "draft")
-    console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {drafts}"))
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, width in (("check", 14), ("of", 20), ("result", 7)):
-        table.add_column(name, overflow="fold", max_width=width)
-    table.add_column("what was found, and what to do", overflow="fold", ratio=1)
-    last = None
-    for check in preflight.checks:
-        found = plain(check.cause)
-        if check.remedy is not None:
-            found.append("\n").append_text(Text("-> ", "dim")).append_text(plain(check.remedy))
-        table.add_row(
-            "" if check.name == last else check.name, plain(check.subject), Text(check.level, STYLES[check.level]), found
-        )
-        last = check.name
-    console.print(table)
-    console.print(preflight.conclusion, highlight=False, markup=False)

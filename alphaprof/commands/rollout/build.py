@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,6 @@ from alphaprof.commands.validate.build import EXACT_DTYPE
 from alphaprof.commands.validate.timings import by_depth
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.render.json import plain_values
 from alphaprof.render.tables import domain_name, named_table, plain, show
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
@@ -29,8 +26,6 @@ from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
 SAME = -1  # in place of the place where a text departs: it does not
-FORMAT = "alphaprof-rollout"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -150,6 +145,9 @@ class Rollout:
     runs in float32, so that a rule that keeps its greedy text should keep every token.
     """
 
+    format: ClassVar[str] = "alphaprof-rollout"
+    version: ClassVar[int] = 1
+
     target: str
     device: str
     dtype: str
@@ -158,6 +156,20 @@ class Rollout:
     documents: int
     foreign: int
     texts: tuple[RolloutText, ...]
+
+    def terminal(self, console: Console) -> None:
+        """Prints a table for each draft, and what its numbers are."""
+        console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
+        foreign = f"; left out: {fmt.count(self.foreign)} with text that the target did not write" if self.foreign else ""
+        console.print(f"{fmt.many(self.documents, 'document')}{foreign}", highlight=False)
+        console.print(
+            "A lossy rule writes its own text, not the target's: what it is worth is not measured here,", style="bold"
+        )
+        console.print("and no verdict follows.\n", style="bold")
+        for draft in dict.fromkeys(way.draft for text in self.texts for way in text.ways):
+            show(_table(self, draft), f"draft {draft}", console)
+        for line in _notes(self):
+            console.print(line, style="dim", highlight=False, markup=False)
 
 
 @dataclass(frozen=True)
@@ -252,25 +264,6 @@ def _excess(group: _RolledGroup, way: Rolled, own: Rolled) -> Interval:
 
 def _interval(estimate: Estimate) -> Interval:
     return Interval(estimate.value, estimate.low, estimate.high)
-
-
-def rollout_json(rollout: Rollout) -> str:
-    """Rollouts as JSON. Unknown values are null, an infinite bound is the string "inf"."""
-    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(rollout))
-    return json.dumps(content, indent=2, allow_nan=False)
-
-
-def rollout_terminal(rollout: Rollout, console: Console) -> None:
-    """Print a table for each draft, and what its numbers are."""
-    console.print(plain(f"{rollout.target} in {rollout.dtype} on {rollout.device}, batch 1"))
-    foreign = f"; left out: {fmt.count(rollout.foreign)} with text that the target did not write" if rollout.foreign else ""
-    console.print(f"{fmt.many(rollout.documents, 'document')}{foreign}", highlight=False)
-    console.print("A lossy rule writes its own text, not the target's: what it is worth is not measured here,", style="bold")
-    console.print("and no verdict follows.\n", style="bold")
-    for draft in dict.fromkeys(way.draft for text in rollout.texts for way in text.ways):
-        show(_table(rollout, draft), f"draft {draft}", console)
-    for line in _notes(rollout):
-        console.print(line, style="dim", highlight=False, markup=False)
 
 
 def _table(rollout: Rollout, draft: str) -> Table:

@@ -1,20 +1,29 @@
-"""Two drafts on the same prompts: may they be compared, and paired differences of acceptance and tokens per round."""
+"""`alphaprof compare`: two drafts on the same prompts, paired document by document; whether they may be compared at all.
+
+Not here: the gate against a baseline, which uses the pairs (`check`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT, PROMPTS_KNOWN_BY
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
+from alphaprof.render.tables import named_table, plain, show
+from alphaprof.report import format as fmt
+from alphaprof.report.format import short
 from alphaprof.rules import rules_of
 from alphaprof.stats.estimate import Interval, by_cluster, distinct
 from alphaprof.stats.paired import inverse_difference, share_difference
@@ -24,6 +33,11 @@ from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, pools
 
 Array = np.ndarray[Any, Any]
+TEXTS = {
+    True: "the same text",
+    False: "texts of their own for the same prompts",
+    None: "texts that imported runs do not hold: alpha is not known, rounds are",
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,9 @@ class Difference:
 class Comparison:
     """The paired comparison of two drafts. Documents without a partner are left out and counted."""
 
+    format: ClassVar[str] = "alphaprof-compare"
+    version: ClassVar[int] = 1
+
     first: str  # run and draft
     second: str  # run and draft
     confidence: float
@@ -70,6 +87,77 @@ class Comparison:
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
+
+    def terminal(self, console: Console) -> None:
+        """Prints a table of acceptance, and one of tokens per round where rules have rounds."""
+        console.print(plain(f"first   {self.first}"))
+        console.print(plain(f"second  {self.second}"))
+        text = TEXTS[self.same_text]
+        left = ", ".join(
+            f"{fmt.count(count)} of {name}" for count, name in zip(self.unpaired, ("first", "second"), strict=True)
+        )
+        console.print(
+            f"{fmt.many(self.documents, 'document')} paired by prompt, on {text}; without a partner: {left}\n",
+            highlight=False,
+        )
+        if self.same_text is not None:
+            show(_acceptance(self), "alpha", console)
+        for side in self.interrupted:
+            console.print(
+                Text("note: ", "yellow").append_text(plain(f"{side} is of an interrupted run: its first documents only"))
+            )
+        if rounds := [item for item in self.differences if item.tokens_per_round]:
+            show(_rounds(rounds), "tokens per round", console)
+        for line in (
+            f"difference: second less first, with a {fmt.level(self.confidence)} interval over documents; what both share",
+            "cancels out.",
+            "alpha is over positions with a proposal: where coverage differs, tokens per round tell more.",
+            "Tokens per round say nothing about what a draft costs: alphaprof report turns them into speedups.",
+            "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text",
+        ):
+            console.print(line, style="dim", highlight=False)
+
+
+def _acceptance(comparison: Comparison) -> Table:
+    table = named_table()
+    for name in ("rule", "docs", "coverage", "first", "second", "difference"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    several = _several(comparison.differences)
+    for item in comparison.differences:
+        coverage = f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}"
+        alphas = (fmt.share(item.first), fmt.share(item.second))
+        table.add_row(
+            _name(item, several),
+            item.rule + fmt.mark(item.on_policy, item.lossy),
+            fmt.documents(item.documents, item.clusters),
+            coverage,
+            *alphas,
+            fmt.difference(item.difference, 3),
+        )
+    return table
+
+
+def _rounds(differences: list[Difference]) -> Table:
+    table = named_table()
+    for name in ("rule", "gamma", "first", "second", "difference"):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    several = _several(differences)
+    for item in differences:
+        for found in item.tokens_per_round:
+            numbers = (fmt.number(found.first), fmt.number(found.second), fmt.difference(found.difference, 2))
+            table.add_row(_name(item, several), item.rule, str(found.gamma), *numbers)
+    return table
+
+
+def _several(differences: Sequence[Difference]) -> bool:
+    """Whether texts were drawn with different settings."""
+    return len({str(item.sampling) for item in differences if item.sampling is not None}) > 1
+
+
+def _name(item: Difference, several: bool) -> Text:
+    """The domain and its kind of text, with the sampling settings where there are several."""
+    settings = item.sampling if several else None
+    return plain(f"{short(item.domain)} ({fmt.text_kind(item.continuation, settings)})")
 
 
 def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
