@@ -112,7 +112,7 @@ def _require_together(
 
 
 def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) -> NoReturn:
-    """Prints the checks of a run before it runs, and ends the command: with the first error that would stop the run, if any."""
+    """Prints the checks of a run before it runs, and ends the command, with the first error that would stop the run."""
     with _working(None) as progress:
         from alphaprof.commands.preflight.build import build_preflight, require_clear
         from alphaprof.commands.preflight.measure import preflight
