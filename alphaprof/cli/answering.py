@@ -92,10 +92,10 @@ def check(
     ] = None,
     min_length: Annotated[
         list[str] | None,
-        typer.Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length, likewise."),
+        typer.Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length: 1.8, or code=1.8."),
     ] = None,
     min_speedup: Annotated[
-        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least speedup of a domain, likewise.")
+        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least speedup of a domain: 1.2, or code=1.2.")
     ] = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run (of the same draft): no domain may be worse.")

@@ -67,7 +67,7 @@ class Difference:
     first: float | None  # alpha of the first; None: no proposals
     second: float | None  # alpha of the second
     first_coverage: float | None  # share of positions with a proposal; None: imported runs
-    second_coverage: float | None  # likewise
+    second_coverage: float | None  # the same of the second
     difference: Interval | None  # alpha of the second less that of the first
     tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
 
@@ -169,17 +169,17 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     confidence = float(first.run.manifest.config["decision"]["confidence"])
     require_comparable(first, second)
     gammas = _gammas(first.run, second.run, gamma)
-    found = paired_pools(first, second, list(rules or first.run.rules))
-    one, two = found.pools
+    pairs = paired_pools(first, second, list(rules or first.run.rules))
+    one, two = pairs.pools
     differences = tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items() if key in two)
     return Comparison(
         first=first.label,
         second=second.label,
         confidence=confidence,
-        same_text=_same_text(first.run, second.run, found.rows),
-        documents=found.documents,
+        same_text=_same_text(first.run, second.run, pairs.rows),
+        documents=pairs.documents,
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
-        unpaired=found.unpaired,
+        unpaired=pairs.unpaired,
         differences=differences,
     )
 
@@ -275,14 +275,14 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
 
 
 def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> dict[tuple[str, ...], DocumentTotals]:
-    """The pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
+    """Returns the pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
     gammas = side.run.gammas
     totals = read_totals(side.run, side.draft, TotalsRequest(rules, gammas))
-    found: dict[tuple[str, ...], DocumentTotals] = {}
+    by_text: dict[tuple[str, ...], DocumentTotals] = {}
     for rule in rules_of(list(rules)):
         for domain, pool in pools([totals], documents, rule.id, gammas):
-            found[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
-    return found
+            by_text[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
+    return by_text
 
 
 def _difference(
@@ -344,8 +344,8 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
             f"{first.run.path} and {second.run.path} have another draft_processing",
             "profile one of them again with the other's; --reuse-continuations keeps the text",
         )
-    told = () if other_target else ("fingerprint", "dtype")
-    odd = [name for name in told if getattr(one.target, name) != getattr(two.target, name)]
+    facts = () if other_target else ("fingerprint", "dtype")
+    odd = [name for name in facts if getattr(one.target, name) != getattr(two.target, name)]
     odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
     if odd and first.run.imported:
         raise NotComparable(
@@ -389,8 +389,8 @@ def _require_same_origin(first: RunDraft, second: RunDraft) -> None:
 def no_imported_pair(first: RunDraft, second: RunDraft, tables: Sequence[pa.Table]) -> NotComparable:
     """Why no request of two imported runs, whose documents are `tables`, has a partner in the other."""
     runs = f"{first.run.path} and {second.run.path}"
-    told = first.run.manifest.imported
-    known_by = told.prompts_known_by if told else None  # the same of both: see `_require_same_origin`
+    imported = first.run.manifest.imported
+    known_by = imported.prompts_known_by if imported else None  # the same of both: see `_require_same_origin`
     if known_by in NO_PROMPT:
         fresh = ", which an engine makes anew for every request" if known_by else ""
         return NotComparable(

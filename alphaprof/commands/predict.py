@@ -90,10 +90,10 @@ def build_prediction(
     """Predictions for an alpha, or for the alpha behind an engine's rate. Raises `OptionInvalid` for impossible values."""
     _check_cost(cost)
     alpha = _checked_alpha(acceptance, burstiness)
-    found = tuple(_of_gamma(alpha, burstiness, _gamma("--gamma", gamma), cost) for gamma in gammas)
-    best = max(found, key=lambda item: item.speedup)
+    predictions = tuple(_of_gamma(alpha, burstiness, _gamma("--gamma", gamma), cost) for gamma in gammas)
+    best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
-    return Prediction(alpha, burstiness, rate, cost, found, best.gamma)
+    return Prediction(alpha, burstiness, rate, cost, predictions, best.gamma)
 
 
 def acceptance_of(alpha: float | None, rate: float | None, at_gamma: int | None) -> float | EngineRate:

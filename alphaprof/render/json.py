@@ -44,11 +44,11 @@ def plain_values(value: Any) -> Any:
 
 def published() -> dict[str, str]:
     """File names of the schemas by what they describe: report -> alphaprof-report-1.json; the latest version of each."""
-    found: dict[str, tuple[int, str]] = {}
+    latest: dict[str, tuple[int, str]] = {}
     for path in files("alphaprof.render").joinpath("schemas").iterdir():
         if named := re.fullmatch(rf"{PREFIX}(\w+)-(\d+)\.json", path.name):
-            found[named[1]] = max(found.get(named[1], (0, "")), (int(named[2]), path.name))
-    return {name: file for name, (_, file) in sorted(found.items())}
+            latest[named[1]] = max(latest.get(named[1], (0, "")), (int(named[2]), path.name))
+    return {name: file for name, (_, file) in sorted(latest.items())}
 
 
 def json_schema(name: str) -> str:

@@ -12,7 +12,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class Gate:
-    """A quantity that shall be at least `threshold`. `bounds`: its lower and upper bound, each wrong with a probability."""
+    """A quantity that has to be at least `threshold`. `bounds`: its lower and upper bound, each wrong with a probability."""
 
     threshold: float
     bounds: Callable[[float], Bounds]
@@ -28,17 +28,17 @@ class GateResult:
 
 
 def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
-    """Each gate's outcome, in their order."""
+    """Returns the result of each gate, in their order."""
     error = 1 - confidence
     highs: dict[int, float] = {}
     left = list(range(len(gates)))
     while left:
-        found = {index: gates[index].bounds(error / len(left))[1] for index in left}
-        failed = [index for index in left if found[index] < gates[index].threshold]
+        upper = {index: gates[index].bounds(error / len(left))[1] for index in left}
+        failed = [index for index in left if upper[index] < gates[index].threshold]
         if not failed:
-            highs |= found
+            highs |= upper
             break
-        highs |= {index: found[index] for index in failed}
+        highs |= {index: upper[index] for index in failed}
         left = [index for index in left if index not in failed]
     lows = [gate.bounds(error)[0] for gate in gates]
     return [
@@ -48,7 +48,7 @@ def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """Fail if any fails, pass if all pass."""
+    """Returns fail if any fails, pass if all pass, and else undecided, as of none at all."""
     if "fail" in outcomes:
         return "fail"
     return "pass" if outcomes and all(outcome == "pass" for outcome in outcomes) else "undecided"

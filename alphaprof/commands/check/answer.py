@@ -33,7 +33,7 @@ class Item:
     passes without them, for the reason in `note`.
     """
 
-    measure: Measure  # what is held against the threshold
+    measure: Measure  # what the threshold is a limit of
     domain: str
     threshold: float  # the least value that passes
     value: float | None
@@ -62,13 +62,13 @@ class Check:
     outcome: Outcome  # of all thresholds together
     reason: str
     run: str
-    baseline: str | None = None  # the older run and its draft; None: held against thresholds or a decision
+    baseline: str | None = None  # the older run and its draft; None: judged by thresholds or a decision
     draft: str | None
     rule: str
     gamma: int | None
     confidence: float
     items: tuple[Item, ...]  # one for each threshold and domain
-    unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be held against each other
+    unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be compared
     paired: int | None = None
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
@@ -134,9 +134,9 @@ class Check:
             case = ET.SubElement(
                 suite, "testcase", classname=f"{self.draft}.{item.measure}", name=visible(short(item.domain))
             )
-            found = [f"bounds {_plain(item.low)} to {_plain(item.high)}"] if item.low is not None else []
-            found += [item.note] if item.note else []
-            _outcome(case, item.outcome, f"{_plain(item.value)}, {', '.join(found)}, at least {item.threshold:g}")
+            notes = [f"bounds {_plain(item.low)} to {_plain(item.high)}"] if item.low is not None else []
+            notes += [item.note] if item.note else []
+            _outcome(case, item.outcome, f"{_plain(item.value)}, {', '.join(notes)}, at least {item.threshold:g}")
         for left in self.unjudged:
             case = ET.SubElement(suite, "testcase", classname=f"{self.draft}.baseline", name=visible(short(left.domain)))
             _outcome(case, "undecided", f"not judged: {left.reason}")

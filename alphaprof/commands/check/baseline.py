@@ -97,8 +97,8 @@ class PairedText:
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """One-sided bounds of the difference, each wrong with probability `tail`."""
-        found = self.difference(1 - 2 * tail)
-        return found.low, found.high
+        difference = self.difference(1 - 2 * tail)
+        return difference.low, difference.high
 
     def lost(self, threshold: float) -> Item:
         """The item of a draft that no longer proposes anything: its alpha is not known, its rounds have one token each."""
@@ -136,22 +136,22 @@ def one_rule(inquiry: ReportInputs) -> str:
 
 
 def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool) -> Check:
-    """A draft held against an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
+    """Compares a draft with an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
     imported runs, no domain's tokens per round. Raises `NotComparable` with the reason.
     """
     require_comparable(old, new, allow_target_change)
     gamma = new.run.gammas[0] if new.run.imported else None
     inquiry = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inquiry), inquiry.question.confidence
-    found = paired_pools(old, new, [chosen])
-    texts = [PairedText(key[0], before, found.pools[1][key], gamma) for key, before in found.pools[0].items()]
+    pairs = paired_pools(old, new, [chosen])
+    texts = [PairedText(key[0], before, pairs.pools[1][key], gamma) for key, before in pairs.pools[0].items()]
     unjudged = [Unjudged(text.domain, reason) for text in texts if (reason := text.hindrance(chosen)) is not None]
     texts = [text for text in texts if text.hindrance(chosen) is None]
     if not texts:
         raise _nothing_to_judge(old, unjudged)
     texts = _compared(old, new, texts)
     items = _items(texts, -margin, confidence)
-    unjudged += _unpaired(old.run, new.run, found)
+    unjudged += _unpaired(old.run, new.run, pairs)
     outcome = together([item.outcome for item in items])
     same = _same(sum(text.documents for text in texts)) if all(text.unchanged for text in texts) else None
     return Check(
@@ -165,8 +165,8 @@ def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float
         confidence=confidence,
         items=items,
         unjudged=tuple(unjudged),
-        paired=found.documents,
-        unpaired=(found.unpaired[1], found.unpaired[0]),
+        paired=pairs.documents,
+        unpaired=(pairs.unpaired[1], pairs.unpaired[0]),
     )
 
 
@@ -234,9 +234,9 @@ def _row_digests(side: RunDraft) -> dict[int, bytes]:
     return digests
 
 
-def _unpaired(old: Run, new: Run, found: Paired) -> Iterable[Unjudged]:
-    """Domains of either run of which no document has a partner in the other."""
-    paired = {key[0] for key in found.pools[0]}
+def _unpaired(old: Run, new: Run, pairs: Paired) -> Iterable[Unjudged]:
+    """Yields the domains of either run of which no document has a partner in the other."""
+    paired = {key[0] for key in pairs.pools[0]}
     here, there = (dict.fromkeys(run.documents()["domain"].cast(pa.string()).to_pylist()) for run in (old, new))
     for domain in here | there:
         if domain in paired:
@@ -250,7 +250,7 @@ def _unpaired(old: Run, new: Run, found: Paired) -> Iterable[Unjudged]:
 
 
 def _nothing_to_judge(old: RunDraft, unjudged: Sequence[Unjudged]) -> NotComparable:
-    """Why nothing at all can be held against the baseline."""
+    """Says why nothing at all can be compared with the baseline."""
     reasons = "; ".join(dict.fromkeys(item.reason for item in unjudged))
     if any("proposes nothing" in item.reason for item in unjudged):
         hint = "name a baseline whose draft proposes something, or check against --min-acceptance-length"

@@ -85,8 +85,8 @@ def checked(asked: CheckRequest) -> Check:
 
 
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
-    """Least values by domain. Raises `OptionInvalid` for what is no number, and for a domain that is named twice."""
-    found: dict[str, float] = {}
+    """Returns least values by domain. Raises `OptionInvalid` for what is no number, and for a domain that is named twice."""
+    least: dict[str, float] = {}
     for text in texts:
         domain, _, number = text.rpartition("=")
         try:
@@ -97,25 +97,24 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
             raise OptionInvalid(
                 f"{shown(text)} is no least value for {measure}", "write a number, or DOMAIN=NUMBER: code=0.6"
             )
-        if domain in found:
+        if domain in least:
             raise OptionInvalid(
                 f"{measure} has two least values for {cut(domain, VALUE) or 'every domain'}", "leave one of them"
             )
-        found[domain or EVERY] = value
-    return found
+        least[domain or EVERY] = value
+    return least
 
 
 def check_decision(run: Run) -> Check:
-    """A run held against what its profile asks: GO passes, NO-GO fails."""
+    """Judges a run by the decision of its profile: GO passes, NO-GO fails."""
     report = build_report(run)
     traffic = report.traffic
     outcome: dict[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
     tested = traffic.tested
     items: tuple[Item, ...] = ()
     if tested is not None:
-        found = outcome[traffic.verdict]
         bounds = (tested.value, tested.low, tested.high)
-        items = (Item(SPEEDUP, "whole traffic", traffic.min_speedup, *bounds, traffic.documents, found),)
+        items = (Item(SPEEDUP, "whole traffic", traffic.min_speedup, *bounds, traffic.documents, outcome[traffic.verdict]),)
     return Check(
         outcome=outcome[traffic.verdict],
         reason=traffic.reason,
@@ -129,7 +128,7 @@ def check_decision(run: Run) -> Check:
 
 
 def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> Check:
-    """A run held against least values by domain. Raises `OptionInvalid` for what the run does not have."""
+    """Judges a run by least values of its domains. Raises `OptionInvalid` for what the run does not have."""
     if run.imported and ALPHA in thresholds:
         raise OptionInvalid(
             f"{run.path} was imported from an engine's metrics, which do not tell alpha (what follows a rejection is never "
@@ -158,7 +157,7 @@ def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> 
     gates = [Gate(least, partial(_bounds, pools[domain], measure, gamma, times)) for measure, domain, least in judging]
     judged = dict(zip(judging, judge(gates, inquiry.question.confidence), strict=True))
     items = tuple(
-        _held(item, pools[item[1]], _value(pools[item[1]], item[0], gamma, times), judged.get(item)) for item in asked
+        _item(item, pools[item[1]], _value(pools[item[1]], item[0], gamma, times), judged.get(item)) for item in asked
     )
     outcome = together([item.outcome for item in items])
     return Check(
@@ -219,12 +218,12 @@ def _gammas(run: Run) -> str:
 
 
 def _pools(inquiry: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
-    """Pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
+    """Returns the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
     mine = [item for item in draft_pools(inquiry, [rule]) if (item.draft, item.rule.id) == (draft, rule)]
-    found = by_domain([(item.domain, item.pool) for item in mine if item.pool.defined])
-    if not found:
+    pools = by_domain([(item.domain, item.pool) for item in mine if item.pool.defined])
+    if not pools:
         raise OptionInvalid(f"{rule} has no rounds on the text of {inquiry.run.path}", "name the rule of this text")
-    return found
+    return pools
 
 
 def _spread(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
@@ -254,22 +253,22 @@ def _silent(pool: DocumentTotals, measure: Measure, gamma: int | None) -> bool:
     return proposes_nothing(pool, None if measure == ALPHA else gamma)
 
 
-def _held(asked: tuple[Measure, str, float], pool: DocumentTotals, value: float | None, found: GateResult | None) -> Item:
-    """A threshold and what became of it; `found` is None where the draft proposes nothing."""
+def _item(asked: tuple[Measure, str, float], pool: DocumentTotals, value: float | None, result: GateResult | None) -> Item:
+    """Returns a threshold with its `result`, which is None where the draft proposes nothing."""
     measure, domain, least = asked
     documents = distinct(pool.cluster)
-    if found is None:
+    if result is None:
         return Item(measure, domain, least, None, None, None, documents, "fail", "the draft proposes nothing there")
-    return Item(measure, domain, least, value, found.low, found.high, documents, found.outcome)
+    return Item(measure, domain, least, value, result.low, result.high, documents, result.outcome)
 
 
 def _bounds(
     pool: DocumentTotals, measure: str, gamma: int | None, times: StepTimes | None, tail: float
 ) -> tuple[float, float]:
-    """One-sided bounds of a measure, each wrong with probability `tail`."""
+    """Returns the one-sided bounds of a measure, each wrong with probability `tail`."""
     if measure == ALPHA:
-        found = share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)
-        return (found.low, found.high) if found else (0.0, 1.0)
+        alpha = share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)
+        return (alpha.low, alpha.high) if alpha else (0.0, 1.0)
     if gamma is None:
         raise ValueError(f"{measure} needs a gamma")
     if measure == SPEEDUP:

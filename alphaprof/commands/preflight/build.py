@@ -57,11 +57,11 @@ class Preflight:
         table.add_column("what was found, and what to do", overflow="fold", ratio=1)
         last = None
         for check in self.checks:
-            found = plain(check.cause)
+            cause = plain(check.cause)
             if check.remedy is not None:
-                found.append("\n").append_text(Text("-> ", "dim")).append_text(plain(check.remedy))
+                cause.append("\n").append_text(Text("-> ", "dim")).append_text(plain(check.remedy))
             table.add_row(
-                "" if check.name == last else check.name, plain(check.subject), Text(check.level, STYLES[check.level]), found
+                "" if check.name == last else check.name, plain(check.subject), Text(check.level, STYLES[check.level]), cause
             )
             last = check.name
         console.print(table)
@@ -69,13 +69,13 @@ class Preflight:
 
 
 def build_preflight(seen: PreflightFacts) -> Preflight:
-    """The checks of what a dry run has found."""
+    """Returns the checks of what a dry run has found."""
     refused = [Finding(item.check, item.subject, PROBLEM, item.message, item.hint, stops=True) for item in seen.refusals]
-    found = [*model_checks(seen), *work_checks(seen)]
-    shown = {check.name for check in found}
+    findings = [*model_checks(seen), *work_checks(seen)]
+    shown = {check.name for check in findings}
     others = dict.fromkeys(place_of(warning) for warning in seen.warnings if place_of(warning) not in shown)
-    found += [check for name in others for check in warned(seen, name)]
-    checks = sorted([*found, *refused], key=lambda check: ORDER.index(check.name) if check.name in ORDER else len(ORDER))
+    findings += [check for name in others for check in warned(seen, name)]
+    checks = sorted([*findings, *refused], key=lambda check: ORDER.index(check.name) if check.name in ORDER else len(ORDER))
     return Preflight(tuple(checks), bool(refused), _conclusion(checks), seen)
 
 
@@ -83,10 +83,10 @@ def _conclusion(checks: Sequence[Finding]) -> str:
     """What follows, in a line."""
     stopping = sum(check.stops for check in checks)
     problems, notes = (sum(check.level == level for check in checks) for level in (PROBLEM, NOTE))
-    found = f"{many(problems, 'problem')} and {many(notes, 'note')}"
+    counts = f"{many(problems, 'problem')} and {many(notes, 'note')}"
     if stopping:
-        return f"{found}, of which {stopping} would stop the run. Nothing was written."
-    return f"{found}, none of which stops the run. Nothing was written."
+        return f"{counts}, of which {stopping} would stop the run. Nothing was written."
+    return f"{counts}, none of which stops the run. Nothing was written."
 
 
 def require_clear(preflight: Preflight) -> None:

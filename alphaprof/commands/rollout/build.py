@@ -67,7 +67,7 @@ class Rollouts:
 def depth_counts(tokens: int, drafted: Array, accepted: Array, gamma: int) -> tuple[Array, Array, Array]:
     """Rounds of a text [rounds] that drafted, tested and accepted a token at depth d = 1..gamma, each [gamma].
 
-    A draft is tested where all earlier ones of its round were accepted, and where the text of so many `tokens` has not ended
+    A draft is tested where all earlier ones of its round were accepted, and where the text of `tokens` tokens has not ended
     before its place.
     """
     starts = np.cumsum(accepted + 1) - accepted  # of each round; the first token of a text is that of the prefill
@@ -251,10 +251,10 @@ def _way(group: _RolledGroup, way: Rolled, own: Rolled) -> RolloutWay:
 
 def _regret(group: _RolledGroup, way: Rolled, lossy: bool) -> Interval:
     """Mean regret per token. Greedy text of the target's own has none by definition, whatever the sample."""
-    found = ratio(*by_cluster(group.cluster, way.regret, way.tokens))
+    mean = ratio(*by_cluster(group.cluster, way.regret, way.tokens))
     if group.policy == GREEDY and not lossy:
-        return Interval(found.value, found.value, found.value)
-    return _interval(mean_interval(found, group.confidence))
+        return Interval(mean.value, mean.value, mean.value)
+    return _interval(mean_interval(mean, group.confidence))
 
 
 def _excess(group: _RolledGroup, way: Rolled, own: Rolled) -> Interval:

@@ -24,7 +24,7 @@ SHARE_WIDTH = 14  # columns that a share takes above its interval
 
 @dataclass(frozen=True)
 class StaticTree:
-    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: what the others are held against)."""
+    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: what the others are compared with)."""
 
     name: str  # what the other tables call it
     kind: str
@@ -67,7 +67,7 @@ class TextTrees:
     domain: str
     continuation: str
     sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
-    on_policy: bool  # the target chose this text, greedily or by lot
+    on_policy: bool  # the target chose this text, greedily or by a draw
     documents: int
     clusters: int  # independent units among them
     positions: int
@@ -198,7 +198,7 @@ def _text(report: TreesReport, text: TextTrees, console: Console) -> None:
 
 
 def _numbers(
-    report: TreesReport, tree: StaticTree, found: TreeTokens, every: Sequence[TreeTokens], console: Console
+    report: TreesReport, tree: StaticTree, tokens: TreeTokens, every: Sequence[TreeTokens], console: Console
 ) -> tuple[Text, ...]:
     """Tokens per round of a tree, of the chain as deep, and what the model promised."""
     chain = next(
@@ -209,10 +209,10 @@ def _numbers(
         ),
         None,
     )
-    promised = fmt.number(found.iid_tokens_per_round)
-    if found.iid_error is not None:
-        promised += f" ({fmt.signed_percent(found.iid_error)})"
-    cells = [fmt.interval(found.tokens_per_round), fmt.interval(chain.tokens_per_round if chain else None)]
+    promised = fmt.number(tokens.iid_tokens_per_round)
+    if tokens.iid_error is not None:
+        promised += f" ({fmt.signed_percent(tokens.iid_error)})"
+    cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chain.tokens_per_round if chain else None)]
     return tuple(Text(cell if console.width >= WIDE else cell.replace(" [", "\n[")) for cell in (*cells, promised))
 
 

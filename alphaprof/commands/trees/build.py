@@ -30,7 +30,7 @@ from alphaprof.version import __version__
 
 MOST_NODES, MOST_LEVELS, MOST_RANK = 1024, 64, 1024  # beyond what any engine verifies at once
 Array = np.ndarray[Any, Any]
-SHOWN = 8  # ranks whose shares are told
+SHOWN = 8  # ranks whose shares are shown
 CHOICE = 64  # largest rank of a chosen tree
 NODES = (4, 8, 16, 32, 64)
 NOTE = "paths: ranks from 1, the draft's top token; lists of Medusa and EAGLE count from 0"
@@ -129,15 +129,15 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
     """
     documents = run.documents()
     grouped = Documents.of(documents)
-    found = tuple(texts(grouped))
+    every = tuple(texts(grouped))
     own = np.zeros(len(documents), dtype=bool)
-    for text in found:
+    for text in every:
         own[text.rows] = bool(text.policy)
-    tested = _tested(found, grouped.units) if chooses else own
+    tested = _tested(every, grouped.units) if chooses else own
     observed = observed_weights(documents.filter(pa.array(own)))
-    weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in found})
+    weights = _given(run.manifest.config["decision"]["weights"], observed, {text.domain for text in every})
     return TreeSample(
-        found,
+        every,
         grouped.units.codes,
         rank_counts(run, draft, width),
         own & ~tested,
@@ -255,24 +255,24 @@ def build_trees(side: RunDraft, request: TreeRequest | None = None) -> TreesRepo
 
 def _shapes(sample: TreeSample, request: TreeRequest, depth: int) -> tuple[StaticTree, ...]:
     """The trees for all traffic: chosen ones by size, the user's, and a chain for every depth that these have."""
-    shares, found = sample.pooled(sample.choosing), list[StaticTree]()
+    shares, shapes = sample.pooled(sample.choosing), list[StaticTree]()
     if shares is not None:
-        found += [_shape(f"optimal {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in request.nodes]
-    found += [_shape(name, "file", tree) for name, tree in request.given.items()]
-    depths = sorted({shape.depth for shape in found} - {0})
-    return (*found, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
+        shapes += [_shape(f"optimal {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in request.nodes]
+    shapes += [_shape(name, "file", tree) for name, tree in request.given.items()]
+    depths = sorted({shape.depth for shape in shapes} - {0})
+    return (*shapes, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
 
 
 def _alone(sample: TreeSample, request: TreeRequest, depth: int) -> dict[int, tuple[StaticTree, Mask]]:
     """The best tree of the largest size for each text alone, by its index, with the documents to test it on."""
-    found = {}
+    trees = {}
     for index, text in enumerate(sample.texts):
         chosen, mask = text.rows[sample.choosing[text.rows]], np.zeros(len(sample.tested), dtype=bool)
         mask[text.rows] = sample.tested[text.rows]
         if len(chosen) and mask.any():
             tree = optimal_tree(sample.ranks.shares(chosen)[:CHOICE], max(request.nodes), depth)
-            found[index] = (_shape(f"own {max(request.nodes)}", OPTIMAL, tree), mask)
-    return found
+            trees[index] = (_shape(f"own {max(request.nodes)}", OPTIMAL, tree), mask)
+    return trees
 
 
 def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
@@ -317,8 +317,8 @@ def _text(
     tested = text.rows[sample.tested[text.rows]]
 
     def share(positions: Array) -> Interval:
-        found = share_interval(ratio(*by_cluster(cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
-        return Interval(found.value, found.low, found.high)
+        interval = share_interval(ratio(*by_cluster(cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
+        return Interval(interval.value, interval.low, interval.high)
 
     group = TreeGroup([tested], ONE, ranks.shares(tested) if len(tested) else None)
     return TextTrees(
@@ -356,6 +356,6 @@ def _own(item: Replay | None, common: Replay | None, sample: TreeSample, confide
     same = item.shape.paths == common.shape.paths
     if tokens.tokens_per_round is None or same:
         return OwnTree(item.shape, tokens, same, None)
-    sides = [spent_and_base(found.counts(sample, rows), free_draft(found.shape.depth)) for found in (common, item)]
-    found = inverse_difference(sides[0], sides[1], confidence, depth)
-    return OwnTree(item.shape, tokens, same, Interval(found.value, found.low, found.high))
+    sides = [spent_and_base(tree.counts(sample, rows), free_draft(tree.shape.depth)) for tree in (common, item)]
+    difference = inverse_difference(sides[0], sides[1], confidence, depth)
+    return OwnTree(item.shape, tokens, same, Interval(difference.value, difference.low, difference.high))

@@ -47,7 +47,7 @@ class _MeasuredGroup:
 
 
 def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool) -> Validation:
-    """Hold a run against decodings of its documents. `kept`: whether the run stays, and is worth naming."""
+    """Compares a run with decodings of its documents. `kept`: whether the run stays, and is worth naming."""
     manifest = run.manifest
     documents = run.documents()
     numbers = pa.array(measured.documents, documents["document"].type)
@@ -59,8 +59,8 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     cells = []
     for draft in manifest.drafts:
         for group in _groups(run, draft, documents, measured):
-            found = [way for way in measured.drafted if way.draft == draft]
-            cells += [_cell(group, way, measured.plain, times.get(draft), on_cpu) for way in found]
+            ways = [way for way in measured.drafted if way.draft == draft]
+            cells += [_cell(group, way, measured.plain, times.get(draft), on_cpu) for way in ways]
     wall = clock_error([cell.error for cell in cells if cell.error], tolerance)
     cpu = clock_error([cell.cpu_error for cell in cells if cell.cpu_error], tolerance)
     return Validation(
@@ -81,7 +81,7 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         wall=wall,
         cpu=cpu,
         cells=tuple(cells),
-        generate=tuple(_against(found) for found in measured.generated),
+        generate=tuple(_against(calls) for calls in measured.generated),
         not_generated=measured.not_generated,
     )
 
@@ -92,8 +92,8 @@ def _groups(run: Run, draft: str, documents: pa.Table, measured: DecodingTimes) 
     totals = read_totals(run, draft, TotalsRequest(rules, run.gammas))
     measured_documents = Documents.of(documents)
     for rule in rules:
-        found = pools([totals], measured_documents, rule, run.gammas)
-        for group, (domain, pool) in zip(measured_documents.groups, found, strict=True):
+        each = pools([totals], measured_documents, rule, run.gammas)
+        for group, (domain, pool) in zip(measured_documents.groups, each, strict=True):
             if measured.rules[group.rows[0]] == rule:
                 yield _MeasuredGroup(domain, rule, group.rows, pool)
 
@@ -145,21 +145,21 @@ def _error(
     return pair.error(predicted.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
 
 
-def _against(found: Generated) -> AgainstGenerate:
+def _against(calls: Generated) -> AgainstGenerate:
     """Medians over repeats, summed over documents."""
     loop, plain_loop, drafted, plain = (
         float(np.median(seconds, axis=0).sum())
-        for seconds in (found.loop_s, found.plain_loop_s, found.generate_s, found.plain_generate_s)
+        for seconds in (calls.loop_s, calls.plain_loop_s, calls.generate_s, calls.plain_generate_s)
     )
     return AgainstGenerate(
-        draft=found.draft,
-        gamma=found.gamma,
-        documents=len(found.rounds),
+        draft=calls.draft,
+        gamma=calls.gamma,
+        documents=len(calls.rounds),
         loop_speedup=plain_loop / loop,
         generate_speedup=plain / drafted,
-        added_ms=1e3 * (drafted - loop) / float(found.rounds.sum()),
-        plain_added_ms=1e3 * (plain - plain_loop) / float(found.tokens.sum()),
-        same_text=int(found.same_text.sum()),
+        added_ms=1e3 * (drafted - loop) / float(calls.rounds.sum()),
+        plain_added_ms=1e3 * (plain - plain_loop) / float(calls.tokens.sum()),
+        same_text=int(calls.same_text.sum()),
     )
 
 
