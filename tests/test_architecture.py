@@ -158,9 +158,11 @@ def test_every_function_can_be_read_at_once(path: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno + 1 <= 50, node.name
 
 
-@pytest.mark.parametrize("command", [*app.registered_commands, *import_app.registered_commands], ids=lambda info: info.name)
+@pytest.mark.parametrize(
+    "command", [*app.registered_commands, *import_app.registered_commands], ids=lambda command: command.callback.__name__
+)
 def test_every_command_parses_calls_and_shows(command: CommandInfo) -> None:
-    """At most 15 lines behind its docstring: what a command computes stands in `commands`, where Python can call it too."""
+    """At most 15 lines, wrapping aside: what a command computes stands in `commands`, where Python can call it too."""
     assert command.callback is not None
     (function,) = ast.parse(inspect.getsource(command.callback)).body
     assert isinstance(function, ast.FunctionDef)
