@@ -25,40 +25,22 @@ from typing import Any, Literal, Union
 
 import pyarrow as pa
 
-from alphaprof.commands import latency
-from alphaprof.commands import predict as prediction
-from alphaprof.commands.check import text as check_text
-from alphaprof.commands.check.build import Check
-from alphaprof.commands.compare import text as comparison
-from alphaprof.commands.compare.build import Comparison
-from alphaprof.commands.importing import counters
+from alphaprof.commands.check.answer import Check
+from alphaprof.commands.compare import Comparison
 from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
-from alphaprof.commands.preflight import build as preflight_text
 from alphaprof.commands.preflight.build import Preflight
-from alphaprof.commands.rollout import build as rollout_text
 from alphaprof.commands.rollout.build import Rollout
-from alphaprof.commands.trees import text as trees_text
-from alphaprof.commands.trees.build import TreesReport
-from alphaprof.commands.validate import text as validation
-from alphaprof.commands.validate.build import Validation
+from alphaprof.commands.trees.answer import TreesReport
+from alphaprof.commands.validate.answer import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column
-from alphaprof.render import json as report_json
+from alphaprof.render.json import Published
 from alphaprof.report.model import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
-WRITERS = (  # the module with FORMAT and VERSION, and the value that it writes
-    (report_json, Report),
-    (check_text, Check),
-    (comparison, Comparison),
-    (trees_text, TreesReport),
-    (prediction, Prediction),
-    (validation, Validation),
-    (rollout_text, Rollout),
-    (latency, Latency),
-    (preflight_text, Preflight),
-    (counters, Counters),
+ANSWERS: tuple[type[Published], ...] = (
+    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Rollout, Latency, Preflight, Counters),
 )
 NUMBER = {"$ref": "#/$defs/Number"}
 NUMBER_DEFINITION = {
@@ -112,31 +94,31 @@ GLOSSARY = {  # what a name means wherever it stands; CLASS.NAME goes first
 
 def pages() -> Iterable[tuple[Path, str]]:
     """All schemas with their paths."""
-    for module, written in WRITERS:
-        yield FOLDER / f"{module.FORMAT}-{module.VERSION}.json", json.dumps(schema_of(module, written), indent=1) + "\n"
+    for answer in ANSWERS:
+        yield FOLDER / f"{answer.format}-{answer.version}.json", json.dumps(schema_of(answer), indent=1) + "\n"
 
 
-def schema_of(module: Any, written: type) -> dict[str, Any]:
+def schema_of(answer: type[Published]) -> dict[str, Any]:
     """The schema of one format."""
     definitions: dict[str, Any] = {"Number": NUMBER_DEFINITION}
-    root = of_dataclass(written, definitions)
+    root = of_dataclass(answer, definitions)
     given = {
-        "format": {"const": module.FORMAT, "description": "name of the format"},
+        "format": {"const": answer.format, "description": "name of the format"},
         "version": {
-            "const": module.VERSION,
+            "const": answer.version,
             "description": "of the format; rises where a field goes or changes meaning",
         },
     }
-    root["properties"] = given | root["properties"] | extras(written)
+    root["properties"] = given | root["properties"] | extras(answer)
     root["required"] = list(root["properties"])
-    name = f"{module.FORMAT}, version {module.VERSION}"
+    name = f"{answer.format}, version {answer.version}"
     heading = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name}
     return heading | root | {"$defs": dict(sorted(definitions.items()))}
 
 
-def extras(written: type) -> dict[str, Any]:
+def extras(answer: type[Published]) -> dict[str, Any]:
     """What a format holds that is no plain field of its dataclass."""
-    if written is Latency:
+    if answer is Latency:
         rows = closed({column.name: of_column(column) for column in LATENCY_COLUMNS})
         return {"steps": {"type": "array", "items": rows, "description": comments(Latency)["steps"]}}
     return {}
@@ -198,13 +180,10 @@ def either(choices: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def reference(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A reference to a dataclass among the definitions. Two of one name in one format would be a mistake."""
-    mine = f"{kind.__module__}.{kind.__qualname__}"
+    """A reference to a dataclass among the definitions, by its name: no two classes of the product share one."""
     if kind.__name__ not in definitions:
-        definitions[kind.__name__] = {"$comment": mine}
+        definitions[kind.__name__] = {}  # a class may hold itself
         definitions[kind.__name__] |= of_dataclass(kind, definitions)
-    if definitions[kind.__name__]["$comment"] != mine:
-        raise TypeError(f"{mine} and {definitions[kind.__name__]['$comment']} share a name")
     return {"$ref": f"#/$defs/{kind.__name__}"}
 
 
@@ -223,10 +202,12 @@ def of_column(column: Column) -> dict[str, Any]:
 @cache
 def comments(kind: type) -> dict[str, str]:
     """What is said about each field: behind it, in the docstring of its class, or in the glossary."""
-    module = inspect.getmodule(kind)
-    source = inspect.getsource(typing.cast(types.ModuleType, module))
-    mentioned = dict(mentions(inspect.getdoc(kind) or ""))
-    behind = dict(trailing(source, kind.__name__))
+    mentioned: dict[str, str] = {}
+    behind: dict[str, str] = {}
+    for owner in reversed([base for base in kind.__mro__ if dataclasses.is_dataclass(base)]):  # fields are inherited
+        source = inspect.getsource(typing.cast(types.ModuleType, inspect.getmodule(owner)))
+        mentioned |= dict(mentions(inspect.getdoc(owner) or ""))
+        behind |= dict(trailing(source, owner.__name__))
     found = {}
     for field in dataclasses.fields(kind):
         names = (f"{kind.__name__}.{field.name}", field.name)
@@ -286,9 +267,9 @@ def typing_names(module: Any) -> dict[str, Any]:
 def undescribed() -> list[str]:
     """Fields that say nothing about themselves."""
     silent = []
-    for module, written in WRITERS:
-        schema = schema_of(module, written)
-        for name, part in {written.__name__: schema, **schema["$defs"]}.items():
+    for answer in ANSWERS:
+        schema = schema_of(answer)
+        for name, part in {answer.__name__: schema, **schema["$defs"]}.items():
             fields = part.get("properties", {}).items()
             silent += [f"{name}.{field}" for field, value in fields if "description" not in value]
     return sorted(set(silent))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from typer.models import CommandInfo
+
+from alphaprof.cli.app import app
+from alphaprof.cli.exchange import import_app
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "alphaprof").rglob("*.py"))
@@ -136,6 +141,18 @@ def test_every_function_can_be_read_at_once(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno + 1 <= 50, node.name
+
+
+@pytest.mark.parametrize(
+    "command", [*app.registered_commands, *import_app.registered_commands], ids=lambda command: command.callback.__name__
+)
+def test_every_command_parses_calls_and_shows(command: CommandInfo) -> None:
+    """At most 15 lines, wrapping aside: what a command computes stands in `commands`, where Python can call it too."""
+    assert command.callback is not None
+    (function,) = ast.parse(inspect.getsource(command.callback)).body
+    assert isinstance(function, ast.FunctionDef)
+    body = ast.unparse(ast.Module(function.body[1:], [])).splitlines()
+    assert len(body) <= 15
 
 
 @pytest.mark.parametrize(

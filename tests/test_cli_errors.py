@@ -17,9 +17,10 @@ import pytest
 import typer
 import yaml
 
-from alphaprof.cli import app, common, show
+from alphaprof.cli import answering, app, common
 from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.log import store
+from alphaprof.render import answer
 from alphaprof.report import build
 from tests.synthetic import Recipe, write_run
 
@@ -242,8 +243,9 @@ def report_to(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`alphaprof report --out`, of a run that needs not exist."""
     monkeypatch.setattr(store.Run, "open", lambda _: None)
     monkeypatch.setattr(build, "build_report", lambda *_: None)
-    monkeypatch.setattr(show, "render", lambda *_, **__: "the report \u2265\n")
-    app.report(Path("run"), out=out)
+    monkeypatch.setattr(answer.ReportAnswer, "of", lambda _: None)
+    monkeypatch.setattr(answer, "answer_text", lambda *_, **__: "the report \u2265\n")
+    answering.report(Path("run"), out=out)
 
 
 def test_a_report_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from alphaprof.cli import app
-from alphaprof.cli.show import render_prediction
 from alphaprof.commands.predict import EngineRate, Prediction, acceptance_of, build_prediction
 from alphaprof.errors import OptionInvalid
+from alphaprof.render.answer import answer_text
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost
 from tests.test_cli_errors import HEAVY, assert_two_lines, run
@@ -33,7 +33,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def as_json(prediction: Prediction) -> Any:
-    return json.loads(render_prediction(prediction, "json"), parse_constant=pytest.fail)
+    return json.loads(answer_text(prediction, "json"), parse_constant=pytest.fail)
 
 
 def rows(text: str) -> dict[int, list[str]]:

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.cli.app import app
-from alphaprof.cli.show import render_comparison
-from alphaprof.commands.compare.build import Comparison, compare
+from alphaprof.commands.compare import Comparison, compare
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.run_draft import RunDraft, side_of
 from alphaprof.log.store import Run
+from alphaprof.render.answer import answer_text
 from alphaprof.stats.estimate import ratio
 from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference
 from tests.synthetic import Domain, Recipe, write_run
@@ -247,7 +247,7 @@ def test_an_interrupted_run_is_named(tmp_path: Path, run: Run) -> None:
     part = changed(run, tmp_path / "part", status="running")
     result = compare(RunDraft(run, "small"), RunDraft(part, "large"))
     assert result.interrupted == (f"{part.path}:large",)
-    assert "interrupted run" in render_comparison(result, "terminal", to_file=True)
+    assert "interrupted run" in answer_text(result, "terminal", to_file=True)
 
 
 def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:

@@ -6,36 +6,29 @@ import copy
 import dataclasses
 import json
 import math
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jsonschema
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.cli.show import (
-    render,
-    render_check,
-    render_comparison,
-    render_latency,
-    render_prediction,
-    render_rollout,
-    render_trees,
-    render_validation,
-)
-from alphaprof.commands.check.build import check_decision
-from alphaprof.commands.check.request import CheckRequest, checked
-from alphaprof.commands.compare.build import compare
+from alphaprof.cli.common import TableFormat, show
+from alphaprof.commands.check.build import CheckRequest, check_decision, checked
+from alphaprof.commands.compare import compare
+from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.trees.build import build_trees, request_of
 from alphaprof.config.load import changed_question
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import side_of
 from alphaprof.log.store import Run
-from alphaprof.render.json import json_schema, published
+from alphaprof.render.json import Published, json_schema, published, render_json
 from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.formulas import RoundCost
@@ -84,9 +77,9 @@ def judged(name: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(json.loads(json_schema(name)))
 
 
-def assert_valid(name: str, text: str) -> Any:
-    content = json.loads(text, parse_constant=pytest.fail)
-    judged(name).validate(content)
+def assert_valid(answer: Published) -> Any:
+    content = json.loads(render_json(answer), parse_constant=pytest.fail)
+    judged(answer.format.removeprefix("alphaprof-")).validate(content)
     return content
 
 
@@ -94,17 +87,57 @@ def assert_valid(name: str, text: str) -> Any:
 def test_a_schema_is_a_schema_and_knows_its_own_version(name: str) -> None:
     schema = json.loads(json_schema(name))
     jsonschema.Draft202012Validator.check_schema(schema)
-    module = next(module for module, _ in MADE["WRITERS"] if f"alphaprof-{name}" == module.FORMAT)
-    assert schema["properties"]["format"]["const"] == module.FORMAT
-    assert schema["properties"]["version"]["const"] == module.VERSION
+    answer = next(answer for answer in MADE["ANSWERS"] if f"alphaprof-{name}" == answer.format)
+    assert schema["properties"]["format"]["const"] == answer.format
+    assert schema["properties"]["version"]["const"] == answer.version
 
 
-def test_every_format_of_a_report_has_a_schema() -> None:
-    """Formats are what the modules of alphaprof say they write."""
+def test_every_answer_has_a_schema() -> None:
+    """Formats are what the classes of alphaprof say they write."""
     folder = Path(__file__).parent.parent / "alphaprof"
-    texts = [path.read_text() for path in folder.rglob("*.py") if path.parent.name != "log"]  # of a run, not of an answer
-    formats = {line.split('"')[1] for text in texts for line in text.splitlines() if line.startswith('FORMAT = "')}
-    assert formats == {f"alphaprof-{name}" for name in published()}
+    formats = re.findall(
+        r'^    format: ClassVar\[str\] = "(.*)"$', "\n".join(map(Path.read_text, folder.rglob("*.py"))), re.M
+    )
+    assert sorted(formats) == [f"alphaprof-{name}" for name in published()]
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_schema_does_not_change_when_files_move(name: str) -> None:
+    """No schema names a module of the product."""
+    folder = Path(__file__).parent.parent / "alphaprof"
+    modules = {path.relative_to(folder).with_suffix("").as_posix().replace("/", ".") for path in folder.rglob("*/*.py")}
+    text = json_schema(name)
+    assert [module for module in modules if re.search(rf"\b{re.escape(module)}\b", text)] == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """An answer that the product does not know."""
+
+    format: ClassVar[str] = "alphaprof-tally"
+    version: ClassVar[int] = 3
+
+    rounds: int
+    most: float
+
+    def terminal(self, console: Console) -> None:
+        console.print(f"{self.rounds} rounds")
+
+    def csv(self) -> str:
+        return f"rounds\n{self.rounds}\n"
+
+
+def test_an_answer_is_shown_by_what_its_class_says_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its fields are its JSON, its methods its other texts: a new answer needs no other place."""
+    texts = []
+    for output in TableFormat:
+        show(Tally(4, math.inf), output)
+        show(Tally(4, math.inf), output, tmp_path / "answer")
+        texts.append(capsys.readouterr().out)
+        assert texts[-1] == (tmp_path / "answer").read_text()
+    terminal, content, table = texts
+    assert (terminal, table) == ("4 rounds\n", "rounds\n4\n")
+    assert json.loads(content) == {"format": "alphaprof-tally", "version": 3, "rounds": 4, "most": "inf"}
 
 
 def test_every_field_says_what_it_means() -> None:
@@ -114,18 +147,18 @@ def test_every_field_says_what_it_means() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_report_of_every_kind_of_run_is_valid(runs: Callable[[str], Run], name: str) -> None:
-    assert_valid("report", render(build_report(runs(name)), "json"))
+    assert_valid(build_report(runs(name)))
 
 
 def test_reports_of_other_questions_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
-    assert_valid("report", render(build_report(runs("greedy"), "hf", rules=["tree_3"]), "json"))
-    assert_valid("report", render(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)), "json"))
+    assert_valid(build_report(runs("greedy"), "hf", rules=["tree_3"]))
+    assert_valid(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)))
 
 
 def test_models_whose_shapes_are_known_and_other_step_times_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
     run = test_docs_commands.with_shapes(write_run(tmp_path / "run", RECIPES["sampled"]))
     config = changed_question(run.manifest.config, ["costs.source=roofline", "costs.accelerator=h100-sxm"])
-    content = assert_valid("report", render(build_report(run, config=config), "json"))
+    content = assert_valid(build_report(run, config=config))
     assert content["cost"]["source"] == "roofline"
 
 
@@ -133,9 +166,9 @@ def test_nulls_and_infinities_are_there_to_be_seen(runs: Callable[[str], Run]) -
     """What the conventions are about: a null where nothing is known, and an infinite bound."""
     report = build_report(runs("one document"))
     unbounded = dataclasses.replace(report.traffic, speedup_of_all=Interval(1.5, 0.0, math.inf))
-    content = assert_valid("report", render(dataclasses.replace(report, traffic=unbounded), "json"))
+    content = assert_valid(dataclasses.replace(report, traffic=unbounded))
     assert content["traffic"]["speedup_of_all"]["high"] == "inf"
-    untimed = assert_valid("report", render(build_report(runs("no step times")), "json"))
+    untimed = assert_valid(build_report(runs("no step times")))
     assert untimed["cost"] is None
     assert untimed["results"][0]["best_gamma"] is None
 
@@ -166,42 +199,41 @@ def wrong(report: Any) -> dict[str, Any]:
 
 
 def test_a_wrong_report_is_not_valid(runs: Callable[[str], Run]) -> None:
-    report = json.loads(render(build_report(runs("greedy")), "json"))
+    report = json.loads(render_json(build_report(runs("greedy"))))
     accepted = [name for name, content in wrong(report).items() if judged("report").is_valid(content)]
     assert accepted == []
 
 
 def test_checks_and_comparisons_are_valid(runs: Callable[[str], Run]) -> None:
     run, sampled = runs("certificates"), runs("sampled")
-    assert_valid("check", render_check(check_decision(run), "json"))
+    assert_valid(check_decision(run))
     least = {"alpha": ["0.5"], "acceptance_length": ["code=1.2"], "speedup": []}
     against = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
     for path, draft, minimums, baseline in against:
         asked = CheckRequest(path, draft, None, None if baseline else 2, minimums, baseline, 0.02, False)
-        assert_valid("check", render_check(checked(asked), "json"))
+        assert_valid(checked(asked))
     for path, first, second in ((run.path, "small", "poor"), (sampled.path, "small", "ngram")):
-        assert_valid("compare", render_comparison(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")), "json"))
+        assert_valid(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")))
 
 
 @pytest.mark.parametrize("name", ["certificates", "sampled", "one document", "off-policy"])
 def test_trees_are_valid(runs: Callable[[str], Run], name: str) -> None:
     report = build_trees(side_of(f"{runs(name).path}:small"), request_of([2, 4], None, {}))
-    assert_valid("trees", render_trees(report, "json"))
+    assert_valid(report)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.75, 1.0, EngineRate(0.5, 4)])
 def test_predictions_are_valid(acceptance: float | EngineRate) -> None:
-    assert_valid("predict", render_prediction(build_prediction(acceptance, 0.0, RoundCost(0.3)), "json"))
+    assert_valid(build_prediction(acceptance, 0.0, RoundCost(0.3)))
 
 
 def test_what_runs_models_writes_valid_json(runs: Callable[[str], Run], tmp_path: Path) -> None:
     """From decodings that were made up: no model runs."""
-    assert_valid("latency", render_latency(runs("greedy"), "json"))
-    assert_valid("latency", render_latency(runs("no step times"), "json"))
-    assert_valid("validate", render_validation(test_validate.compared(tmp_path), "json"))
-    text = render_rollout(test_rollout.built(test_rollout.rolled(), test_rollout.rolled("one_hot"), sampled=True), "json")
-    assert_valid("rollout", text)
-    assert_valid("rollout", render_rollout(test_rollout.built(test_rollout.rolled()), "json"))
+    assert_valid(Latency.of(runs("greedy")))
+    assert_valid(Latency.of(runs("no step times")))
+    assert_valid(test_validate.compared(tmp_path))
+    assert_valid(test_rollout.built(test_rollout.rolled(), test_rollout.rolled("one_hot"), sampled=True))
+    assert_valid(test_rollout.built(test_rollout.rolled()))
 
 
 def test_the_command_prints_a_schema_or_says_which_there_are() -> None:

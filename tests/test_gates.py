@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from alphaprof.commands.check.build import Gate, judge, together
+from alphaprof.stats.gates import Gate, judge, together
 
 CONFIDENCE = 0.95
 

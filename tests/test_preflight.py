@@ -18,7 +18,6 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from alphaprof.cli import app
-from alphaprof.cli.show import render_preflight
 from alphaprof.commands.preflight import memory, trial
 from alphaprof.commands.preflight import trial as inspection
 from alphaprof.commands.preflight.build import Preflight, build_preflight, require_clear
@@ -45,6 +44,7 @@ from alphaprof.profiling.models.drafts import DraftModel, layer_skip
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
+from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
 from tests.synthetic import Recipe, facts, write_run
 from tests.test_pipeline import Silent, profile_file
@@ -359,7 +359,7 @@ def test_an_estimate_by_hand() -> None:
 
 
 def test_the_json_holds_checks_and_facts_and_no_nan() -> None:
-    text = render_preflight(build_preflight(seen(estimate=estimated(UNKNOWN, SPEED, STORAGE, 64))), "json")
+    text = answer_text(build_preflight(seen(estimate=estimated(UNKNOWN, SPEED, STORAGE, 64))), "json")
     content = json.loads(text, parse_constant=pytest.fail)
     jsonschema.validate(content, json.loads(json_schema("preflight")))
     assert (content["format"], content["version"], content["stops"]) == ("alphaprof-preflight", 1, False)
@@ -368,7 +368,7 @@ def test_the_json_holds_checks_and_facts_and_no_nan() -> None:
 
 
 def test_names_from_data_are_made_visible() -> None:
-    text = render_preflight(build_preflight(seen(sources=(source(path="a\x1b[2J", domains=("b\u202e[red]",)),))), "terminal")
+    text = answer_text(build_preflight(seen(sources=(source(path="a\x1b[2J", domains=("b\u202e[red]",)),))), "terminal")
     assert "\\x1b[2J" in text
     assert "\\u202e[red]" in text
     assert not set(text) & {"\x1b", "\u202e"}
@@ -557,7 +557,7 @@ def test_a_dry_run_sees_padding_contexts_and_raw_prompts(looked: PreflightFacts)
     assert (views["skip"].tokens, looked.scored_ids) == (None, 260)
     assert views["brief"].beyond > views["close"].beyond == 0
     checks = build_preflight(looked)
-    jsonschema.validate(json.loads(render_preflight(checks, "json")), json.loads(json_schema("preflight")))
+    jsonschema.validate(json.loads(answer_text(checks, "json")), json.loads(json_schema("preflight")))
     assert found(checks, "vocabulary", "wide")[0].level == "note"
     assert found(checks, "context", "brief")[0].level == "note"
     assert found(checks, "chat template")[0].level == "note"

@@ -20,10 +20,10 @@ import pytest
 from rich.cells import cell_len
 from scipy import stats
 
-from alphaprof.cli.show import render
 from alphaprof.config.load import changed_question
 from alphaprof.errors import ProfileInvalid
 from alphaprof.log.store import Run
+from alphaprof.render.answer import ReportAnswer, answer_text
 from alphaprof.render.json import render_json
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
@@ -529,7 +529,7 @@ def test_terminal_states_definitions_and_level(report: Report) -> None:
 
 @pytest.mark.parametrize("output", ["terminal", "json"])
 def test_rendered_text_holds_no_colour_where_stdout_is_no_terminal(report: Report, output: str) -> None:
-    text = render(report, output)
+    text = answer_text(ReportAnswer.of(report), output)
     assert "\x1b" not in text
     assert text.endswith("\n")
     assert (json.loads(text)["format"] == "alphaprof-report") if output == "json" else ("verdict" in text)
@@ -594,13 +594,13 @@ import sys
 sys.modules["torch"] = None  # any import of torch fails
 from pathlib import Path
 from alphaprof.report.build import build_report
-from alphaprof.cli.show import render
+from alphaprof.render.answer import ReportAnswer, answer_text
 from alphaprof.log.store import Run
 from tests.synthetic import interrupted, write_run
 run = write_run(Path(sys.argv[1]) / "run")
 for one in (Run.open(run.path), interrupted(run, Path(sys.argv[1]) / "partial")):
     for output in ("terminal", "json"):
-        print(len(render(build_report(one), output)))
+        print(len(answer_text(ReportAnswer.of(build_report(one)), output)))
 sys.exit(", ".join({"transformers", "datasets", "pydantic"} & set(sys.modules)) or 0)
 """
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.cli.show import render_latency
+from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question, load_profile
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ModelShape
@@ -323,7 +323,7 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     assert "--set costs.source=table" in warning.remedy
     assert warning.message in " ".join(as_terminal(plain).split())
     path = tmp_path / "own.csv"
-    path.write_text(render_latency(timed(tmp_path / "timed"), "csv"))
+    path.write_text(Latency.of(timed(tmp_path / "timed")).csv())
     config = changed_question(run.manifest.config, ["costs.source=table", f"costs.path={path}"])
     later = build_report(run, config=config)
     assert later.cost is not None
@@ -346,7 +346,7 @@ def values(report: Report) -> list[Any]:
 def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, report: Report, tmp_path: Path) -> None:
     """What `alphaprof latency --format csv` writes is what `costs.path` reads."""
     path = tmp_path / "h100.csv"
-    path.write_text(render_latency(run, "csv"))
+    path.write_text(Latency.of(run).csv())
     found = CliRunner().invoke(
         app, ["report", str(run.path), "--format", "json", "--set", "costs.source=table", "--set", f"costs.path={path}"]
     )

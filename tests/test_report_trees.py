@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from alphaprof.cli import app
-from alphaprof.cli.show import render_trees
 from alphaprof.commands.trees.build import (
     NODES,
     TextTrees,
@@ -28,10 +27,10 @@ from alphaprof.commands.trees.build import (
     read_trees,
     request_of,
 )
-from alphaprof.commands.trees.text import trees_terminal
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
+from alphaprof.render.answer import answer_text
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
 from alphaprof.report.decision import held_out
@@ -378,7 +377,7 @@ def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) ->
     assert easy is not None
     assert hard is not None
     assert easy.tree.depth > hard.tree.depth
-    text = render_trees(report, "terminal")
+    text = answer_text(report, "terminal")
     table = text[text.index("a tree of its own for each domain, of the same size as optimal 8") :]
     assert fmt.difference(easy.difference, 2) in table
     assert fmt.difference(hard.difference, 2) in table
@@ -388,7 +387,7 @@ def test_domains_that_choose_the_same_tree_say_so(side: RunDraft) -> None:
     report = build_trees(side, TreeRequest(nodes=(1,)))
     owns = [text.own for text in report.texts if text.own is not None]
     assert [(own.same, own.difference, own.tree.paths) for own in owns] == [(True, None, ((1,),))] * 3
-    assert render_trees(report, "terminal").count("the same tree") == 3
+    assert answer_text(report, "terminal").count("the same tree") == 3
 
 
 def test_the_only_domain_has_no_other_tree(tmp_path: Path) -> None:
@@ -406,7 +405,7 @@ def test_kinds_of_text_are_kept_apart(tmp_path: Path) -> None:
     assert temperatures == [None, 0.5, 1.0]
     assert report.weights == {"code": 1.0}
     assert report.traffic[0].rounds == sum(text.trees[0].rounds for text in report.texts)
-    assert "code (sampled at 0.5)" in render_trees(report, "terminal")
+    assert "code (sampled at 0.5)" in answer_text(report, "terminal")
 
 
 # Too little, and nothing at all.
@@ -422,7 +421,7 @@ def test_one_document_is_never_sure_of_anything(tmp_path: Path) -> None:
     for row in (report.texts[0].trees[0], report.traffic[0]):
         assert row.tokens_per_round is not None
         assert (row.tokens_per_round.low, row.tokens_per_round.high) == (1, 4)
-    assert "none of its documents is in the tested half" in render_trees(build_trees(RunDraft(run, "small")), "terminal")
+    assert "none of its documents is in the tested half" in answer_text(build_trees(RunDraft(run, "small")), "terminal")
 
 
 def test_a_draft_that_is_always_right_is_not_known_to_be(tmp_path: Path) -> None:
@@ -443,7 +442,7 @@ def test_a_draft_that_is_never_right_gets_a_tree_without_nodes(tmp_path: Path) -
     (tree,) = report.trees
     assert (tree.nodes, tree.depth, tree.levels, tree.paths) == (0, 0, (), ())
     assert report.traffic[0].tokens_per_round == Interval(1, 1, 1)
-    assert "1.00 [1.00, 1.00]" in render_trees(report, "terminal")
+    assert "1.00 [1.00, 1.00]" in answer_text(report, "terminal")
 
 
 def test_text_that_the_target_did_not_choose_has_ranks_and_no_rounds(found: TreesReport) -> None:
@@ -453,29 +452,29 @@ def test_text_that_the_target_did_not_choose_has_ranks_and_no_rounds(found: Tree
     assert "did not choose" in wiki.reason
     assert "wiki" not in found.weights
     assert all(text.reason == "" and text.on_policy for text in found.texts if text.domain != "wiki")
-    assert "wiki (text, off-policy): the target did not choose this text" in render_trees(found, "terminal")
+    assert "wiki (text, off-policy): the target did not choose this text" in answer_text(found, "terminal")
 
 
 def test_a_run_without_a_text_of_the_target_chooses_no_tree(tmp_path: Path) -> None:
     run = made(tmp_path, Recipe(domains={"wiki": RECIPE.domains["wiki"]}))
     report = build_trees(RunDraft(run, "small"))
     assert (report.trees, report.traffic, report.weights) == ((), (), {})
-    assert "no tree was chosen" in render_trees(report, "terminal")
-    assert json.loads(render_trees(report, "json"))["texts"][0]["trees"] == []
+    assert "no tree was chosen" in answer_text(report, "terminal")
+    assert json.loads(answer_text(report, "json"))["texts"][0]["trees"] == []
 
 
 def test_an_interrupted_run_is_named_and_one_without_a_shard_is_empty(tmp_path: Path, run: Run) -> None:
     part = build_trees(RunDraft(interrupted(run, tmp_path / "part", 4), "small"))
     assert not part.complete
     assert sum(text.documents for text in part.texts) == 16
-    assert "is an interrupted run" in render_trees(part, "terminal")
+    assert "is an interrupted run" in answer_text(part, "terminal")
     empty = build_trees(
         RunDraft(interrupted(run, tmp_path / "empty", 0), "small"), TreeRequest(given={"mine": Tree.chain(2)})
     )
     assert (empty.texts, empty.tested_on) == ((), 0)
     assert [row.tokens_per_round for row in empty.traffic] == [None, None]
-    assert "interrupted" in render_trees(empty, "terminal")
-    assert json.loads(render_trees(empty, "json"))["traffic"][0]["tokens_per_round"] is None
+    assert "interrupted" in answer_text(empty, "terminal")
+    assert json.loads(answer_text(empty, "json"))["traffic"][0]["tokens_per_round"] is None
 
 
 def test_a_draft_without_ranks_is_refused(run: Run, tmp_path: Path) -> None:
@@ -495,7 +494,7 @@ def test_a_draft_without_ranks_is_refused(run: Run, tmp_path: Path) -> None:
 
 def as_terminal(report: TreesReport, width: int) -> str:
     buffer = io.StringIO()
-    trees_terminal(report, Console(file=buffer, width=width))
+    report.terminal(Console(file=buffer, width=width))
     return buffer.getvalue()
 
 
@@ -543,13 +542,13 @@ def test_hostile_names_are_harmless(tmp_path: Path, name: str) -> None:
         text = as_terminal(report, width)
         assert all(char.isprintable() or char == "\n" for char in text)
         assert len(text) < 20_000
-    content = json.loads(render_trees(report, "json"), parse_constant=pytest.fail)
+    content = json.loads(answer_text(report, "json"), parse_constant=pytest.fail)
     assert content["texts"][0]["domain"] == name
     assert content["trees"][1]["name"] == f"{name}.json"
 
 
 def test_json_holds_everything(found: TreesReport) -> None:
-    content = json.loads(render_trees(found, "json"), parse_constant=pytest.fail)
+    content = json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
     assert (content.pop("format"), content.pop("version")) == ("alphaprof-trees", 1)
     assert set(content) == {field.name for field in dataclasses.fields(TreesReport)}
     assert "ranks from 1" in content["note"]
@@ -589,10 +588,10 @@ def test_the_command_prints_what_the_library_finds(side: RunDraft, alphaprof: Ru
     assert request.nodes == (4, 16)
     expected = build_trees(side, request)
     options = ("--nodes", 4, "--nodes", 16, "--depth", 3, "--tree", mine)
-    assert alphaprof(side.label, *options, "--format", "json") == (0, render_trees(expected, "json"), "")
-    assert alphaprof(side.label, *options) == (0, render_trees(expected, "terminal"), "")
+    assert alphaprof(side.label, *options, "--format", "json") == (0, answer_text(expected, "json"), "")
+    assert alphaprof(side.label, *options) == (0, answer_text(expected, "terminal"), "")
     assert alphaprof(side.label, *options, "--out", tmp_path / "out.txt") == (0, "", "")
-    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == render_trees(expected, "terminal", to_file=True)
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == answer_text(expected, "terminal", to_file=True)
 
 
 def test_a_chosen_tree_comes_back_as_a_file(side: RunDraft, alphaprof: Runner, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.cli import app
-from alphaprof.cli.show import render_rollout
 from alphaprof.commands.rollout.build import (
     SAME,
     Rolled,
@@ -26,6 +25,7 @@ from alphaprof.commands.rollout.build import (
 )
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.schema import DOCUMENT_COLUMNS, arrow_schema
+from alphaprof.render.answer import answer_text
 from alphaprof.stats.estimate import Interval, mean_interval, ratio
 from alphaprof.stats.paired import mean_difference
 from tests.test_cli_errors import assert_two_lines, profile, run
@@ -169,20 +169,20 @@ def test_on_sampled_text_another_draw_is_no_departure_and_regret_stands_beside_i
     assert way.excess.value == pytest.approx(1.85 / 32 - 0.03)
     kept = only(built(rolled("one_hot"), sampled=True, regret=0.03))
     assert kept.excess is None
-    text = render_rollout(built(rolled(), sampled=True), "terminal")
+    text = answer_text(built(rolled(), sampled=True), "terminal")
     assert "another draw is no departure" in text
-    assert "another draw" not in render_rollout(built(rolled()), "terminal")
+    assert "another draw" not in answer_text(built(rolled()), "terminal")
 
 
 def test_both_renderings_hold_the_numbers_and_no_verdict() -> None:
     found = built(rolled(), rolled(regret=np.zeros(4), tested=np.zeros((4, 2)), accepted=np.zeros((4, 2))))
-    content = json.loads(render_rollout(found, "json"), parse_constant=pytest.fail)
+    content = json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
     assert (content["format"], content["version"]) == ("alphaprof-rollout", 1)
     first, second = content["texts"][0]["ways"]
     assert first["alpha"]["value"] == pytest.approx(0.48)
     assert (second["alpha"], second["conditional"]) == (None, [None, None])
     assert second["regret"] == {"value": 0, "low": 0, "high": "inf"}
-    text = render_rollout(found, "terminal")
+    text = answer_text(found, "terminal")
     for part in (
         "no verdict follows",
         "0.480 [",
@@ -195,7 +195,7 @@ def test_both_renderings_hold_the_numbers_and_no_verdict() -> None:
     ):
         assert part in text
     assert "near-ties" not in text
-    assert "near-ties" in render_rollout(dataclasses.replace(found, dtype="bfloat16", exact=False), "terminal")
+    assert "near-ties" in answer_text(dataclasses.replace(found, dtype="bfloat16", exact=False), "terminal")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], list[str], str, str]] = {

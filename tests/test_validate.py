@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from alphaprof.cli import app
-from alphaprof.cli.show import render_validation
-from alphaprof.commands.validate.build import Validation, build_validation, require_within
+from alphaprof.commands.validate.answer import Validation, require_within
+from alphaprof.commands.validate.build import build_validation
 from alphaprof.commands.validate.timings import (
     TAIL,
     ClockError,
@@ -42,6 +42,7 @@ from alphaprof.errors import (
 )
 from alphaprof.log.schema import depth_names
 from alphaprof.log.store import Run, run_directory
+from alphaprof.render.answer import answer_text
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
@@ -312,7 +313,7 @@ def test_what_was_not_predicted_has_no_outcome(tmp_path: Path) -> None:
     (run_.path / "latency.parquet").unlink()
     found = build_validation(run_, measured, 9.0, kept=True)
     assert (found.outcome, found.wall, found.cpu) == (None, None, None)
-    assert "NOT PREDICTED" in render_validation(found, "terminal").splitlines()[-2]
+    assert "NOT PREDICTED" in answer_text(found, "terminal").splitlines()[-2]
     with pytest.raises(StepsNotTimed, match="nothing to judge: no steps were timed"):
         require_within(found, undecided_fails=False)
 
@@ -350,7 +351,7 @@ def test_clocks_that_contradict_each_other_do_not_decide(tmp_path: Path) -> None
     slow = dataclasses.replace(measured, drafted=(dataclasses.replace(way, wall_s=2 * way.wall_s),))
     found = build_validation(run_, slow, 0.1, kept=True)
     assert found.outcome == "too_noisy"
-    assert "the two clocks disagree" in " ".join(render_validation(found, "terminal").split())
+    assert "the two clocks disagree" in " ".join(answer_text(found, "terminal").split())
 
 
 def test_on_a_gpu_the_wall_clock_alone_counts(tmp_path: Path) -> None:
@@ -362,9 +363,9 @@ def test_on_a_gpu_the_wall_clock_alone_counts(tmp_path: Path) -> None:
     run_.write_manifest(dataclasses.replace(run_.manifest, target=target))
     found = build_validation(Run.open(run_.path), slow, 0.1, kept=True)
     assert (found.outcome, found.cpu, found.cells[0].cpu_speedup) == ("outside", None, None)
-    text = render_validation(found, "terminal")
+    text = answer_text(found, "terminal")
     assert "CPU" not in text.split("predicted | measured")[1]
-    json.loads(render_validation(found, "json"), parse_constant=pytest.fail)
+    json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(("repeats", "option"), [(1, "--repeats 3"), (2, "idle machine")])
@@ -377,7 +378,7 @@ def test_too_noisy_says_what_would_help(tmp_path: Path, repeats: int, option: st
     measured = dataclasses.replace(
         measured, plain=dataclasses.replace(measured.plain, **cut), drafted=(dataclasses.replace(way, **few),)
     )
-    text = " ".join(render_validation(build_validation(run_, measured, 0.1, kept=True), "terminal").split())
+    text = " ".join(answer_text(build_validation(run_, measured, 0.1, kept=True), "terminal").split())
     assert "TOO NOISY" in text
     assert option in text
 
@@ -398,12 +399,12 @@ def test_other_rounds_and_texts_are_counted(tmp_path: Path) -> None:
 
 def test_both_renderings_hold_the_comparison(tmp_path: Path) -> None:
     found = compared(tmp_path, 1.25)
-    content = json.loads(render_validation(found, "json"), parse_constant=pytest.fail)
+    content = json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
     assert (content["format"], content["version"], content["outcome"]) == ("alphaprof-validate", 1, "outside")
     assert content["cells"][0]["error"]["value"] == pytest.approx(-0.2)
     assert content["wall"]["median"] == pytest.approx(0.2)
     assert content["wall"]["low"] < content["wall"]["median"] < content["wall"]["high"]
-    text = render_validation(found, "terminal")
+    text = answer_text(found, "terminal")
     assert "OUTSIDE: median error 20.0% [" in text
     assert f"plain texts equal to the profiled ones: {found.documents} of {found.documents}" in text
     assert "-20% [" in text
@@ -413,10 +414,10 @@ def test_both_renderings_hold_the_comparison(tmp_path: Path) -> None:
 def test_a_domain_with_two_kinds_of_text_says_which(tmp_path: Path) -> None:
     found = compared(tmp_path)
     sampled = dataclasses.replace(found.cells[0], continuation="sampled", sampling={"temperature": 0.7}, rule="one_hot")
-    text = render_validation(dataclasses.replace(found, cells=(*found.cells, sampled)), "terminal")
+    text = answer_text(dataclasses.replace(found, cells=(*found.cells, sampled)), "terminal")
     assert "(greedy)" in text
     assert "(sampled at" in text
-    assert "(greedy)" not in render_validation(found, "terminal")
+    assert "(greedy)" not in answer_text(found, "terminal")
 
 
 def test_a_run_that_nobody_keeps_is_removed(tmp_path: Path) -> None:
@@ -502,7 +503,7 @@ def test_texts_and_rounds_of_tiny_models_are_those_of_the_run(tmp_path: Path, ti
         assert cell.measured_round_ms is not None
     assert max(cell.tokens_per_round.measured or 0 for cell in found.cells) > 1.2
     assert Run.open(tmp_path / "run").manifest.status == "complete"
-    json.loads(render_validation(found, "json"), parse_constant=pytest.fail)
+    json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
 
 
 @pytest.mark.models
@@ -510,7 +511,7 @@ def test_lossless_texts_are_not_held_against_those_of_the_run(tmp_path: Path, ti
     changes = {"continuation": {"kind": "sampled", "max_new_tokens": 16}, "decision": {"rule": "lossless"}}
     found = validated(tiny_profile(tmp_path, tiny, **changes), tmp_path / "run", 2, [1])
     assert {(cell.rule, cell.same_text) for cell in found.cells if cell.draft == "close"} == {("lossless", None)}
-    assert "lossless draws other texts" in render_validation(found, "terminal")
+    assert "lossless draws other texts" in answer_text(found, "terminal")
 
 
 @pytest.mark.models
@@ -649,10 +650,10 @@ def test_generate_writes_the_texts_of_our_loop_and_is_shown_beside_it(
         assert call.loop_speedup > 0
         assert call.generate_speedup > 0
     assert found.not_generated == ("wide is left out of generate, which takes 320 and 260 logits for two vocabularies",)
-    text = render_validation(found, "terminal")
+    text = answer_text(found, "terminal")
     assert found.not_generated[0] in text
     assert "transformers' generate" in text
-    json.loads(render_validation(found, "json"), parse_constant=pytest.fail)
+    json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
 
 
 @pytest.mark.models

@@ -1,5 +1,4 @@
-"""The command line (typer): options are parsed here, the library is called, answers are printed, errors become exit
-codes.
+"""The command line (typer): options are parsed, the library is called, the answer is shown, errors become exit codes.
 
-Not here: what a command computes (`commands`), and the profile file (`config`). Heavy imports stay inside the commands.
+`app.py` lists the commands. Not here: what a command computes (`commands`). Heavy imports stay inside the commands.
 """

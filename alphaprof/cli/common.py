@@ -1,4 +1,4 @@
-"""What commands share: formats, output, what a missing package or Ctrl-C says."""
+"""What commands share: formats and how an answer is shown, standard streams, what a missing package or Ctrl-C says."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from alphaprof.errors import DiskFull, ExtraMissing, cut
+
+if TYPE_CHECKING:
+    from alphaprof.render.answer import Answer
 
 
 class ReportFormat(StrEnum):
@@ -194,6 +197,13 @@ def without_pandas() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+def show(answer: Answer, output: StrEnum, out: Path | None = None) -> None:
+    """Prints an answer in the format `output`, or writes it to the file `out`. Raises `DiskFull`."""
+    from alphaprof.render.answer import answer_text
+
+    print_text(answer_text(answer, output.value, to_file=out is not None), out)
 
 
 def print_text(text: str, path: Path | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from alphaprof.cli.common import OutFile, ReportFormat, interruptible, one_line, print_text
+from alphaprof.cli.common import OutFile, ReportFormat, interruptible, one_line, print_text, show
 from alphaprof.commands.export.formats import EXPORTS
 from alphaprof.errors import OptionInvalid
 
@@ -51,9 +51,9 @@ def export(
     if overrides:
         side = side.asked(changed_question(side.run.manifest.config, overrides))
     named = known_rules([rule], "--rule")[0] if rule else None
-    found = exported(side, to.value, ExportRequest(named, gamma, domain, nodes))
-    print_text(found.text, out)
-    for kind, lines in (("note", found.notes), ("warning", found.warnings)):
+    export_file = exported(side, to.value, ExportRequest(named, gamma, domain, nodes))
+    print_text(export_file.text, out)
+    for kind, lines in (("note", export_file.notes), ("warning", export_file.warnings)):
         for line in lines:
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
 
@@ -139,9 +139,7 @@ class ServedDrafting(StrEnum):
 def import_sglang(
     requests: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="REQUESTS.jsonl", readable=False, help="Answers of SGLang: one answer, or a list of them, per line."
-        ),
+        typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="SGLang's answers: one or a list of them per line."),
     ],
     out: NewRun,
     rule: Rule,
@@ -197,10 +195,9 @@ def import_prometheus(
     out: OutFile = None,
 ) -> None:
     """Take a first look at vLLM's counters between two readings: acceptance without interval, verdict or run."""
-    from alphaprof.cli.show import render_counters
     from alphaprof.commands.importing.counters import build_counters
 
-    print_text(render_counters(build_counters(before, after), output.value, to_file=out is not None), out)
+    show(build_counters(before, after), output, out)
 
 
 def _say(manifest: Manifest, out: Path) -> None:

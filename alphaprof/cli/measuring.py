@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -14,12 +16,13 @@ from alphaprof.cli.common import (
     TableFormat,
     Undecided,
     interruptible,
-    print_text,
     require_packages,
+    show,
 )
 from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
+    from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.config.profile import ProfileOptions
 
 
@@ -49,29 +52,47 @@ def profile(
     ] = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
-    from alphaprof.cli.progress import ConsoleProgress
-    from alphaprof.config.load import load_profile
-    from alphaprof.profiling.models.hub import check_references
-
-    options = load_profile(profile_file, overrides, limit)
+    options = _loaded(profile_file, overrides, limit)
     _require_together(dry_run, output, resume, reuse, until_decided)
-    require_packages("torch", "transformers", "datasets")
     if dry_run:
         _dry_run(options, out, output or ReportFormat.terminal)
-        return
     if out is None:
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
-    check_references(options)
-    with ConsoleProgress() as progress, interruptible(out):
-        from alphaprof.profiling.run.pipeline import profile as run_profile
-        from alphaprof.profiling.run.pipeline import profile_until
+    _require_references(options)
+    with _working(out) as progress:
+        from alphaprof.profiling.run import pipeline
         from alphaprof.report.build import settled
 
         if until_decided:
-            run = profile_until(options, out, progress, settled, resume)
+            run = pipeline.profile_until(options, out, progress, settled, resume)
         else:
-            run = run_profile(options, out, progress, resume, reuse)
+            run = pipeline.profile(options, out, progress, resume, reuse)
     print(f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions. Next: alphaprof report {out}")
+
+
+def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
+    """Returns the options of a profile. Raises `ProfileInvalid`, and `ExtraMissing` where models cannot run at all."""
+    from alphaprof.config.load import load_profile
+
+    options = load_profile(profile_file, overrides, limit)
+    require_packages("torch", "transformers", "datasets")
+    return options
+
+
+def _require_references(options: ProfileOptions) -> None:
+    """Raises what `check_references` says of the profile's models and files, before torch is imported."""
+    from alphaprof.profiling.models.hub import check_references
+
+    check_references(options)
+
+
+@contextlib.contextmanager
+def _working(out: Path | None) -> Iterator[ConsoleProgress]:
+    """Yields the progress to show. What imports torch is imported in the block: Ctrl-C ends that as well."""
+    from alphaprof.cli.progress import ConsoleProgress
+
+    with ConsoleProgress() as progress, interruptible(out):
+        yield progress
 
 
 def _require_together(
@@ -95,18 +116,16 @@ def _require_together(
         )
 
 
-def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) -> None:
-    """Print the checks of a run before it runs. Raises the first error that would stop it, after they were printed."""
-    from alphaprof.cli.progress import ConsoleProgress
-
-    with ConsoleProgress() as progress, interruptible(None):
-        from alphaprof.cli.show import render_preflight
+def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) -> NoReturn:
+    """Prints the checks of a run before it runs, and ends the command, with the first error that would stop the run."""
+    with _working(None) as progress:
         from alphaprof.commands.preflight.build import build_preflight, require_clear
         from alphaprof.commands.preflight.measure import preflight
 
-        found = build_preflight(preflight(options, out, progress))
-    print_text(render_preflight(found, output.value), None)
-    require_clear(found)
+        answer = build_preflight(preflight(options, out, progress))
+    show(answer, output)
+    require_clear(answer)
+    raise typer.Exit
 
 
 def latency(
@@ -120,20 +139,16 @@ def latency(
     ] = None,
 ) -> None:
     """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
-    from alphaprof.cli.progress import ConsoleProgress
-    from alphaprof.config.load import load_profile
     from alphaprof.log.store import run_directory
-    from alphaprof.profiling.models.hub import check_references
 
-    options = load_profile(profile_file, overrides)
-    require_packages("torch", "transformers", "datasets")
-    check_references(options)
-    with run_directory(None) as folder, ConsoleProgress() as progress, interruptible(None):
-        from alphaprof.cli.show import render_latency
+    options = _loaded(profile_file, overrides)
+    _require_references(options)
+    with run_directory(None) as folder, _working(None) as progress:
+        from alphaprof.commands.latency import Latency
         from alphaprof.profiling.run.pipeline import time_steps
 
-        text = render_latency(time_steps(options, folder, progress), output.value, to_file=out is not None)
-    print_text(text, out)
+        answer = Latency.of(time_steps(options, folder, progress))
+    show(answer, output, out)
 
 
 def validate(
@@ -167,23 +182,19 @@ def validate(
 
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
-    from alphaprof.cli.progress import ConsoleProgress
-    from alphaprof.config.load import load_profile
     from alphaprof.log.store import run_directory
-    from alphaprof.profiling.models.hub import check_references
 
-    options = load_profile(profile_file, overrides, documents)
-    require_packages("torch", "transformers", "datasets")
-    check_references(options)
-    with run_directory(out) as folder, ConsoleProgress() as progress, interruptible(None):
-        from alphaprof.cli.show import render_validation
-        from alphaprof.commands.validate.build import build_validation, require_within
+    options = _loaded(profile_file, overrides, documents)
+    _require_references(options)
+    with run_directory(out) as folder, _working(None) as progress:
+        from alphaprof.commands.validate.answer import require_within
+        from alphaprof.commands.validate.build import build_validation
         from alphaprof.commands.validate.measure import validate as run_validation
 
         run, measured = run_validation(options, folder, gamma, repeats, progress, against_generate)
-        found = build_validation(run, measured, tolerance, kept=out is not None)
-    print_text(render_validation(found, output.value), None)
-    require_within(found, undecided_fails=undecided is Undecided.fails)
+        answer = build_validation(run, measured, tolerance, kept=out is not None)
+    show(answer, output)
+    require_within(answer, undecided_fails=undecided is Undecided.fails)
 
 
 def rollout(
@@ -209,19 +220,15 @@ def rollout(
     output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
 ) -> None:
     """Decode by lossy rules: measure acceptance and rounds on the text that they write, and what that text gives up."""
-    from alphaprof.cli.progress import ConsoleProgress
-    from alphaprof.config.load import known_rules, load_profile
-    from alphaprof.profiling.models.hub import check_references
+    from alphaprof.config.load import known_rules
 
-    options = load_profile(profile_file, overrides, documents)
     rules = known_rules(rule, "--rule") if rule else None
-    require_packages("torch", "transformers", "datasets")
-    check_references(options)
-    with ConsoleProgress() as progress, interruptible(None):
-        from alphaprof.cli.show import render_rollout
+    options = _loaded(profile_file, overrides, documents)
+    _require_references(options)
+    with _working(None) as progress:
         from alphaprof.commands.rollout.build import build_rollout
         from alphaprof.commands.rollout.measure import roll, rollout_request
 
         rolled = roll(options, rollout_request(options, draft, rules, gamma), progress)
-        found = build_rollout(rolled, options.decision.confidence)
-    print_text(render_rollout(found, output.value, to_file=out is not None), out)
+        answer = build_rollout(rolled, options.decision.confidence)
+    show(answer, output, out)

@@ -1,26 +1,22 @@
-"""The latency table as text: the terminal's tables (rich), JSON, or the CSV that `costs: {source: table}` reads."""
+"""`alphaprof latency`: step times that were measured on this machine, as tables (rich) and as the CSV of `costs.path`."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from alphaprof.costs.timing import reach
-from alphaprof.log.manifest import Manifest
+from alphaprof.log.store import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 
-FORMAT = "alphaprof-latency"
-VERSION = 1
 CSV_COLUMNS = ("model", "step", "tokens", "batch", "context", "ms", "relative_error")
 Rows = Sequence[Mapping[str, Any]]
 
@@ -28,6 +24,9 @@ Rows = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Latency:
     """Step times and where they were measured."""
+
+    format: ClassVar[str] = "alphaprof-latency"
+    version: ClassVar[int] = 1
 
     alphaprof: str
     target: str
@@ -38,43 +37,50 @@ class Latency:
     engine: str
     steps: tuple[Mapping[str, Any], ...]  # one a kind of step: the columns of latency.parquet
 
+    @classmethod
+    def of(cls, run: Run) -> Latency:
+        """Returns the step times of a run; no steps where none were timed."""
+        manifest, table = run.manifest, run.latency()
+        environment, target = manifest.environment, manifest.target
+        return cls(
+            alphaprof=manifest.alphaprof,
+            target=target.reference,
+            drafts={name: facts.reference for name, facts in manifest.drafts.items()},
+            dtype=target.dtype,
+            device=target.device,
+            threads=environment["torch_threads"] if target.device == "cpu" else None,
+            engine=f"transformers {environment['packages']['transformers']}",
+            steps=tuple(table.to_pylist()) if table is not None else (),
+        )
 
-def latency_json(manifest: Manifest, rows: Rows) -> str:
-    """The table and where it was measured as JSON."""
-    content = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(_measured(manifest, rows))
-    return json.dumps(content, indent=2, allow_nan=False)
+    def csv(self) -> str:
+        """Returns the table that a profile on another machine can name under `costs.path`."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dict(row) | {"ms": row["median_ms"]} for row in self.steps)
+        return text.getvalue()
 
-
-def latency_csv(rows: Rows) -> str:
-    """The table as CSV: what a profile on another machine can name under `costs.path`."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(dict(row) | {"ms": row["median_ms"]} for row in rows)
-    return text.getvalue()
-
-
-def latency_terminal(manifest: Manifest, rows: Rows, console: Console) -> None:
-    """Print a table for every batch size and context, and one of prefills."""
-    place = _measured(manifest, rows)
-    threads = f", {place.threads} threads" if place.threads else ""
-    console.print(plain(f"{place.target} in {place.dtype} on {place.device}{threads}, {place.engine}"))
-    console.print()
-    steps = [row for row in rows if row["step"] != "prefill"]
-    for batch, context in dict.fromkeys((row["batch"], row["context"]) for row in steps if row["model"] == "target"):
-        # A draft whose own context is shorter was timed at what fits into it.
-        mine = [row for row in steps if row["batch"] == batch and row["context"] <= context]
-        mine = list({(row["model"], row["step"], row["tokens"]): row for row in mine}.values())
-        _cell(mine, f"batch {batch}, context {fmt.count(context)} ({mine[0]['mode']})", console)
-    prefills = [row for row in rows if row["step"] == "prefill"]
-    if prefills:
-        _cell(prefills, "prefill of one prompt into an empty cache", console)
-    for line in (
-        "cost: in plain decode steps of the target at the same batch and context; the median over all rounds counts.",
-        "±: how far the 95 % interval of the cost goes. p10, p90: of the times over all rounds.",
-        "draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens out of a cache.",
-    ):
-        console.print(line, style="dim", highlight=False)
+    def terminal(self, console: Console) -> None:
+        """Prints a table for every batch size and context, and one of prefills."""
+        threads = f", {self.threads} threads" if self.threads else ""
+        console.print(plain(f"{self.target} in {self.dtype} on {self.device}{threads}, {self.engine}"))
+        console.print()
+        steps = [row for row in self.steps if row["step"] != "prefill"]
+        for batch, context in dict.fromkeys((row["batch"], row["context"]) for row in steps if row["model"] == "target"):
+            # A draft whose own context is shorter was timed at what fits into it.
+            mine = [row for row in steps if row["batch"] == batch and row["context"] <= context]
+            mine = list({(row["model"], row["step"], row["tokens"]): row for row in mine}.values())
+            _cell(mine, f"batch {batch}, context {fmt.count(context)} ({mine[0]['mode']})", console)
+        prefills = [row for row in self.steps if row["step"] == "prefill"]
+        if prefills:
+            _cell(prefills, "prefill of one prompt into an empty cache", console)
+        for line in (
+            "cost: in plain decode steps of the target at the same batch and context; the median over all rounds counts.",
+            "±: how far the 95 % interval of the cost goes. p10, p90: of the times over all rounds.",
+            "draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens out of a cache.",
+        ):
+            console.print(line, style="dim", highlight=False)
 
 
 def _cell(rows: Rows, title: str, console: Console) -> None:
@@ -98,17 +104,3 @@ def _error(row: Mapping[str, Any], decode: Mapping[str, Any] | None) -> str:
     costs = np.array(row["rounds_ms"][:rounds]) / np.array(decode["rounds_ms"][:rounds])
     error = reach(costs / (row["median_ms"] / decode["median_ms"]) - 1)
     return fmt.number(100 * error, 1, "%") if error < 1 else ">100%"
-
-
-def _measured(manifest: Manifest, rows: Rows) -> Latency:
-    environment, target = manifest.environment, manifest.target
-    return Latency(
-        alphaprof=manifest.alphaprof,
-        target=target.reference,
-        drafts={name: facts.reference for name, facts in manifest.drafts.items()},
-        dtype=target.dtype,
-        device=target.device,
-        threads=environment["torch_threads"] if target.device == "cpu" else None,
-        engine=f"transformers {environment['packages']['transformers']}",
-        steps=tuple(rows),
-    )

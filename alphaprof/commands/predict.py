@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.console import Console
 from rich.table import Table
 
 from alphaprof.errors import OptionInvalid
-from alphaprof.render.json import plain_values
 from alphaprof.render.tables import empty_table
 from alphaprof.report import format as fmt
 from alphaprof.stats import formulas
@@ -20,8 +18,6 @@ from alphaprof.stats.formulas import RoundCost
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
-FORMAT = "alphaprof-predict"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,9 @@ class GammaPrediction:
 class Prediction:
     """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
 
+    format: ClassVar[str] = "alphaprof-predict"
+    version: ClassVar[int] = 1
+
     alpha: float  # share of positions where the draft's proposal is kept
     burstiness: float  # correlation of acceptance from one position to the next
     engine_rate: EngineRate | None
@@ -63,6 +62,27 @@ class Prediction:
         """The gamma of the largest speedup."""
         return next(item for item in self.gammas if item.gamma == self.best_gamma)
 
+    def terminal(self, console: Console) -> None:
+        """Prints what was assumed, a row for each gamma, and which number is which."""
+        for line in (*_assumed(self), ""):
+            console.print(line, highlight=False)
+        console.print(_table(self))
+        best = self.best
+        word = "pays" if best.speedup > 1 else "does not pay"
+        which = f"best gamma {best.gamma}" if len(self.gammas) > 1 else f"gamma {best.gamma}"
+        console.print(
+            f"{which}: {fmt.number(best.speedup, unit='x')}, the draft {word} if all of this holds\n", highlight=False
+        )
+        for line in (
+            "alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.",
+            "accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.",
+            "tokens/round: emitted by a round, the target's own token included (engines: mean acceptance length).",
+            "break-even: tokens/round where the speedup is 1 (what a round costs in plain decode steps), and the alpha for "
+            "it.",
+            "These are formulas: no text was measured, so there is no interval. alphaprof profile measures.",
+        ):
+            console.print(line, style="dim", highlight=False)
+
 
 def build_prediction(
     acceptance: float | EngineRate, burstiness: float, cost: RoundCost, gammas: Iterable[int] = GAMMAS
@@ -70,10 +90,10 @@ def build_prediction(
     """Predictions for an alpha, or for the alpha behind an engine's rate. Raises `OptionInvalid` for impossible values."""
     _check_cost(cost)
     alpha = _checked_alpha(acceptance, burstiness)
-    found = tuple(_of_gamma(alpha, burstiness, _gamma("--gamma", gamma), cost) for gamma in gammas)
-    best = max(found, key=lambda item: item.speedup)
+    predictions = tuple(_of_gamma(alpha, burstiness, _gamma("--gamma", gamma), cost) for gamma in gammas)
+    best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
-    return Prediction(alpha, burstiness, rate, cost, found, best.gamma)
+    return Prediction(alpha, burstiness, rate, cost, predictions, best.gamma)
 
 
 def acceptance_of(alpha: float | None, rate: float | None, at_gamma: int | None) -> float | EngineRate:
@@ -135,31 +155,6 @@ def _gamma(option: str, gamma: int) -> int:
         problem = f"{option} is {gamma}; a round drafts 1 to {LONGEST} tokens"
         raise OptionInvalid(problem, "choose a gamma in that range; 3 to 5 are usual")
     return gamma
-
-
-def prediction_json(prediction: Prediction) -> str:
-    """The prediction as JSON. Unknown values are null."""
-    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(prediction))
-    return json.dumps(content, indent=2, allow_nan=False)
-
-
-def prediction_terminal(prediction: Prediction, console: Console) -> None:
-    """Print what was assumed, a row for each gamma, and which number is which."""
-    for line in (*_assumed(prediction), ""):
-        console.print(line, highlight=False)
-    console.print(_table(prediction))
-    best = prediction.best
-    word = "pays" if best.speedup > 1 else "does not pay"
-    which = f"best gamma {best.gamma}" if len(prediction.gammas) > 1 else f"gamma {best.gamma}"
-    console.print(f"{which}: {fmt.number(best.speedup, unit='x')}, the draft {word} if all of this holds\n", highlight=False)
-    for line in (
-        "alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.",
-        "accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.",
-        "tokens/round: emitted by a round, the target's own token included (engines: mean acceptance length).",
-        "break-even: tokens/round where the speedup is 1 (what a round costs in plain decode steps), and the alpha for it.",
-        "These are formulas: no text was measured, so there is no interval. alphaprof profile measures.",
-    ):
-        console.print(line, style="dim", highlight=False)
 
 
 def _assumed(prediction: Prediction) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ def read_engine_table(
         if other.ms != row.ms:
             raise record.refuse(
                 f"{row.ms:g} ms for the same step that takes {other.ms:g} ms in {where.removeprefix(f'{path}, ')}",
-                "leave one of them, or their median",
+                "remove one of them, or their median",
             )
     _check_complete(path, [row for row, _ in found.values()])
     return tuple(_slower(row, overhead_ms or 0.0) for row, _ in found.values())

@@ -94,7 +94,7 @@ class ModelFacts:
     `context` is in tokens (None: unlimited); `eos` lists the ids that end a text; `noise` is the difference of two
     logits below which this dtype cannot be trusted to order them; `special`: ids of the target's tokenizer that are no text
     (ends of turn, template markers), None for drafts and imported runs; `shape`: the fields of
-    `costs.roofline.ModelShape`, None where the architecture is not one whose bytes and FLOPs are known, or where there is
+    `ModelShape`, None where the architecture is not one whose bytes and FLOPs are known, or where there is
     no model. Of a model that another engine ran (an imported run) `parameters`, `vocabulary` and `noise` are None, and words
     say "unknown".
     """

@@ -294,7 +294,6 @@ class LogRules:
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random."""
-    gammas = tuple(gammas)
     count = pa.float64()
     fixed = (
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
@@ -331,6 +330,11 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
             "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True
         ),
     )
+    return (*fixed, *_columns_by_gamma(tuple(gammas), count))
+
+
+def _columns_by_gamma(gammas: tuple[int, ...], count: pa.DataType) -> tuple[Column, ...]:
+    """Columns of the totals that each gamma has its own of."""
     rounds = (Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in gammas)
     drafted = (Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in gammas)
     control = (
@@ -343,7 +347,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         for name, doc in DEPTH_COUNTS.items()
         for d, column in enumerate(depth_names(name, g), start=1)
     )
-    return (*fixed, *rounds, *drafted, *control, *depths)
+    return (*rounds, *drafted, *control, *depths)
 
 
 def imported_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:

@@ -1,5 +1,4 @@
-"""A report as text: terminal, HTML page, Markdown, JSON. Renderers compute nothing; they share names, sentences and
-tables.
+"""Answers as text: `answer.py` is what every command answers with, `json.py` its JSON; the others draw a report.
 
-Not here: the text of other commands, which stands with them (`commands`).
+Renderers compute nothing; they share names, sentences and tables. Not here: texts of other commands (`commands`).
 """

@@ -1,4 +1,4 @@
-"""The JSON rendering of a report, and the published JSON Schemas of all answers."""
+"""The JSON of every answer, and the published JSON Schemas that describe it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import json
 import math
 import re
 from importlib.resources import files
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from alphaprof.errors import OptionInvalid, shown
-from alphaprof.report.model import Report
 
-FORMAT = "alphaprof-report"
-VERSION = 1
 PREFIX = "alphaprof-"
 
 
-def render_json(report: Report) -> str:
-    """The report as JSON. Unknown values are null, an infinite bound is the string "inf", NaN cannot occur."""
-    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(report))
+class Published(Protocol):
+    """A dataclass whose fields are a published JSON format. `version` rises where a field goes or changes its meaning."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    format: ClassVar[str]
+    version: ClassVar[int]
+
+
+def render_json(value: Published) -> str:
+    """Returns the fields as JSON, after the name and version of their format.
+
+    Unknown values are null, an infinite bound is the string "inf". Raises `ValueError` for NaN, which no answer holds.
+    """
+    content = {"format": value.format, "version": value.version} | plain_values(dataclasses.asdict(value))
     return json.dumps(content, indent=2, allow_nan=False)
 
 
@@ -36,11 +44,11 @@ def plain_values(value: Any) -> Any:
 
 def published() -> dict[str, str]:
     """File names of the schemas by what they describe: report -> alphaprof-report-1.json; the latest version of each."""
-    found: dict[str, tuple[int, str]] = {}
+    latest: dict[str, tuple[int, str]] = {}
     for path in files("alphaprof.render").joinpath("schemas").iterdir():
         if named := re.fullmatch(rf"{PREFIX}(\w+)-(\d+)\.json", path.name):
-            found[named[1]] = max(found.get(named[1], (0, "")), (int(named[2]), path.name))
-    return {name: file for name, (_, file) in sorted(found.items())}
+            latest[named[1]] = max(latest.get(named[1], (0, "")), (int(named[2]), path.name))
+    return {name: file for name, (_, file) in sorted(latest.items())}
 
 
 def json_schema(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from alphaprof.costs.cost_model import Cost
 from alphaprof.log.manifest import DraftFacts, ModelFacts
@@ -259,6 +259,9 @@ class ReportWarning:
 @dataclass(frozen=True)
 class Report:
     """The answer. `replay` says which flavour of rounds the numbers follow (engine, llamacpp or hf)."""
+
+    format: ClassVar[str] = "alphaprof-report"
+    version: ClassVar[int] = 1
 
     alphaprof: str
     confidence: float

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.check.build import Gate, judge, together
+from alphaprof.stats.gates import Gate, judge, together
 from alphaprof.stats.paired import share_difference
 
 Array = np.ndarray[Any, Any]

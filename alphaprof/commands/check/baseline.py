@@ -1,8 +1,8 @@
-"""The gate against a baseline: a draft held against an older one on the same prompts, domain by domain.
+"""The gate against a baseline: a draft compared with an older one on the same prompts, domain by domain.
 
-Profiled runs are held by alpha. Imported ones do not tell it, and are held by tokens per round over all rounds at the gamma
-that was served. A draft that proposed something in a domain and no longer does fails there, whatever the margin: nothing is
-left to take a bound from, and a gate that skipped it would pass the worst that can happen.
+Profiled runs are compared by alpha. Of imported ones alpha is not known: they are compared by tokens per round over all
+rounds at the gamma that was served. A draft that proposed something in a domain and no longer does fails
+there, whatever the margin: nothing is left to take a bound from, and a gate that skipped it would pass the worst case.
 
 The same draft with identical rows has not changed: it passes, and nothing is estimated. Of another draft with identical rows
 nobody knows what it does on other documents: it is judged by bounds like any other.
@@ -19,23 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.commands.check.build import (
-    DIFFERENCE,
-    TOKENS_DIFFERENCE,
-    Check,
-    Gate,
-    GateResult,
-    Item,
-    Measure,
-    Unjudged,
-    judge,
-    one_rule,
-    reason_of,
-    together,
-)
-from alphaprof.commands.compare.build import Paired, paired_pools, require_comparable, summed
+from alphaprof.commands.check.answer import DIFFERENCE, TOKENS_DIFFERENCE, Check, Item, Measure, Unjudged, reason_of
+from alphaprof.commands.compare import Paired, paired_pools, require_comparable, summed
 from alphaprof.costs.speedup import free_draft, spent_and_base
-from alphaprof.errors import NotComparable
+from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import PARTIAL
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
@@ -43,12 +30,14 @@ from alphaprof.report.format import many, percent, text_kind
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Interval, distinct
+from alphaprof.stats.gates import Gate, GateResult, judge, together
 from alphaprof.stats.paired import differing, inverse_difference, share_difference
 from alphaprof.totals.pool import DocumentTotals, proposes_nothing
 
-Array = np.ndarray[Any, Any]
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
 ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -124,8 +113,8 @@ class PairedText:
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """One-sided bounds of the difference, each wrong with probability `tail`."""
-        found = self.difference(1 - 2 * tail)
-        return found.low, found.high
+        difference = self.difference(1 - 2 * tail)
+        return difference.low, difference.high
 
     def lost(self, threshold: float) -> Item:
         """The item of a draft that no longer proposes anything: its alpha is not known, its rounds have one token each."""
@@ -150,23 +139,33 @@ class PairedText:
         )
 
 
+def one_rule(inquiry: ReportInputs) -> str:
+    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
+    rules = inquiry.decisive
+    if not rules:
+        raise OptionInvalid("no text of the run is the target's own, so no rule has rounds on it", "name one: --rule strict")
+    if len(rules) > 1:
+        raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
+    return rules[0]
+
+
 def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool) -> Check:
-    """A draft held against an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
+    """Compares a draft with an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
     imported runs, no domain's tokens per round. Raises `NotComparable` with the reason.
     """
     require_comparable(old, new, allow_target_change)
     gamma = new.run.gammas[0] if new.run.imported else None
     inquiry = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inquiry), inquiry.question.confidence
-    found = paired_pools(old, new, [chosen])
-    texts = [PairedText(key[0], before, found.pools[1][key], gamma) for key, before in found.pools[0].items()]
+    pairs = paired_pools(old, new, [chosen])
+    texts = [PairedText(key[0], before, pairs.pools[1][key], gamma) for key, before in pairs.pools[0].items()]
     unjudged = [Unjudged(text.domain, reason) for text in texts if (reason := text.hindrance(chosen)) is not None]
     texts = [text for text in texts if text.hindrance(chosen) is None]
     if not texts:
         raise _nothing_to_judge(old, unjudged)
     texts = _compared(old, new, texts)
     items = _items(texts, -margin, confidence)
-    unjudged += _unpaired(old.run, new.run, found)
+    unjudged += _unpaired(old.run, new.run, pairs)
     outcome = together([item.outcome for item in items])
     same = _same(sum(text.documents for text in texts)) if all(text.unchanged for text in texts) else None
     return Check(
@@ -180,8 +179,8 @@ def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float
         confidence=confidence,
         items=items,
         unjudged=tuple(unjudged),
-        paired=found.documents,
-        unpaired=(found.unpaired[1], found.unpaired[0]),
+        paired=pairs.documents,
+        unpaired=(pairs.unpaired[1], pairs.unpaired[0]),
     )
 
 
@@ -249,9 +248,9 @@ def _row_digests(side: RunDraft) -> dict[int, bytes]:
     return digests
 
 
-def _unpaired(old: Run, new: Run, found: Paired) -> Iterable[Unjudged]:
-    """Domains of either run of which no document has a partner in the other."""
-    paired = {key[0] for key in found.pools[0]}
+def _unpaired(old: Run, new: Run, pairs: Paired) -> Iterable[Unjudged]:
+    """Yields the domains of either run of which no document has a partner in the other."""
+    paired = {key[0] for key in pairs.pools[0]}
     here, there = (dict.fromkeys(run.documents()["domain"].cast(pa.string()).to_pylist()) for run in (old, new))
     for domain in here | there:
         if domain in paired:
@@ -265,7 +264,7 @@ def _unpaired(old: Run, new: Run, found: Paired) -> Iterable[Unjudged]:
 
 
 def _nothing_to_judge(old: RunDraft, unjudged: Sequence[Unjudged]) -> NotComparable:
-    """Why nothing at all can be held against the baseline."""
+    """Says why nothing at all can be compared with the baseline."""
     reasons = "; ".join(dict.fromkeys(item.reason for item in unjudged))
     if any("proposes nothing" in item.reason for item in unjudged):
         hint = "name a baseline whose draft proposes something, or check against --min-acceptance-length"

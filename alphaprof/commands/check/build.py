@@ -1,20 +1,23 @@
-"""The CI gate: a run compared with thresholds, or with its own decision, at one confidence for all; `baseline`: with an
-older run.
-"""
+"""The CI gate: what the options ask for; a run judged by thresholds or by its own decision, at one confidence for all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from alphaprof.commands.check.answer import ALPHA, LENGTH, SPEEDUP, Check, Item, Measure, reason_of
+from alphaprof.commands.check.baseline import check_baseline, one_rule
 from alphaprof.costs.speedup import StepTimes, speedup
-from alphaprof.errors import CheckFailed, CheckUndecided, OptionInvalid
+from alphaprof.errors import VALUE, OptionInvalid, cut, shown
 from alphaprof.log.manifest import CHAIN
-from alphaprof.log.run_draft import require_drafts
+from alphaprof.log.run_draft import require_drafts, side_of
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.format import short
@@ -22,69 +25,12 @@ from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, eviden
 from alphaprof.report.model import Traffic
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.stats.estimate import bounded_interval, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.gates import Gate, GateResult, Outcome, judge, together
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
-Outcome = Literal["pass", "fail", "undecided"]
-Bounds = tuple[float, float]
 Array = np.ndarray[Any, Any]
-Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "tokens_per_round_difference"]
-ALPHA: Measure = "alpha"
-LENGTH: Measure = "acceptance_length"
-SPEEDUP: Measure = "speedup"
-DIFFERENCE: Measure = "alpha_difference"
-TOKENS_DIFFERENCE: Measure = "tokens_per_round_difference"
 EVERY = ""  # the domain of a threshold that holds for every domain
 Thresholds = Mapping[Measure, Mapping[str, float]]  # by measure, then domain
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A quantity that shall be at least `threshold`. `bounds`: its lower and upper bound, each wrong with a probability."""
-
-    threshold: float
-    bounds: Callable[[float], Bounds]
-
-
-@dataclass(frozen=True)
-class GateResult:
-    """What became of a gate: the one-sided bounds that it was judged by, the upper one with Holm's correction."""
-
-    outcome: Outcome
-    low: float
-    high: float
-
-
-def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
-    """Each gate's outcome, in their order."""
-    error = 1 - confidence
-    highs: dict[int, float] = {}
-    left = list(range(len(gates)))
-    while left:
-        found = {index: gates[index].bounds(error / len(left))[1] for index in left}
-        failed = [index for index in left if found[index] < gates[index].threshold]
-        if not failed:
-            highs |= found
-            break
-        highs |= {index: found[index] for index in failed}
-        left = [index for index in left if index not in failed]
-    lows = [gate.bounds(error)[0] for gate in gates]
-    return [
-        GateResult(_outcome(gate.threshold, low, highs[index]), low, highs[index])
-        for index, (gate, low) in enumerate(zip(gates, lows, strict=True))
-    ]
-
-
-def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """Fail if any fails, pass if all pass."""
-    if "fail" in outcomes:
-        return "fail"
-    return "pass" if outcomes and all(outcome == "pass" for outcome in outcomes) else "undecided"
-
-
-def _outcome(threshold: float, low: float, high: float) -> Outcome:
-    if high < threshold:
-        return "fail"
-    return "pass" if low >= threshold else "undecided"
 
 
 @dataclass(frozen=True)
@@ -97,59 +43,79 @@ class CheckTarget:
 
 
 @dataclass(frozen=True)
-class Item:
-    """One quantity and its threshold. `low`, `high`: the one-sided bounds that it was judged by; None where it fails or
-    passes without them, for the reason in `note`.
-    """
+class CheckRequest:
+    """The options of `alphaprof check`, as they were written; `minimums` by measure: X, or DOMAIN=X."""
 
-    measure: Measure  # the quantity that is compared with the threshold
-    domain: str
-    threshold: float  # the least value that passes
-    value: float | None
-    low: float | None
-    high: float | None
-    documents: int  # independent ones
-    outcome: Outcome  # of this threshold alone
-    note: str | None = None  # what decided without bounds, or what the bounds do not say
-
-
-@dataclass(frozen=True)
-class Unjudged:
-    """A domain, or some of its text, that has no part in the outcome."""
-
-    domain: str
-    reason: str  # why it has none
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
-
-    outcome: Outcome  # of all thresholds together
-    reason: str
-    run: str
-    baseline: str | None = None  # the older run and its draft; None: compared with thresholds or a decision
+    run: Path
     draft: str | None
-    rule: str
+    rule: str | None
     gamma: int | None
-    confidence: float
-    items: tuple[Item, ...]  # one for each threshold and domain
-    unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be compared
-    paired: int | None = None
-    unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
+    minimums: Mapping[Measure, Sequence[str]]
+    baseline: str | None
+    margin: float
+    target_change: bool
+
+
+def minimums(
+    alpha: Sequence[str] | None, length: Sequence[str] | None, speedup: Sequence[str] | None
+) -> dict[Measure, Sequence[str]]:
+    """Options by measure."""
+    return {"alpha": alpha or [], "acceptance_length": length or [], "speedup": speedup or []}
+
+
+def checked(asked: CheckRequest) -> Check:
+    """The check that is asked for. Raises `OptionInvalid`, `NotComparable` and `RunUnreadable`."""
+    thresholds = {measure: _thresholds(measure, texts) for measure, texts in asked.minimums.items() if texts}
+    if asked.baseline is not None:
+        if thresholds:
+            raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once with each")
+        new = side_of(f"{asked.run}:{asked.draft}" if asked.draft else str(asked.run))
+        named = not os.path.exists(asked.baseline) and ":" in asked.baseline
+        old = side_of(asked.baseline if named else f"{asked.baseline}:{new.draft}")
+        return check_baseline(new, old, asked.rule, asked.margin, asked.target_change)
+    run = Run.open(asked.run)
+    if thresholds:
+        return check_thresholds(run, CheckTarget(asked.draft, asked.rule, asked.gamma), thresholds)
+    if asked.draft or asked.rule or asked.gamma:
+        raise OptionInvalid(
+            "--draft, --rule and --gamma need a threshold or a baseline",
+            "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline; without all of these the run's "
+            "own decision is checked",
+        )
+    return check_decision(run)
+
+
+def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
+    """Returns least values by domain. Raises `OptionInvalid` for what is no number, and for a domain that is named twice."""
+    least: dict[str, float] = {}
+    for text in texts:
+        domain, _, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise OptionInvalid(
+                f"{shown(text)} is not a threshold for {measure}", "write a number, or DOMAIN=NUMBER: code=0.6"
+            )
+        if domain in least:
+            raise OptionInvalid(
+                f"{measure} has two thresholds for {cut(domain, VALUE) or 'every domain'}", "remove one of them"
+            )
+        least[domain or EVERY] = value
+    return least
 
 
 def check_decision(run: Run) -> Check:
-    """A run held against what its profile asks: GO passes, NO-GO fails."""
+    """Judges a run by the decision of its profile: GO passes, NO-GO fails."""
     report = build_report(run)
     traffic = report.traffic
     outcome: dict[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
     tested = traffic.tested
     items: tuple[Item, ...] = ()
     if tested is not None:
-        found = outcome[traffic.verdict]
         bounds = (tested.value, tested.low, tested.high)
-        items = (Item(SPEEDUP, "whole traffic", traffic.min_speedup, *bounds, traffic.documents, found),)
+        items = (Item(SPEEDUP, "whole traffic", traffic.min_speedup, *bounds, traffic.documents, outcome[traffic.verdict]),)
     return Check(
         outcome=outcome[traffic.verdict],
         reason=traffic.reason,
@@ -163,7 +129,7 @@ def check_decision(run: Run) -> Check:
 
 
 def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> Check:
-    """A run held against least values by domain. Raises `OptionInvalid` for what the run does not have."""
+    """Judges a run by least values of its domains. Raises `OptionInvalid` for what the run does not have."""
     if run.imported and ALPHA in thresholds:
         raise OptionInvalid(
             f"{run.path} was imported from an engine's metrics, which do not give alpha (what follows a rejection is never "
@@ -193,7 +159,7 @@ def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> 
     gates = [Gate(least, partial(_bounds, pools[domain], measure, gamma, times)) for measure, domain, least in judging]
     judged = dict(zip(judging, judge(gates, inquiry.question.confidence), strict=True))
     items = tuple(
-        _held(item, pools[item[1]], _value(pools[item[1]], item[0], gamma, times), judged.get(item)) for item in asked
+        _item(item, pools[item[1]], _value(pools[item[1]], item[0], gamma, times), judged.get(item)) for item in asked
     )
     outcome = together([item.outcome for item in items])
     return Check(
@@ -206,14 +172,6 @@ def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> 
         confidence=inquiry.question.confidence,
         items=items,
     )
-
-
-def require_passed(check: Check, undecided_fails: bool) -> None:
-    """Raise `CheckFailed`, or `CheckUndecided` where that is asked for."""
-    if check.outcome == "fail":
-        raise CheckFailed(f"check failed: {check.reason}", "alphaprof report shows where acceptance is lost")
-    if check.outcome == "undecided" and undecided_fails:
-        raise CheckUndecided(f"check undecided: {check.reason}", "profile more documents, or --undecided pass")
 
 
 def _settled(run: Run, inquiry: ReportInputs, subject: CheckTarget, needs_gamma: bool) -> tuple[str, str, int | None]:
@@ -261,26 +219,16 @@ def _gammas(run: Run) -> str:
     return f"--gamma {' or '.join(map(str, run.gammas))}"
 
 
-def one_rule(inquiry: ReportInputs) -> str:
-    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
-    rules = inquiry.decisive
-    if not rules:
-        raise OptionInvalid("no text of the run is the target's own, so no rule has rounds on it", "name one: --rule strict")
-    if len(rules) > 1:
-        raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
-    return rules[0]
-
-
 def _pools(inquiry: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
-    """Pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
+    """Returns the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
     mine = [item for item in draft_pools(inquiry, [rule]) if (item.draft, item.rule.id) == (draft, rule)]
-    found = by_domain([(item.domain, item.pool) for item in mine if item.pool.defined])
-    if not found:
+    pools = by_domain([(item.domain, item.pool) for item in mine if item.pool.defined])
+    if not pools:
         raise OptionInvalid(
             f"{rule} has no rounds on the text of {inquiry.run.path}",
             "name a rule that applies to this text: strict if it is greedy, one_hot or lossless if it is sampled",
         )
-    return found
+    return pools
 
 
 def _spread(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
@@ -310,22 +258,22 @@ def _silent(pool: DocumentTotals, measure: Measure, gamma: int | None) -> bool:
     return proposes_nothing(pool, None if measure == ALPHA else gamma)
 
 
-def _held(asked: tuple[Measure, str, float], pool: DocumentTotals, value: float | None, found: GateResult | None) -> Item:
-    """A threshold and what became of it; `found` is None where the draft proposes nothing."""
+def _item(asked: tuple[Measure, str, float], pool: DocumentTotals, value: float | None, result: GateResult | None) -> Item:
+    """Returns a threshold with its `result`, which is None where the draft proposes nothing."""
     measure, domain, least = asked
     documents = distinct(pool.cluster)
-    if found is None:
+    if result is None:
         return Item(measure, domain, least, None, None, None, documents, "fail", "the draft proposes nothing there")
-    return Item(measure, domain, least, value, found.low, found.high, documents, found.outcome)
+    return Item(measure, domain, least, value, result.low, result.high, documents, result.outcome)
 
 
 def _bounds(
     pool: DocumentTotals, measure: str, gamma: int | None, times: StepTimes | None, tail: float
 ) -> tuple[float, float]:
-    """One-sided bounds of a measure, each wrong with probability `tail`."""
+    """Returns the one-sided bounds of a measure, each wrong with probability `tail`."""
     if measure == ALPHA:
-        found = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)
-        return (found.low, found.high) if found else (0.0, 1.0)
+        alpha = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)
+        return (alpha.low, alpha.high) if alpha else (0.0, 1.0)
     if gamma is None:
         raise ValueError(f"{measure} needs a gamma")
     if measure == SPEEDUP:
@@ -336,20 +284,3 @@ def _bounds(
         return 1.0, gamma + 1.0
     low, high = bounded_interval(ratio(accepted, rounds), 0.0, float(gamma), tail)
     return 1 + low, 1 + high
-
-
-def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
-    """The items that decided, in words, and what was not judged. `passed`: why all pass, where no bound shows it."""
-    decisive = [item for item in items if item.outcome == outcome]
-    parts = []
-    if outcome == "pass":
-        reached = f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached"
-        parts.append(passed or reached)
-    else:
-        parts += [f"{item.measure} of {short(item.domain)}: {item.note}" for item in decisive if item.low is None]
-        if judged := [item for item in decisive if item.low is not None]:
-            named = ", ".join(f"{item.measure} of {short(item.domain)}" for item in judged)
-            parts.append(f"{named} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
-    if unjudged:
-        parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
-    return "; ".join(parts)

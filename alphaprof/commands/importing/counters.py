@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 from rich.console import Console
 
@@ -30,8 +29,6 @@ LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\[\
 NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|Inf|inf)|NaN|nan")
 TIME = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 Labels = tuple[tuple[str, str], ...]
-FORMAT = "alphaprof-counters"
-VERSION = 1
 NO_REQUESTS = "no interval: no requests"
 
 
@@ -239,7 +236,7 @@ def _labelled(labels: Labels) -> str:
     return said or "no labels"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Counters:
     """Acceptance between two readings of an engine's counters, over all its requests. There is no interval and no verdict:
     how much requests differ is not in a sum over them. `marginal[d-1]`: share of rounds whose first d drafts were all
@@ -247,6 +244,9 @@ class Counters:
     drafted fewer tokens than others, so that it is not known how many had a draft there, and where no round accepted the
     draft before.
     """
+
+    format: ClassVar[str] = "alphaprof-counters"
+    version: ClassVar[int] = 1
 
     alphaprof: str
     target: str | None  # the model_name of the counters
@@ -260,6 +260,33 @@ class Counters:
     marginal: tuple[float, ...]
     conditional: tuple[float | None, ...]
     reason: str  # why there is neither an interval nor a verdict
+
+    def terminal(self, console: Console) -> None:
+        """Prints the numbers, acceptance by depth, and what they are not."""
+        of = f", {fmt.many(self.engines, 'engine')}" if self.engines > 1 else ""
+        console.print(plain(f"target {self.target or 'unknown'}{of}, gamma {self.gamma}"))
+        rate = f"{fmt.count(self.accepted)} of {fmt.count(self.drafted)} drafted tokens accepted"
+        for line in (
+            f"{fmt.many(self.drafts, 'round')} with a draft, {rate}",
+            f"acceptance length (1 + accepted / rounds) {fmt.number(self.acceptance_length, 3)}",
+            f"accepted/drafted {fmt.share(self.accepted_per_drafted)}: what engines call acceptance rate; it depends on "
+            "gamma, and is not alpha\n",
+        ):
+            console.print(line, highlight=False)
+        table = empty_table("depth", "marginal", "conditional")
+        for depth, shares in enumerate(zip(self.marginal, self.conditional, strict=True), 1):
+            table.add_row(str(depth), *map(fmt.share, shares))
+        console.print(table)
+        console.print(self.reason, highlight=False, style="bold")
+        full = self.drafted == self.gamma * self.drafts
+        cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
+        short = f"conditional: n/a where {cause}. " if None in self.conditional else ""
+        for line in (
+            "Counters are sums over all requests: they do not show how much requests differ, so there is no verdict either.",
+            f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were. {short}".rstrip(),
+            "For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).",
+        ):
+            console.print(line, style="dim", highlight=False)
 
 
 def build_counters(before: Path, after: Path) -> Counters:
@@ -285,37 +312,3 @@ def build_counters(before: Path, after: Path) -> Counters:
         conditional=tuple(conditional),
         reason=NO_REQUESTS,
     )
-
-
-def counters_json(counters: Counters) -> str:
-    """The answer as JSON. Unknown values are null."""
-    content = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(counters)
-    return json.dumps(content, indent=2, allow_nan=False)
-
-
-def counters_terminal(counters: Counters, console: Console) -> None:
-    """Print the numbers, acceptance by depth, and what they are not."""
-    of = f", {fmt.many(counters.engines, 'engine')}" if counters.engines > 1 else ""
-    console.print(plain(f"target {counters.target or 'unknown'}{of}, gamma {counters.gamma}"))
-    rate = f"{fmt.count(counters.accepted)} of {fmt.count(counters.drafted)} drafted tokens accepted"
-    for line in (
-        f"{fmt.many(counters.drafts, 'round')} with a draft, {rate}",
-        f"acceptance length (1 + accepted / rounds) {fmt.number(counters.acceptance_length, 3)}",
-        f"accepted/drafted {fmt.share(counters.accepted_per_drafted)}: what engines call acceptance rate; it depends on "
-        "gamma, and is not alpha\n",
-    ):
-        console.print(line, highlight=False)
-    table = empty_table("depth", "marginal", "conditional")
-    for depth, shares in enumerate(zip(counters.marginal, counters.conditional, strict=True), 1):
-        table.add_row(str(depth), *map(fmt.share, shares))
-    console.print(table)
-    console.print(counters.reason, highlight=False, style="bold")
-    full = counters.drafted == counters.gamma * counters.drafts
-    cause = "no round accepted the draft before" if full else "some rounds drafted fewer tokens"
-    short = f"conditional: n/a where {cause}. " if None in counters.conditional else ""
-    for line in (
-        "Counters are sums over all requests: they do not show how much requests differ, so there is no verdict either.",
-        f"marginal: first d drafts all accepted. conditional: draft d accepted, those before it were. {short}".rstrip(),
-        "For intervals, domains and a verdict import logged requests: alphaprof import vllm (docs/import.md).",
-    ):
-        console.print(line, style="dim", highlight=False)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.console import Console
 from rich.text import Text
@@ -13,7 +12,6 @@ from rich.text import Text
 from alphaprof import errors
 from alphaprof.commands.preflight.facts import PreflightFacts
 from alphaprof.commands.preflight.findings import NOTE, OK, PROBLEM, Finding, model_checks, place_of, warned, work_checks
-from alphaprof.render.json import plain_values
 from alphaprof.render.tables import empty_table, plain
 from alphaprof.report.format import many
 
@@ -31,8 +29,6 @@ ORDER = (
     "disk",
     "memory",
 )
-FORMAT = "alphaprof-preflight"
-VERSION = 1
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 
 
@@ -40,20 +36,44 @@ STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 class Preflight:
     """All checks, and the facts that they are about."""
 
+    format: ClassVar[str] = "alphaprof-preflight"
+    version: ClassVar[int] = 1
+
     checks: tuple[Finding, ...]  # by name, in the order of the docs
     stops: bool  # whether the run would stop
     conclusion: str  # what follows, in words
     seen: PreflightFacts  # the facts
 
+    def terminal(self, console: Console) -> None:
+        """Prints every check with its cause and remedy, and what follows."""
+        facts = self.seen.target.facts
+        drafts = many(len(self.seen.drafts), "draft")
+        console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {drafts}"))
+        table = empty_table()
+        for name, width in (("check", 14), ("of", 20), ("result", 7)):
+            table.add_column(name, overflow="fold", max_width=width)
+        table.add_column("what was found, and what to do", overflow="fold", ratio=1)
+        last = None
+        for check in self.checks:
+            cause = plain(check.cause)
+            if check.remedy is not None:
+                cause.append("\n").append_text(Text("-> ", "dim")).append_text(plain(check.remedy))
+            table.add_row(
+                "" if check.name == last else check.name, plain(check.subject), Text(check.level, STYLES[check.level]), cause
+            )
+            last = check.name
+        console.print(table)
+        console.print(self.conclusion, highlight=False, markup=False)
+
 
 def build_preflight(seen: PreflightFacts) -> Preflight:
-    """The checks of what a dry run has found."""
+    """Returns the checks of what a dry run has found."""
     refused = [Finding(item.check, item.subject, PROBLEM, item.message, item.hint, stops=True) for item in seen.refusals]
-    found = [*model_checks(seen), *work_checks(seen)]
-    shown = {check.name for check in found}
+    findings = [*model_checks(seen), *work_checks(seen)]
+    shown = {check.name for check in findings}
     others = dict.fromkeys(place_of(warning) for warning in seen.warnings if place_of(warning) not in shown)
-    found += [check for name in others for check in warned(seen, name)]
-    checks = sorted([*found, *refused], key=lambda check: ORDER.index(check.name) if check.name in ORDER else len(ORDER))
+    findings += [check for name in others for check in warned(seen, name)]
+    checks = sorted([*findings, *refused], key=lambda check: ORDER.index(check.name) if check.name in ORDER else len(ORDER))
     return Preflight(tuple(checks), bool(refused), _conclusion(checks), seen)
 
 
@@ -61,10 +81,10 @@ def _conclusion(checks: Sequence[Finding]) -> str:
     """What follows, in a line."""
     stopping = sum(check.stops for check in checks)
     problems, notes = (sum(check.level == level for check in checks) for level in (PROBLEM, NOTE))
-    found = f"{many(problems, 'problem')} and {many(notes, 'note')}"
+    counts = f"{many(problems, 'problem')} and {many(notes, 'note')}"
     if stopping:
-        return f"{found}, of which {stopping} would stop the run. Nothing was written."
-    return f"{found}, none of which stops the run. Nothing was written."
+        return f"{counts}, of which {stopping} would stop the run. Nothing was written."
+    return f"{counts}, none of which stops the run. Nothing was written."
 
 
 def require_clear(preflight: Preflight) -> None:
@@ -72,31 +92,3 @@ def require_clear(preflight: Preflight) -> None:
     if refusals := preflight.seen.refusals:
         first = refusals[0]
         raise getattr(errors, first.kind)(first.message, first.hint)
-
-
-def preflight_json(preflight: Preflight) -> str:
-    """The checks and the facts behind them as JSON. Unknown values are null."""
-    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(preflight))
-    return json.dumps(content, indent=2, allow_nan=False)
-
-
-def preflight_terminal(preflight: Preflight, console: Console) -> None:
-    """Print every check with its cause and remedy, and what follows."""
-    facts = preflight.seen.target.facts
-    drafts = many(len(preflight.seen.drafts), "draft")
-    console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {drafts}"))
-    table = empty_table()
-    for name, width in (("check", 14), ("of", 20), ("result", 7)):
-        table.add_column(name, overflow="fold", max_width=width)
-    table.add_column("what was found, and what to do", overflow="fold", ratio=1)
-    last = None
-    for check in preflight.checks:
-        found = plain(check.cause)
-        if check.remedy is not None:
-            found.append("\n").append_text(Text("-> ", "dim")).append_text(plain(check.remedy))
-        table.add_row(
-            "" if check.name == last else check.name, plain(check.subject), Text(check.level, STYLES[check.level]), found
-        )
-        last = check.name
-    console.print(table)
-    console.print(preflight.conclusion, highlight=False, markup=False)

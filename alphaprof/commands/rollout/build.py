@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,6 @@ from alphaprof.commands.validate.build import EXACT_DTYPE
 from alphaprof.commands.validate.timings import by_depth
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.log.manifest import ModelFacts
-from alphaprof.render.json import plain_values
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
@@ -30,8 +27,6 @@ from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]
 SAME = -1  # in place of the place where a text departs: it does not
-FORMAT = "alphaprof-rollout"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class Rollouts:
 def depth_counts(tokens: int, drafted: Array, accepted: Array, gamma: int) -> tuple[Array, Array, Array]:
     """Rounds of a text [rounds] that drafted, tested and accepted a token at depth d = 1..gamma, each [gamma].
 
-    A draft is tested where all earlier ones of its round were accepted, and where the text of so many `tokens` has not ended
+    A draft is tested where all earlier ones of its round were accepted, and where the text of `tokens` tokens has not ended
     before its place.
     """
     starts = np.cumsum(accepted + 1) - accepted  # of each round; the first token of a text is that of the prefill
@@ -151,6 +146,9 @@ class Rollout:
     runs in float32, so that a rule that keeps its greedy text should keep every token.
     """
 
+    format: ClassVar[str] = "alphaprof-rollout"
+    version: ClassVar[int] = 1
+
     target: str
     device: str
     dtype: str
@@ -159,6 +157,20 @@ class Rollout:
     documents: int
     foreign: int
     texts: tuple[RolloutText, ...]
+
+    def terminal(self, console: Console) -> None:
+        """Prints a table for each draft, and what its numbers are."""
+        console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
+        foreign = f"; left out: {fmt.count(self.foreign)} with text that the target did not write" if self.foreign else ""
+        console.print(f"{fmt.many(self.documents, 'document')}{foreign}", highlight=False)
+        console.print(
+            "A lossy rule writes its own text, not the target's: what it is worth is not measured here,", style="bold"
+        )
+        console.print("and no verdict follows.\n", style="bold")
+        for draft in dict.fromkeys(way.draft for text in self.texts for way in text.ways):
+            show(_table(self, draft), f"draft {draft}", console)
+        for line in _notes(self):
+            console.print(line, style="dim", highlight=False, markup=False)
 
 
 def build_rollout(rolled: Rollouts, confidence: float) -> Rollout:
@@ -232,34 +244,15 @@ def _way(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> Rollo
 
 def _regret(group: TextGroup, way: Rolled, lossy: bool, confidence: float) -> Interval:
     """Mean regret per token. Greedy text of the target's own has none by definition, whatever the sample."""
-    found = ratio(*by_cluster(group.cluster, way.regret, way.tokens))
+    mean = ratio(*by_cluster(group.cluster, way.regret, way.tokens))
     if group.policy == GREEDY and not lossy:
-        return Interval(found.value, found.value, found.value)
-    return mean_interval(found, confidence)
+        return Interval(mean.value, mean.value, mean.value)
+    return mean_interval(mean, confidence)
 
 
 def _excess(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> Interval:
     sides = [by_cluster(group.cluster, side.regret, side.tokens) for side in (own, way)]
     return mean_difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]), confidence)
-
-
-def rollout_json(rollout: Rollout) -> str:
-    """Rollouts as JSON. Unknown values are null, an infinite bound is the string "inf"."""
-    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(rollout))
-    return json.dumps(content, indent=2, allow_nan=False)
-
-
-def rollout_terminal(rollout: Rollout, console: Console) -> None:
-    """Print a table for each draft, and what its numbers are."""
-    console.print(plain(f"{rollout.target} in {rollout.dtype} on {rollout.device}, batch 1"))
-    foreign = f"; left out: {fmt.count(rollout.foreign)} with text that the target did not write" if rollout.foreign else ""
-    console.print(f"{fmt.many(rollout.documents, 'document')}{foreign}", highlight=False)
-    console.print("A lossy rule writes its own text, not the target's: what it is worth is not measured here,", style="bold")
-    console.print("and no verdict follows.\n", style="bold")
-    for draft in dict.fromkeys(way.draft for text in rollout.texts for way in text.ways):
-        show(_table(rollout, draft), f"draft {draft}", console)
-    for line in _notes(rollout):
-        console.print(line, style="dim", highlight=False, markup=False)
 
 
 def _table(rollout: Rollout, draft: str) -> Table:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.commands.trees.answer import OPTIMAL, OwnTree, StaticTree, TextTrees, TreesReport, TreeTokens
 from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.run_draft import RunDraft
@@ -22,100 +23,18 @@ from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import Question
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.paired import inverse_difference
-from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
+from alphaprof.theory.trees import Mask, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
 from alphaprof.totals.documents import Documents, TextGroup, Units, observed_weights, strata_of
 from alphaprof.totals.replay import RoundCounts, Rounds
 from alphaprof.version import __version__
 
 MOST_NODES, MOST_LEVELS, MOST_RANK = 1024, 64, 1024  # beyond what any engine verifies at once
 Array = np.ndarray[Any, Any]
-SHOWN = 8  # ranks whose shares are told
+SHOWN = 8  # ranks whose shares are shown
 CHOICE = 64  # largest rank of a chosen tree
 NODES = (4, 8, 16, 32, 64)
-OPTIMAL = "optimal"
 NOTE = "paths: ranks from 1, the draft's top token; lists of Medusa and EAGLE count from 0"
 ONE = Mix(("text",), (1.0,))  # one kind of text alone
-
-
-@dataclass(frozen=True)
-class StaticTree:
-    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: the others are compared with it)."""
-
-    name: str  # what the other tables call it
-    kind: str
-    nodes: int  # without the root
-    depth: int  # levels without the root
-    levels: tuple[int, ...]  # nodes at depth 1, 2, ...
-    paths: tuple[NodePath, ...]  # ranks from 1, shallow nodes first
-
-
-@dataclass(frozen=True)
-class TreeTokens:
-    """Rounds with one tree on some documents; None where there are none. `marginal[d-1]`: share of the rounds with a
-    proposal that accepted at least d drafts.
-    """
-
-    tree: str  # name of the tree
-    rounds: int
-    tokens_per_round: Interval | None  # over all rounds
-    iid_tokens_per_round: float | None  # if ranks were independent, with the shares that these documents have
-    iid_error: float | None  # by what share that is too high
-    marginal: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class OwnTree:
-    """The tree of the largest size that was chosen for one text alone, on the same half. `difference`: its tokens per round
-    less those of the tree of that size for all traffic, paired; None where that is the `same` tree.
-    """
-
-    tree: StaticTree  # the tree itself
-    tokens: TreeTokens  # rounds with it
-    same: bool  # it is the tree for all traffic
-    difference: Interval | None
-
-
-@dataclass(frozen=True)
-class TextTrees:
-    """One domain and kind of text. Rank shares are of all its documents, the rest of those that are tested."""
-
-    domain: str
-    continuation: str
-    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
-    on_policy: bool  # the target chose this text, greedily or by sampling
-    documents: int
-    clusters: int  # independent units among them
-    positions: int
-    ranks: tuple[Interval, ...]  # share of positions whose token has rank 1, 2, ... in the draft's distribution
-    beyond: Interval  # share with a larger rank
-    silent: Interval  # share without a proposal
-    tested_documents: int  # that rounds are counted on
-    tested_clusters: int  # independent units among those
-    trees: tuple[TreeTokens, ...]  # empty where there are no rounds
-    own: OwnTree | None  # None: no tree was chosen
-    reason: str  # why there are no rounds; empty where there are
-
-
-@dataclass(frozen=True)
-class TreesReport:
-    """Static draft trees for one draft of a run. `held_out`: trees were chosen on one half of the documents, and all rounds
-    are those of the other half.
-    """
-
-    alphaprof: str
-    run: str
-    draft: str
-    complete: bool
-    confidence: float
-    held_out: bool
-    chosen_on: int  # documents
-    tested_on: int  # documents
-    weights: dict[str, float]  # shares of output tokens by domain
-    weights_observed: bool
-    note: str  # what else to know; may be empty
-    trees: tuple[StaticTree, ...]  # all trees with their paths
-    traffic: tuple[TreeTokens, ...]  # domains by their weights
-    texts: tuple[TextTrees, ...]
 
 
 def read_trees(paths: Sequence[Path], top: int) -> dict[str, Tree]:
@@ -333,24 +252,24 @@ def build_trees(side: RunDraft, request: TreeRequest | None = None) -> TreesRepo
 
 def _shapes(sample: TreeSample, request: TreeRequest, depth: int) -> tuple[StaticTree, ...]:
     """The trees for all traffic: chosen ones by size, the user's, and a chain for every depth that these have."""
-    shares, found = sample.pooled(sample.choosing), list[StaticTree]()
+    shares, shapes = sample.pooled(sample.choosing), list[StaticTree]()
     if shares is not None:
-        found += [_shape(f"optimal {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in request.nodes]
-    found += [_shape(name, "file", tree) for name, tree in request.given.items()]
-    depths = sorted({shape.depth for shape in found} - {0})
-    return (*found, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
+        shapes += [_shape(f"optimal {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in request.nodes]
+    shapes += [_shape(name, "file", tree) for name, tree in request.given.items()]
+    depths = sorted({shape.depth for shape in shapes} - {0})
+    return (*shapes, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
 
 
 def _alone(sample: TreeSample, request: TreeRequest, depth: int) -> dict[int, tuple[StaticTree, Mask]]:
     """The best tree of the largest size for each text alone, by its index, with the documents to test it on."""
-    found = {}
+    trees = {}
     for index, text in enumerate(sample.texts):
         chosen, mask = text.rows[sample.choosing[text.rows]], np.zeros(len(sample.tested), dtype=bool)
         mask[text.rows] = sample.tested[text.rows]
         if len(chosen) and mask.any():
             tree = optimal_tree(sample.ranks.shares(chosen)[:CHOICE], max(request.nodes), depth)
-            found[index] = (_shape(f"own {max(request.nodes)}", OPTIMAL, tree), mask)
-    return found
+            trees[index] = (_shape(f"own {max(request.nodes)}", OPTIMAL, tree), mask)
+    return trees
 
 
 def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
@@ -433,5 +352,5 @@ def _own(item: Replay | None, common: Replay | None, sample: TreeSample, confide
     same = item.shape.paths == common.shape.paths
     if tokens.tokens_per_round is None or same:
         return OwnTree(item.shape, tokens, same, None)
-    sides = [spent_and_base(found.counts(sample, rows), free_draft(found.shape.depth)) for found in (common, item)]
+    sides = [spent_and_base(tree.counts(sample, rows), free_draft(tree.shape.depth)) for tree in (common, item)]
     return OwnTree(item.shape, tokens, same, inverse_difference(sides[0], sides[1], confidence, depth))

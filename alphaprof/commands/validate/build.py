@@ -1,11 +1,7 @@
-"""Prediction against the clock: a run's rounds and step times beside real decoding of the same documents.
-
-Filled here, shown by `validation.py`.
-"""
+"""Prediction against the clock: a run's rounds and step times beside real decoding of the same documents."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from alphaprof.commands.validate.answer import AgainstGenerate, Cell, PredictedMeasured, RoundTime, Validation
 from alphaprof.commands.validate.timings import (
-    ClockError,
     Decodings,
     DecodingTimes,
     Generated,
-    Outcome,
     RelativeError,
     TimedGroup,
     TimedPair,
@@ -28,10 +23,8 @@ from alphaprof.commands.validate.timings import (
 )
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
-from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.log.store import Run
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.files import read_totals
@@ -41,115 +34,6 @@ from alphaprof.totals.replay import RoundCounts
 Array = np.ndarray[Any, Any]
 EXACT_DTYPE = "float32"
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class PredictedMeasured:
-    """A number as it was predicted and as it was measured."""
-
-    predicted: float | None  # None: no step times
-    measured: float | None  # None: nothing was decoded
-
-
-@dataclass(frozen=True)
-class RoundTime:
-    """Where the mean round goes, in ms. Predicted, `other` is what taking tokens out of the caches was timed to take."""
-
-    draft: float  # all draft steps of a round
-    verify: float  # verification by the target
-    other: float  # the rest of a round
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
-
-    `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
-    measured - 1, with the interval that documents, repeats and step times give it, at 97.5 %. `decode_ms`: a plain decode
-    step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
-    None where both are a matter of chance. `prefill_ms`: mean over documents. `predicted_tokens`: tokens per round with
-    the interval that documents give it, at 95 %.
-    """
-
-    draft: str
-    domain: str
-    continuation: str
-    sampling: dict[str, float] | None
-    rule: str
-    gamma: int
-    documents: int
-    tokens_per_round: PredictedMeasured  # tokens emitted per round, over all rounds
-    predicted_tokens: Interval | None
-    predicted_speedup: float | None  # from the rounds of the replay and the step times of the run
-    timing_error: float | None
-    wall_speedup: float | None  # measured by the wall clock
-    cpu_speedup: float | None  # measured in CPU time of the process; None on a GPU, of which that says nothing
-    error: RelativeError | None
-    cpu_error: RelativeError | None
-    same_text: int | None
-    same_rounds: int | None
-    decode_ms: PredictedMeasured
-    predicted_round_ms: RoundTime | None  # None: no step times
-    measured_round_ms: RoundTime | None  # None: no rounds
-    prefill_ms: float
-    plain_prefill_ms: float  # the same without the draft
-
-
-@dataclass(frozen=True)
-class AgainstGenerate:
-    """Whole calls, prefill included, of transformers' `generate` beside the same texts by the loop that is predicted.
-
-    `loop_speedup`, `generate_speedup`: time without / with the draft, by the wall clock. `added_ms`: what a round takes
-    longer by `generate` than by the loop (a draft model is called through a `generate` of its own in every round);
-    `plain_added_ms`: the same of a token without a draft.
-    """
-
-    draft: str
-    gamma: int
-    documents: int
-    loop_speedup: float
-    generate_speedup: float
-    added_ms: float
-    plain_added_ms: float
-    same_text: int  # documents whose text is that of the loop
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The whole comparison. `plain_same_text`: of all `documents`, those whose plain decoding is the profiled text.
-
-    `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in the cache while
-    steps were timed, between which times are interpolated; `mean_context`: of the documents. `outcome`: whether the median
-    absolute error of the speedup is within the tolerance, outside of it, or too noisy to tell; on a CPU by the wall clock
-    and by CPU time together: outside where both say so, within where one does and the other does not say outside. None
-    where no speedup was predicted.
-    """
-
-    run: str | None
-    target: str
-    device: str
-    dtype: str
-    exact: bool
-    repeats: int  # how often every text was decoded in every way
-    documents: int
-    short: int  # documents left out: fewer than two tokens
-    foreign: int  # documents left out: the target did not write their text
-    plain_same_text: int
-    contexts: tuple[int, ...]
-    mean_context: float
-    tolerance: float  # the largest median error that passes
-    outcome: Outcome | None
-    wall: ClockError | None  # by the wall clock; None: no speedup was predicted
-    cpu: ClockError | None  # by the CPU time of the process; None: on a GPU too
-    cells: tuple[Cell, ...]  # one for each draft, domain, kind of text and gamma
-    generate: tuple[AgainstGenerate, ...]  # one for each draft and gamma, where it was asked for
-    not_generated: tuple[str, ...]  # what was asked for and left out there, and why
-
-
-def within_interval(cell: Cell) -> bool | None:
-    """Whether the measured tokens per round lie within the predicted interval; None where one of them is not known."""
-    held, measured = cell.predicted_tokens, cell.tokens_per_round.measured
-    return None if held is None or measured is None else held.low <= measured <= held.high
 
 
 @dataclass(frozen=True)
@@ -163,7 +47,7 @@ class _MeasuredGroup:
 
 
 def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool) -> Validation:
-    """Hold a run against decodings of its documents. `kept`: whether the run stays, and is worth naming."""
+    """Compares a run with decodings of its documents. `kept`: whether the run stays, and is worth naming."""
     manifest = run.manifest
     documents = run.documents()
     numbers = pa.array(measured.documents, documents["document"].type)
@@ -175,8 +59,8 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     cells = []
     for draft in manifest.drafts:
         for group in _groups(run, draft, documents, measured):
-            found = [way for way in measured.drafted if way.draft == draft]
-            cells += [_cell(group, way, measured.plain, times.get(draft), on_cpu) for way in found]
+            ways = [way for way in measured.drafted if way.draft == draft]
+            cells += [_cell(group, way, measured.plain, times.get(draft), on_cpu) for way in ways]
     wall = clock_error([cell.error for cell in cells if cell.error], tolerance)
     cpu = clock_error([cell.cpu_error for cell in cells if cell.cpu_error], tolerance)
     return Validation(
@@ -197,44 +81,9 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         wall=wall,
         cpu=cpu,
         cells=tuple(cells),
-        generate=tuple(_against(found) for found in measured.generated),
+        generate=tuple(_against(calls) for calls in measured.generated),
         not_generated=measured.not_generated,
     )
-
-
-def require_within(validation: Validation, undecided_fails: bool) -> None:
-    """Raise `OutsideTolerance`, `StepsNotTimed` where nothing was predicted, or `CheckUndecided` where that is asked for."""
-    if validation.outcome is None:
-        raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "the lines above say why")
-    if validation.outcome == "outside":
-        raise OutsideTolerance(
-            f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}",
-            "the round times show where the time goes; alphaprof latency times the steps again",
-        )
-    if validation.outcome == "too_noisy" and undecided_fails:
-        raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", narrowing(validation))
-
-
-def verdict_reason(validation: Validation) -> str:
-    """Why the outcome is what it is, in words."""
-    clocks = ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time"))
-    medians = []
-    for clock, by in clocks:
-        if clock is not None:
-            high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
-            medians.append(f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] {by}")
-    return f"median error {', '.join(medians)} (95 % intervals); tolerance {100 * validation.tolerance:.4g}%"
-
-
-def narrowing(validation: Validation) -> str:
-    """What would make the intervals of an outcome that is too noisy narrower."""
-    if validation.repeats < 2:
-        return "one repeat does not show how repeats differ: --repeats 3"
-    if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
-        return "one document of a domain does not show how documents differ: --documents 4"
-    if {clock.outcome for clock in (validation.wall, validation.cpu) if clock} == {"within", "outside"}:
-        return "the two clocks disagree, as on a machine that does something else as well: use an idle one"
-    return "use an idle machine, more --documents and --repeats, or a higher costs.budget"
 
 
 def _groups(run: Run, draft: str, documents: pa.Table, measured: DecodingTimes) -> Iterator[_MeasuredGroup]:
@@ -243,8 +92,8 @@ def _groups(run: Run, draft: str, documents: pa.Table, measured: DecodingTimes) 
     totals = read_totals(run, draft, TotalsRequest(rules, run.gammas))
     measured_documents = Documents.of(documents)
     for rule in rules:
-        found = pools([totals], measured_documents, rule, run.gammas)
-        for group, (domain, pool) in zip(measured_documents.groups, found, strict=True):
+        each = pools([totals], measured_documents, rule, run.gammas)
+        for group, (domain, pool) in zip(measured_documents.groups, each, strict=True):
             if measured.rules[group.rows[0]] == rule:
                 yield _MeasuredGroup(domain, rule, group.rows, pool)
 
@@ -296,21 +145,21 @@ def _error(
     return pair.error(predicted.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
 
 
-def _against(found: Generated) -> AgainstGenerate:
+def _against(calls: Generated) -> AgainstGenerate:
     """Medians over repeats, summed over documents."""
     loop, plain_loop, drafted, plain = (
         float(np.median(seconds, axis=0).sum())
-        for seconds in (found.loop_s, found.plain_loop_s, found.generate_s, found.plain_generate_s)
+        for seconds in (calls.loop_s, calls.plain_loop_s, calls.generate_s, calls.plain_generate_s)
     )
     return AgainstGenerate(
-        draft=found.draft,
-        gamma=found.gamma,
-        documents=len(found.rounds),
+        draft=calls.draft,
+        gamma=calls.gamma,
+        documents=len(calls.rounds),
         loop_speedup=plain_loop / loop,
         generate_speedup=plain / drafted,
-        added_ms=1e3 * (drafted - loop) / float(found.rounds.sum()),
-        plain_added_ms=1e3 * (plain - plain_loop) / float(found.tokens.sum()),
-        same_text=int(found.same_text.sum()),
+        added_ms=1e3 * (drafted - loop) / float(calls.rounds.sum()),
+        plain_added_ms=1e3 * (plain - plain_loop) / float(calls.tokens.sum()),
+        same_text=int(calls.same_text.sum()),
     )
 
 

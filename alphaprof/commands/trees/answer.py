@@ -1,48 +1,124 @@
-"""Draft trees as text: the terminal's tables (rich), or JSON."""
+"""What draft trees would give: the value that `alphaprof trees` answers with, and its tables (rich)."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.commands.trees.build import StaticTree, TextTrees, TreesReport, TreeTokens
-from alphaprof.render.json import plain_values
 from alphaprof.render.tables import NAME_WIDTH, fitted, named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
+from alphaprof.stats.estimate import Interval
+from alphaprof.theory.trees import NodePath
 
-FORMAT = "alphaprof-trees"
-VERSION = 1
+OPTIMAL = "optimal"
 SHARE_WIDTH = 14  # columns that a share takes above its interval
 
 
-def trees_json(report: TreesReport) -> str:
-    """Trees as JSON, with their paths. Unknown values are null, an infinite bound is the string "inf"."""
-    content = {"format": FORMAT, "version": VERSION} | plain_values(dataclasses.asdict(report))
-    return json.dumps(content, indent=2, allow_nan=False)
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: what the others are compared with)."""
+
+    name: str  # what the other tables call it
+    kind: str
+    nodes: int  # without the root
+    depth: int  # levels without the root
+    levels: tuple[int, ...]  # nodes at depth 1, 2, ...
+    paths: tuple[NodePath, ...]  # ranks from 1, shallow nodes first
 
 
-def trees_terminal(report: TreesReport, console: Console) -> None:
-    """Print shares of ranks, then tokens per round of every tree, for the whole traffic and by domain."""
-    _header(report, console)
-    _ranks(report, console)
-    if any(found.tokens_per_round for found in report.traffic):
-        _traffic(report, console)
-    for text in report.texts:
-        if text.trees:
-            _text(report, text, console)
-    _own(report, console)
-    for note in _notes(report):
-        console.print(Text("note: ", "yellow").append_text(plain(note)))
-    for line in _definitions(report):
-        console.print(line, style="dim", highlight=False)
+@dataclass(frozen=True)
+class TreeTokens:
+    """Rounds with one tree on some documents; None where there are none. `marginal[d-1]`: share of the rounds with a
+    proposal that accepted at least d drafts.
+    """
+
+    tree: str  # name of the tree
+    rounds: int
+    tokens_per_round: Interval | None  # over all rounds
+    iid_tokens_per_round: float | None  # if ranks were independent, with the shares that these documents have
+    iid_error: float | None  # by what share that is too high
+    marginal: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class OwnTree:
+    """The tree of the largest size that was chosen for one text alone, on the same half. `difference`: its tokens per round
+    less those of the tree of that size for all traffic, paired; None where that is the `same` tree.
+    """
+
+    tree: StaticTree  # the tree itself
+    tokens: TreeTokens  # rounds with it
+    same: bool  # it is the tree for all traffic
+    difference: Interval | None
+
+
+@dataclass(frozen=True)
+class TextTrees:
+    """One domain and kind of text. Rank shares are of all its documents, the rest of those that are tested."""
+
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    on_policy: bool  # the target chose this text, greedily or by a draw
+    documents: int
+    clusters: int  # independent units among them
+    positions: int
+    ranks: tuple[Interval, ...]  # share of positions whose token has rank 1, 2, ... in the draft's distribution
+    beyond: Interval  # share with a larger rank
+    silent: Interval  # share without a proposal
+    tested_documents: int  # that rounds are counted on
+    tested_clusters: int  # independent units among those
+    trees: tuple[TreeTokens, ...]  # empty where there are no rounds
+    own: OwnTree | None  # None: no tree was chosen
+    reason: str  # why there are no rounds; empty where there are
+
+
+@dataclass(frozen=True)
+class TreesReport:
+    """Static draft trees for one draft of a run. `held_out`: trees were chosen on one half of the documents, and all rounds
+    are those of the other half.
+    """
+
+    format: ClassVar[str] = "alphaprof-trees"
+    version: ClassVar[int] = 1
+
+    alphaprof: str
+    run: str
+    draft: str
+    complete: bool
+    confidence: float
+    held_out: bool
+    chosen_on: int  # documents
+    tested_on: int  # documents
+    weights: dict[str, float]  # shares of output tokens by domain
+    weights_observed: bool
+    note: str  # what else to know; may be empty
+    trees: tuple[StaticTree, ...]  # all trees with their paths
+    traffic: tuple[TreeTokens, ...]  # domains by their weights
+    texts: tuple[TextTrees, ...]
+
+    def terminal(self, console: Console) -> None:
+        """Prints shares of ranks, then tokens per round of every tree, for the whole traffic and by domain."""
+        _header(self, console)
+        _ranks(self, console)
+        if any(found.tokens_per_round for found in self.traffic):
+            _traffic(self, console)
+        for text in self.texts:
+            if text.trees:
+                _text(self, text, console)
+        _own(self, console)
+        for note in _notes(self):
+            console.print(Text("note: ", "yellow").append_text(plain(note)))
+        for line in _definitions(self):
+            console.print(line, style="dim", highlight=False)
 
 
 def _notes(report: TreesReport) -> Iterator[str]:
@@ -56,7 +132,7 @@ def _notes(report: TreesReport) -> Iterator[str]:
             "the whole traffic has no tokens per round: a domain of it has no rounds on tested documents"
             + (f" ({', '.join(missing)}): profile four documents or more of it" if missing else "")
         )
-    if report.held_out and not any(tree.kind == "optimal" for tree in report.trees):
+    if report.held_out and not any(tree.kind == OPTIMAL for tree in report.trees):
         yield "no tree was chosen: there is no document of the target's own text to choose it on"
     if not report.complete:
         yield f"{report.run} is an interrupted run: its first documents only; finish it with alphaprof profile --resume"
@@ -120,7 +196,7 @@ def _text(report: TreesReport, text: TextTrees, console: Console) -> None:
 
 
 def _numbers(
-    report: TreesReport, tree: StaticTree, found: TreeTokens, every: Sequence[TreeTokens], console: Console
+    report: TreesReport, tree: StaticTree, tokens: TreeTokens, every: Sequence[TreeTokens], console: Console
 ) -> tuple[Text, ...]:
     """Tokens per round of a tree, of the chain as deep, and what the model promised."""
     chain = next(
@@ -131,10 +207,10 @@ def _numbers(
         ),
         None,
     )
-    promised = fmt.number(found.iid_tokens_per_round)
-    if found.iid_error is not None:
-        promised += f" ({fmt.signed_percent(found.iid_error)})"
-    cells = [fmt.interval(found.tokens_per_round), fmt.interval(chain.tokens_per_round if chain else None)]
+    promised = fmt.number(tokens.iid_tokens_per_round)
+    if tokens.iid_error is not None:
+        promised += f" ({fmt.signed_percent(tokens.iid_error)})"
+    cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chain.tokens_per_round if chain else None)]
     return tuple(Text(cell) for cell in fitted([*cells, promised], console))
 
 
@@ -143,7 +219,7 @@ def _own(report: TreesReport, console: Console) -> None:
     texts = [text for text in report.texts if text.own is not None]
     if len(texts) < 2:
         return
-    common = [tree.name for tree in report.trees if tree.kind == "optimal"][-1]
+    common = [tree.name for tree in report.trees if tree.kind == OPTIMAL][-1]
     table = named_table()
     for name in ("docs", "nodes", "depth", "nodes by depth", "tokens/round", f"more than {common}"):
         table.add_column(name, justify="right", no_wrap=name != "nodes by depth")

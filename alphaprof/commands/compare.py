@@ -1,19 +1,28 @@
-"""Two drafts on the same prompts: may they be compared, and paired differences of acceptance and tokens per round."""
+"""`alphaprof compare`: two drafts on the same prompts, paired document by document; whether they may be compared at all.
+
+Not here: the gate against a baseline, which uses the pairs (`check`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT, PROMPTS_KNOWN_BY
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
+from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.wording import text_name
+from alphaprof.report import format as fmt
 from alphaprof.rules import rules_of
 from alphaprof.stats.estimate import Interval, by_cluster, distinct
 from alphaprof.stats.paired import inverse_difference, share_difference
@@ -23,6 +32,11 @@ from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, pools
 
 Array = np.ndarray[Any, Any]
+TEXTS = {
+    True: "the same text",
+    False: "texts of their own for the same prompts",
+    None: "texts that imported runs do not hold: alpha is not known, rounds are",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,7 @@ class Difference:
     first: float | None  # alpha of the first; None: no proposals
     second: float | None  # alpha of the second
     first_coverage: float | None  # share of positions with a proposal; None: imported runs
-    second_coverage: float | None  # coverage of the second draft
+    second_coverage: float | None  # the same of the second
     difference: Interval | None  # alpha of the second less that of the first
     tokens_per_round: tuple[TokensDifference, ...]  # one a gamma; empty where the rule has no rounds on this text
 
@@ -60,6 +74,9 @@ class Difference:
 @dataclass(frozen=True)
 class Comparison:
     """The paired comparison of two drafts. Documents without a partner are left out and counted."""
+
+    format: ClassVar[str] = "alphaprof-compare"
+    version: ClassVar[int] = 1
 
     first: str  # run and draft
     second: str  # run and draft
@@ -69,6 +86,60 @@ class Comparison:
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
+
+    def terminal(self, console: Console) -> None:
+        """Prints a table of acceptance, and one of tokens per round where rules have rounds."""
+        console.print(plain(f"first   {self.first}"))
+        console.print(plain(f"second  {self.second}"))
+        text = TEXTS[self.same_text]
+        left = ", ".join(
+            f"{fmt.count(count)} of {name}" for count, name in zip(self.unpaired, ("first", "second"), strict=True)
+        )
+        console.print(
+            f"{fmt.many(self.documents, 'document')} paired by prompt, on {text}; without a partner: {left}\n",
+            highlight=False,
+        )
+        if self.same_text is not None:
+            show(_acceptance(self), "alpha", console)
+        for side in self.interrupted:
+            console.print(
+                Text("note: ", "yellow").append_text(plain(f"{side} is of an interrupted run: its first documents only"))
+            )
+        if rounds := [item for item in self.differences if item.tokens_per_round]:
+            show(_rounds(rounds), "tokens per round", console)
+        for line in (
+            f"difference: second minus first, with a {fmt.level(self.confidence)} interval over documents; what both share",
+            "cancels out.",
+            "alpha is over positions with a proposal: where coverage differs, compare tokens per round.",
+            "Tokens per round say nothing about what a draft costs: alphaprof report turns them into speedups.",
+            "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text",
+        ):
+            console.print(line, style="dim", highlight=False)
+
+
+def _acceptance(comparison: Comparison) -> Table:
+    table = named_table("domain", "rule", "docs", "coverage", "first", "second", "difference", left=("rule",))
+    for item in comparison.differences:
+        coverage = f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}"
+        alphas = (fmt.share(item.first), fmt.share(item.second))
+        table.add_row(
+            plain(text_name(item, comparison.differences)),
+            item.rule + fmt.mark(item.on_policy, item.lossy),
+            fmt.documents(item.documents, item.clusters),
+            coverage,
+            *alphas,
+            fmt.difference(item.difference, 3),
+        )
+    return table
+
+
+def _rounds(differences: list[Difference]) -> Table:
+    table = named_table("domain", "rule", "gamma", "first", "second", "difference", left=("rule",))
+    for item in differences:
+        for found in item.tokens_per_round:
+            numbers = (fmt.number(found.first), fmt.number(found.second), fmt.difference(found.difference, 2))
+            table.add_row(plain(text_name(item, differences)), item.rule, str(found.gamma), *numbers)
+    return table
 
 
 def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
@@ -80,17 +151,17 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     confidence = float(first.run.manifest.config["decision"]["confidence"])
     require_comparable(first, second)
     gammas = _gammas(first.run, second.run, gamma)
-    found = paired_pools(first, second, list(rules or first.run.rules))
-    one, two = found.pools
+    pairs = paired_pools(first, second, list(rules or first.run.rules))
+    one, two = pairs.pools
     differences = tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items() if key in two)
     return Comparison(
         first=first.label,
         second=second.label,
         confidence=confidence,
-        same_text=_same_text(first.run, second.run, found.rows),
-        documents=found.documents,
+        same_text=_same_text(first.run, second.run, pairs.rows),
+        documents=pairs.documents,
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
-        unpaired=found.unpaired,
+        unpaired=pairs.unpaired,
         differences=differences,
     )
 
@@ -186,14 +257,14 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
 
 
 def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> dict[tuple[str, ...], DocumentTotals]:
-    """The pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
+    """Returns the pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
     gammas = side.run.gammas
     totals = read_totals(side.run, side.draft, TotalsRequest(rules, gammas))
-    found: dict[tuple[str, ...], DocumentTotals] = {}
+    by_text: dict[tuple[str, ...], DocumentTotals] = {}
     for rule in rules_of(list(rules)):
         for domain, pool in pools([totals], documents, rule.id, gammas):
-            found[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
-    return found
+            by_text[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
+    return by_text
 
 
 def _difference(
@@ -251,8 +322,8 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
             f"{first.run.path} and {second.run.path} differ in draft_processing",
             "profile one of them again with the other's; --reuse-continuations keeps the text",
         )
-    told = () if other_target else ("fingerprint", "dtype")
-    odd = [name for name in told if getattr(one.target, name) != getattr(two.target, name)]
+    facts = () if other_target else ("fingerprint", "dtype")
+    odd = [name for name in facts if getattr(one.target, name) != getattr(two.target, name)]
     odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
     if odd and first.run.imported:
         raise NotComparable(
@@ -296,8 +367,8 @@ def _require_same_origin(first: RunDraft, second: RunDraft) -> None:
 def no_imported_pair(first: RunDraft, second: RunDraft, tables: Sequence[pa.Table]) -> NotComparable:
     """Why no request of two imported runs, whose documents are `tables`, has a partner in the other."""
     runs = f"{first.run.path} and {second.run.path}"
-    told = first.run.manifest.imported
-    known_by = told.prompts_known_by if told else None  # the same of both: see `_require_same_origin`
+    imported = first.run.manifest.imported
+    known_by = imported.prompts_known_by if imported else None  # the same of both: see `_require_same_origin`
     if known_by in NO_PROMPT:
         fresh = ", which is new in every answer" if known_by else ""
         return NotComparable(

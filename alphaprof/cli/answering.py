@@ -1,0 +1,245 @@
+"""The commands that answer from a run, from numbers or from declarations, without models. Heavy imports stay inside them."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from alphaprof.cli.common import (
+    CheckFormat,
+    OutFile,
+    PageFormat,
+    ReportFormat,
+    RunFolder,
+    Undecided,
+    one_line,
+    print_text,
+    show,
+    without_pandas,
+)
+from alphaprof.errors import OptionInvalid
+
+
+class ReplayFlavour(StrEnum):
+    """Flavours of rounds."""
+
+    engine = "engine"
+    llamacpp = "llamacpp"
+
+
+def report(
+    run: RunFolder,
+    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
+    out: OutFile = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change the question, decision.min_speedup=1.2, or the step times, costs.source=roofline (repeatable).",
+        ),
+    ] = None,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
+    ] = None,
+    replay: Annotated[
+        ReplayFlavour,
+        typer.Option(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
+    ] = ReplayFlavour.engine,
+    whole_log: Annotated[
+        bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="First check every byte of the run's files against the manifest.")
+    ] = False,
+) -> None:
+    """Print the answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
+    from alphaprof.log.store import Run
+    from alphaprof.render.answer import ReportAnswer
+    from alphaprof.report.build import build_report
+
+    if output is PageFormat.html and out is None and sys.stdout.isatty():
+        raise OptionInvalid(
+            "the HTML page is five megabytes of text, too much for a terminal", "write it to a file: --out report.html"
+        )
+    with without_pandas():
+        opened = Run.open(run)
+        if verify:
+            opened.verify()
+        config, ids = _asked(opened.manifest.config, overrides, rules) if overrides or rules else (None, None)
+        show(ReportAnswer.of(build_report(opened, replay.value, config, ids, whole_log)), output, out)
+
+
+def _asked(
+    profile: dict[str, Any], overrides: list[str] | None, rules: list[str] | None
+) -> tuple[dict[str, Any] | None, list[str] | None]:
+    """Another question than the run's own, and the ids of rules: what needs the validation of profiles."""
+    from alphaprof.config.load import changed_question, known_rules
+
+    return changed_question(profile, overrides) if overrides else None, known_rules(rules) if rules else None
+
+
+def check(
+    run: RunFolder,
+    draft: Annotated[str | None, typer.Option(help="The draft to check; default: the decision's.")] = None,
+    rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=1, help="Drafted tokens per round; default: the gamma of the decision.")
+    ] = None,
+    min_alpha: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
+    ] = None,
+    min_length: Annotated[
+        list[str] | None,
+        typer.Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length: 1.8, or code=1.8."),
+    ] = None,
+    min_speedup: Annotated[
+        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least speedup of a domain: 1.2, or code=1.2.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
+    ] = None,
+    margin: Annotated[
+        float, typer.Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
+    ] = 0.02,
+    target_change: Annotated[
+        bool,
+        typer.Option("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
+    ] = False,
+    undecided: Annotated[
+        Undecided, typer.Option(help="Whether an undecided check passes (exit code 0) or fails (11).")
+    ] = Undecided.passes,
+    output: Annotated[CheckFormat, typer.Option("--format", help="terminal, json, md or junit.")] = CheckFormat.terminal,
+    out: OutFile = None,
+) -> None:
+    """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
+
+    Without thresholds and without a baseline, the run's own decision is checked.
+    """
+    from alphaprof.commands.check.answer import require_passed
+    from alphaprof.commands.check.build import CheckRequest, checked, minimums
+    from alphaprof.config.load import known_rules
+
+    named = known_rules([rule], "--rule")[0] if rule else None
+    least = minimums(min_alpha, min_length, min_speedup)
+    answer = checked(CheckRequest(run, draft, named, gamma, least, baseline, margin, target_change))
+    show(answer, output, out)
+    if answer.outcome == "undecided" and undecided is Undecided.passes:
+        print(f"warning: {one_line(answer.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)
+    require_passed(answer, undecided_fails=undecided is Undecided.fails)
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
+    second: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="The other one.")],
+    rules: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
+    ] = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=1, help="Compare tokens per round at this gamma only; default: all.")
+    ] = None,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: OutFile = None,
+) -> None:
+    """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round."""
+    from alphaprof.commands.compare import compare as compare_sides
+    from alphaprof.config.load import known_rules
+    from alphaprof.log.run_draft import side_of
+
+    show(compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma), output, out)
+
+
+def trees(
+    run: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
+    nodes: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0, max=512, help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64."
+        ),
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma.")
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: OutFile = None,
+) -> None:
+    """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
+    from alphaprof.commands.trees.build import build_trees, read_trees, request_of
+    from alphaprof.log.run_draft import side_of
+
+    show(build_trees(side_of(run), request_of(nodes, depth, read_trees(files or [], top))), output, out)
+
+
+def predict(
+    cost: Annotated[float, typer.Option(help="A draft step, in plain decode steps of the target (c).")],
+    alpha: Annotated[float | None, typer.Option(help="Share of positions where the draft's proposal is kept.")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
+    ] = None,
+    at_gamma: Annotated[int | None, typer.Option(help="The gamma at which the engine showed that rate.")] = None,
+    gamma: Annotated[int | None, typer.Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
+    verify: Annotated[float, typer.Option(help="Verifying a round, in decode steps (v).")] = 1.0,
+    verify_slope: Annotated[float, typer.Option(help="Added to --verify for every drafted token.")] = 0.0,
+    overhead: Annotated[float, typer.Option(help="Everything else that a round costs, in decode steps.")] = 0.0,
+    burstiness: Annotated[
+        float, typer.Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
+    ] = 0.0,
+    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: OutFile = None,
+) -> None:
+    """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
+    from alphaprof.commands.predict import GAMMAS, acceptance_of, build_prediction
+    from alphaprof.stats.formulas import RoundCost
+
+    costs = RoundCost(cost, verify, verify_slope, overhead)
+    gammas = GAMMAS if gamma is None else (gamma,)
+    show(build_prediction(acceptance_of(alpha, rate, at_gamma), burstiness, costs, gammas), output, out)
+
+
+def schema(
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
+        ),
+    ] = None,
+) -> None:
+    """List the columns of the position log: name, type, unit and meaning. With --of: print the JSON Schema of an answer."""
+    if of is not None:
+        from alphaprof.render.json import json_schema
+
+        print_text(json_schema(of), None)
+        return
+    from alphaprof.log.schema import LogRules
+
+    for column in LogRules(("RULE",), ("RULE",), ("RULE",)).columns:
+        unit = f" [{column.unit}]" if column.unit else ""
+        print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
+
+
+def rules() -> None:
+    """List the acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
+    from alphaprof.rules import NOT_MODELLED, RULES, spelling
+
+    for name, rule in RULES.items():
+        text = " and ".join(rule.policies) + " text"
+        print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
+        if rule.used_by:
+            print(f"    used by {rule.used_by}")
+        for parameter in rule.parameters:
+            more = "larger" if parameter.relaxes > 0 else "smaller"
+            print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")
+    print("\nnot modelled:")
+    for name, about in NOT_MODELLED.items():
+        print(f"{name:28} {about}")

@@ -1,0 +1,314 @@
+"""A prediction beside what was measured: the value that `alphaprof validate` answers with, its tables (rich), verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from alphaprof.commands.validate.timings import ClockError, Outcome, RelativeError
+from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
+from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.wording import text_name
+from alphaprof.report import format as fmt
+from alphaprof.stats.estimate import Interval
+
+
+@dataclass(frozen=True)
+class PredictedMeasured:
+    """A number as it was predicted and as it was measured."""
+
+    predicted: float | None  # None: no step times
+    measured: float | None  # None: nothing was decoded
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Where the mean round goes, in ms. Predicted, `other` is what taking tokens out of the caches was timed to take."""
+
+    draft: float  # all draft steps of a round
+    verify: float  # verification by the target
+    other: float  # the rest of a round
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
+
+    `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
+    measured - 1, with the interval that documents, repeats and step times give it, at 97.5 %. `decode_ms`: a plain decode
+    step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
+    None where both are a matter of chance. `prefill_ms`: mean over documents. `predicted_tokens`: tokens per round with
+    the interval that documents give it, at 95 %.
+    """
+
+    draft: str
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None
+    rule: str
+    gamma: int
+    documents: int
+    tokens_per_round: PredictedMeasured  # tokens emitted per round, over all rounds
+    predicted_tokens: Interval | None
+    predicted_speedup: float | None  # from the rounds of the replay and the step times of the run
+    timing_error: float | None
+    wall_speedup: float | None  # measured by the wall clock
+    cpu_speedup: float | None  # measured in CPU time of the process; None on a GPU, of which that says nothing
+    error: RelativeError | None
+    cpu_error: RelativeError | None
+    same_text: int | None
+    same_rounds: int | None
+    decode_ms: PredictedMeasured
+    predicted_round_ms: RoundTime | None  # None: no step times
+    measured_round_ms: RoundTime | None  # None: no rounds
+    prefill_ms: float
+    plain_prefill_ms: float  # the same without the draft
+
+
+@dataclass(frozen=True)
+class AgainstGenerate:
+    """Whole calls, prefill included, of transformers' `generate` beside the same texts by the loop that is predicted.
+
+    `loop_speedup`, `generate_speedup`: time without / with the draft, by the wall clock. `added_ms`: what a round takes
+    longer by `generate` than by the loop (a draft model is called through a `generate` of its own in every round);
+    `plain_added_ms`: the same of a token without a draft.
+    """
+
+    draft: str
+    gamma: int
+    documents: int
+    loop_speedup: float
+    generate_speedup: float
+    added_ms: float
+    plain_added_ms: float
+    same_text: int  # documents whose text is that of the loop
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The whole comparison. `plain_same_text`: of all `documents`, those whose plain decoding is the profiled text.
+
+    `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in the cache while
+    steps were timed, between which times are interpolated; `mean_context`: of the documents. `outcome`: whether the median
+    absolute error of the speedup is within the tolerance, outside of it, or too noisy to tell; on a CPU by the wall clock
+    and by CPU time together: outside where both say so, within where one does and the other does not say outside. None
+    where no speedup was predicted.
+    """
+
+    format: ClassVar[str] = "alphaprof-validate"
+    version: ClassVar[int] = 1
+
+    run: str | None
+    target: str
+    device: str
+    dtype: str
+    exact: bool
+    repeats: int  # how often every text was decoded in every way
+    documents: int
+    short: int  # documents left out: fewer than two tokens
+    foreign: int  # documents left out: the target did not write their text
+    plain_same_text: int
+    contexts: tuple[int, ...]
+    mean_context: float
+    tolerance: float  # the largest median error that passes
+    outcome: Outcome | None
+    wall: ClockError | None  # by the wall clock; None: no speedup was predicted
+    cpu: ClockError | None  # by the CPU time of the process; None: on a GPU too
+    cells: tuple[Cell, ...]  # one for each draft, domain, kind of text and gamma
+    generate: tuple[AgainstGenerate, ...]  # one for each draft and gamma, where it was asked for
+    not_generated: tuple[str, ...]  # what was asked for and left out there, and why
+
+    def terminal(self, console: Console) -> None:
+        """Prints what was predicted beside what was measured, where the time of a round went, and how far off that is."""
+        console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
+        for line in _facts(self):
+            console.print(line, highlight=False)
+        console.print()
+        show(_speedups(self), "predicted | measured", console)
+        show(_rounds(self.cells), "where the time goes, in ms: predicted | measured", console)
+        if self.generate:
+            show(_calls(self.generate), "whole calls, prefill included: our loop and transformers' generate", console)
+        for line in (*self.not_generated, *_checks(self)):
+            console.print(plain(line))
+        for line in _legend(self):
+            console.print(line, style="dim", highlight=False, markup=False)
+        console.print(_summary(self), highlight=False)
+
+
+def within_interval(cell: Cell) -> bool | None:
+    """Whether the measured tokens per round lie within the predicted interval; None where one of them is not known."""
+    held, measured = cell.predicted_tokens, cell.tokens_per_round.measured
+    return None if held is None or measured is None else held.low <= measured <= held.high
+
+
+def require_within(validation: Validation, undecided_fails: bool) -> None:
+    """Raise `OutsideTolerance`, `StepsNotTimed` where nothing was predicted, or `CheckUndecided` where that is asked for."""
+    if validation.outcome is None:
+        raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "the lines above say why")
+    if validation.outcome == "outside":
+        raise OutsideTolerance(
+            f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}",
+            "the round times show where the time goes; alphaprof latency times the steps again",
+        )
+    if validation.outcome == "too_noisy" and undecided_fails:
+        raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", narrowing(validation))
+
+
+def verdict_reason(validation: Validation) -> str:
+    """Why the outcome is what it is, in words."""
+    clocks = ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time"))
+    medians = []
+    for clock, by in clocks:
+        if clock is not None:
+            high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
+            medians.append(f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] {by}")
+    return f"median error {', '.join(medians)} (95 % intervals); tolerance {100 * validation.tolerance:.4g}%"
+
+
+def narrowing(validation: Validation) -> str:
+    """What would make the intervals of an outcome that is too noisy narrower."""
+    if validation.repeats < 2:
+        return "one repeat does not show how repeats differ: --repeats 3"
+    if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):
+        return "one document of a domain does not show how documents differ: --documents 4"
+    if {clock.outcome for clock in (validation.wall, validation.cpu) if clock} == {"within", "outside"}:
+        return "the two clocks disagree, as on a machine that does something else as well: use an idle one"
+    return "use an idle machine, more --documents and --repeats, or a higher costs.budget"
+
+
+def _legend(validation: Validation) -> Iterator[str]:
+    yield "speedup: decode time without / with a draft, no prefill, in alphaprof's own loop (transformers' forward passes)."
+    yield "error: predicted / measured - 1 [97.5 % interval over documents, repeats and step times]."
+    if validation.cpu is not None:
+        yield "CPU: time of this process on all cores, which a busy machine disturbs less than the wall clock."
+    yield "other: predicted, taking rejected tokens out of the caches; measured, all that this loop does between steps."
+    if validation.generate:
+        yield (
+            "added: what generate takes longer than our loop, in a round with the draft (a model is called through its own "
+            "generate there) and for a token without."
+        )
+
+
+def _facts(validation: Validation) -> Iterator[str]:
+    left = [
+        (validation.short, "with fewer than two tokens"),
+        (validation.foreign, "with text that the target did not write"),
+    ]
+    without = "".join(f"; left out: {fmt.count(count)} {why}" for count, why in left if count)
+    yield f"{fmt.many(validation.documents, 'document')}, {fmt.many(validation.repeats, 'repeat')}{without}"
+    if validation.contexts:
+        timed = f"steps were timed at {' and '.join(map(fmt.count, validation.contexts))} tokens of context"
+        yield f"{timed}; these documents have {validation.mean_context:.0f} on average"
+    if validation.run is not None:
+        yield f"the prediction is that of the run {validation.run}"
+
+
+def _speedups(validation: Validation) -> Table:
+    cells = validation.cells
+    table = named_table("draft")
+    table.add_column("domain", overflow="fold", max_width=22)
+    cpu = ("CPU", "error") if validation.cpu is not None else ()
+    for name in ("rule", "gamma", "tokens/round", "speedup", "wall", "error", *cpu):
+        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    for cell in cells:
+        by_cpu = (fmt.number(cell.cpu_speedup, unit="x"), _error(cell.cpu_error)) if cpu else ()
+        table.add_row(
+            plain(cell.draft),
+            plain(text_name(cell, cells)),
+            cell.rule,
+            str(cell.gamma),
+            _both(cell.tokens_per_round),
+            fmt.number(cell.predicted_speedup, unit="x"),
+            fmt.number(cell.wall_speedup, unit="x"),
+            _error(cell.error),
+            *by_cpu,
+        )
+    return table
+
+
+def _calls(calls: tuple[AgainstGenerate, ...]) -> Table:
+    table = named_table(
+        "draft", "gamma", "documents", "same text", "our loop", "generate", "added a round", "added a plain token"
+    )
+    for call in calls:
+        added = (f"{call.added_ms:+.2f} ms", f"{call.plain_added_ms:+.2f} ms")
+        speedups = (fmt.number(call.loop_speedup, 3, "x"), fmt.number(call.generate_speedup, 3, "x"))
+        table.add_row(plain(call.draft), str(call.gamma), str(call.documents), str(call.same_text), *speedups, *added)
+    return table
+
+
+def _rounds(cells: tuple[Cell, ...]) -> Table:
+    table = named_table("draft")
+    table.add_column("domain", overflow="fold", max_width=22)
+    for name in ("gamma", "plain step", "drafting", "verification", "other", "round"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in cells:
+        sides = (cell.predicted_round_ms, cell.measured_round_ms)
+        parts = [
+            _both(PredictedMeasured(*(_part(side, name) for side in sides)), 2)
+            for name in ("draft", "verify", "other", "total")
+        ]
+        table.add_row(plain(cell.draft), plain(text_name(cell, cells)), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
+    return table
+
+
+def _part(time: RoundTime | None, name: str) -> float | None:
+    if time is None:
+        return None
+    return time.draft + time.verify + time.other if name == "total" else float(getattr(time, name))
+
+
+def _both(both: PredictedMeasured, digits: int = 2) -> str:
+    return f"{fmt.number(both.predicted, digits)} | {fmt.number(both.measured, digits)}"
+
+
+def _error(error: RelativeError | None) -> str:
+    if error is None:
+        return fmt.NOTHING
+    high = fmt.signed_percent(error.high) if math.isfinite(error.high) else "inf"
+    return f"{fmt.signed_percent(error.value)} [{fmt.signed_percent(error.low)}, {high}]"
+
+
+def _checks(validation: Validation) -> Iterator[str]:
+    """What was equal, text by text: in float32 everything should be."""
+    known = [cell for cell in validation.cells if cell.same_text is not None]
+    texts = sum(cell.documents for cell in known)
+    same = sum(cell.same_text or 0 for cell in known)
+    rounds = sum(cell.same_rounds or 0 for cell in known)
+    yield (
+        f"plain texts equal to the profiled ones: {validation.plain_same_text} of {validation.documents}; "
+        f"with a draft: {same} of {texts}; rounds equal to the replay: {rounds} of {texts}"
+    )
+    if known and not validation.exact:
+        yield f"in {validation.dtype} near-ties fall either way; tokens per round are of the text that was decoded"
+    elif known and (same < texts or rounds < texts):
+        yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than expected"
+    by_chance = [cell for cell in validation.cells if cell.same_text is None]
+    if by_chance:
+        held = sum(within_interval(cell) is True for cell in by_chance)
+        yield (
+            "lossless draws other texts than the run did, so tokens per round also differ by chance: measured within the "
+            f"predicted 95 % interval in {held} of {len(by_chance)} rows"
+        )
+
+
+def _summary(validation: Validation) -> Text:
+    """What was decided, and why."""
+    if validation.outcome is None:
+        return Text("NOT PREDICTED: no steps were timed, so there is no speedup to compare with the clock\n", "bold red")
+    words = {
+        "within": ("WITHIN", "bold green"),
+        "outside": ("OUTSIDE", "bold red"),
+        "too_noisy": ("TOO NOISY TO TELL", "bold yellow"),
+    }
+    word, colour = words[validation.outcome]
+    text = Text.assemble((word, colour), f": {verdict_reason(validation)}")
+    if validation.outcome == "too_noisy":
+        text.append(f"\nto narrow the intervals: {narrowing(validation)}")
+    return text.append("\n")

@@ -1,0 +1,67 @@
+"""The answer of a command, and its text in the format that `--format` names."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from typing import Protocol
+
+from rich.console import Console
+
+from alphaprof.render.html.page import render_html
+from alphaprof.render.json import Published, render_json
+from alphaprof.render.markdown import report_markdown
+from alphaprof.render.terminal import render_terminal
+from alphaprof.report.model import Report
+
+PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
+LEAST_WIDTH = 100  # columns that tables need
+
+
+class Answer(Published, Protocol):
+    """What a command answers. Its dataclass fields are its JSON.
+
+    An answer with further texts has a method without arguments for each, which returns the text and is named as
+    `--format` names it: `md`, `html`, `junit`, `csv`.
+    """
+
+    def terminal(self, console: Console) -> None:
+        """Prints the answer as tables and sentences."""
+
+
+class ReportAnswer(Report):
+    """A report with its texts, which the folder `report` cannot import."""
+
+    @classmethod
+    def of(cls, report: Report) -> ReportAnswer:
+        """Returns the same report."""
+        return cls(**vars(report))
+
+    def terminal(self, console: Console) -> None:
+        """Prints the verdict, every domain, and what stands behind them."""
+        render_terminal(self, console)
+
+    def md(self) -> str:
+        """Returns the verdict, the domains and the notes, for pull requests."""
+        return report_markdown(self)
+
+    def html(self) -> str:
+        """Returns one self-contained page. Raises `ExtraMissing` where the packages that draw it are missing."""
+        return render_html(self)
+
+
+def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
+    """Returns an answer in the format `output`: `terminal`, `json`, or another that it has a method for.
+
+    `terminal` is coloured and as wide as the terminal where the standard output is one, and the text does not go `to_file`.
+    """
+    if output == "json":
+        return render_json(answer) + "\n"
+    if output != "terminal":
+        return str(getattr(answer, output)())
+    colour = sys.stdout.isatty() and not to_file
+    width = shutil.get_terminal_size().columns if colour else PLAIN_WIDTH
+    buffer = io.StringIO()
+    answer.terminal(Console(file=buffer, force_terminal=colour, width=max(width, LEAST_WIDTH)))
+    return buffer.getvalue()

@@ -1,0 +1,60 @@
+"""Several gates at one confidence: each quantity and its least value, judged by one-sided bounds with Holm's correction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["pass", "fail", "undecided"]
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A quantity that has to be at least `threshold`. `bounds`: its lower and upper bound, each wrong with a probability."""
+
+    threshold: float
+    bounds: Callable[[float], Bounds]
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What became of a gate: the one-sided bounds that it was judged by, the upper one with Holm's correction."""
+
+    outcome: Outcome
+    low: float
+    high: float
+
+
+def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
+    """Returns the result of each gate, in their order."""
+    error = 1 - confidence
+    highs: dict[int, float] = {}
+    left = list(range(len(gates)))
+    while left:
+        upper = {index: gates[index].bounds(error / len(left))[1] for index in left}
+        failed = [index for index in left if upper[index] < gates[index].threshold]
+        if not failed:
+            highs |= upper
+            break
+        highs |= {index: upper[index] for index in failed}
+        left = [index for index in left if index not in failed]
+    lows = [gate.bounds(error)[0] for gate in gates]
+    return [
+        GateResult(_outcome(gate.threshold, low, highs[index]), low, highs[index])
+        for index, (gate, low) in enumerate(zip(gates, lows, strict=True))
+    ]
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """Returns fail if any fails, pass if all pass, and else undecided, as of none at all."""
+    if "fail" in outcomes:
+        return "fail"
+    return "pass" if outcomes and all(outcome == "pass" for outcome in outcomes) else "undecided"
+
+
+def _outcome(threshold: float, low: float, high: float) -> Outcome:
+    if high < threshold:
+        return "fail"
+    return "pass" if low >= threshold else "undecided"
