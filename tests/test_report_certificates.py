@@ -643,7 +643,7 @@ def test_the_target_alone_is_described_with_prompt_lookup(tmp_path: Path, certif
     assert "KL budget, nats" in text
     assert "certified:" not in text
     if certificates:
-        assert dataclasses.replace(held(found), inexact=0.0) == Certificates((), (), (), 0.0)
+        assert dataclasses.replace(held(found), inexact=0.0, unknown=()) == Certificates((), (), (), 0.0, ())
         assert "some rule accepts more tokens than were looked at" in text
         assert as_json(found)["certificates"]["certificates"] == []
     else:
@@ -957,6 +957,7 @@ BY_HAND = Certificates(
     certificates=(HAND, dataclasses.replace(HAND, domain="chat", contradicted=2), dataclasses.replace(HAND, rule="tree_2")),
     lossless=(BOUNDS,),
     inexact=0.004,
+    unknown=(),
 )
 
 

@@ -2,7 +2,7 @@
 the text before, where it first stood. What followed there is the proposal.
 
 The rule stands here twice. `Index` takes in one text as it grows, as decoding and timing need it, and says where to copy
-from. `first_proposals` sorts all texts of a shard at once: for the million positions of a report it takes a third of the
+from. `first_proposals` sorts all texts of a shard at once: for the million positions of a report it takes a quarter of the
 time. A test compares the two.
 """
 
