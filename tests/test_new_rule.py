@@ -98,5 +98,5 @@ def test_what_is_not_implemented_for_it_is_refused(run: Run, tmp_path: Path) -> 
     """Its verification, and values that the log was not written with."""
     with pytest.raises(RuleNotDecodable, match="meeting_1 needs whole distributions"):
         require_decodable(parse_rule("meeting:1"), SAMPLED)
-    with pytest.raises(OptionInvalid, match=r"cannot tell of meeting_0p25, which needs whole"):
+    with pytest.raises(OptionInvalid, match=r"is not enough for meeting_0p25, which needs whole"):
         build_report(run, rules=["meeting_0p25"])

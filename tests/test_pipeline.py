@@ -31,7 +31,6 @@ from alphaprof.errors import (
     DataEmpty,
     DiskFull,
     ModelUnloadable,
-    OptionInvalid,
     OutOfMemory,
     RunExists,
     RunMismatch,
@@ -60,7 +59,6 @@ from alphaprof.report.build import build_report
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
-from tests.reporting import as_json
 from tests.tiny import tokenizer
 
 pytestmark = pytest.mark.models
@@ -993,37 +991,15 @@ def test_certificates_of_rules_that_have_none_are_warned_about(tiny: Path, tmp_p
     assert ("no_thresholds" in [warning["code"] for warning in run.manifest.warnings]) == warned
 
 
-def aged(run: Run, path: Path) -> Run:
-    """A copy as a version wrote it that had no certificates, no rules of several draws and no shortest prompt."""
-    shutil.copytree(run.path, path)
-    copy = Run.open(path)
-    config = copy.manifest.config
-    sources = [{key: value for key, value in source.items() if key != "min_prompt_tokens"} for source in config["data"]]
-    config = {key: value for key, value in config.items() if key != "certificates"} | {"data": sources}
-    copy.write_manifest(dataclasses.replace(copy.manifest, emitted=(), certified=(), config=config))
-    return Run.open(path)
-
-
-def test_a_run_of_an_earlier_version_is_read_and_reported_as_it_was(finished: Run, tmp_path: Path) -> None:
-    old = aged(finished, tmp_path / "old")
-    assert (old.manifest.emitted, old.manifest.certified, old.log_rules) == ((), (), finished.log_rules)
-    for draft in finished.manifest.drafts:
-        assert old.positions(draft, 0).equals(finished.positions(draft, 0))
-    assert as_json(build_report(old))["results"] == as_json(build_report(finished))["results"]
-    with pytest.raises(OptionInvalid, match="is not enough for multi_draft_2"):
-        read_totals(old, "close", TotalsRequest(["strict", "multi_draft_2"], old.gammas))
-
-
-def test_the_text_of_an_earlier_version_is_measured_again_with_certificates(
+def test_the_text_of_another_run_is_measured_again_with_certificates(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a report advises where a log cannot tell of a rule."""
-    old = aged(finished, tmp_path / "old")
     monkeypatch.setattr(shards, "generate", None)
     wanted = ["certificates=true", "rules=[strict, multi_draft_2]", "drafts={close: {kind: model, model: DRAFT}}"]
-    model = old.manifest.config["drafts"]["close"]["model"]
+    model = finished.manifest.config["drafts"]["close"]["model"]
     options = load_profile(finished.path.parent / "profile.yaml", [item.replace("DRAFT", model) for item in wanted])
-    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=old.path)
+    run = pipeline.profile(options, tmp_path / "run", Silent(), reuse=finished.path)
     assert (run.manifest.emitted, run.manifest.certified) == (("multi_draft_2",), ("strict",))
     assert run.documents().to_pylist() == finished.documents().to_pylist()
     before, now = log_of(finished, "close"), log_of(run, "close")
@@ -1044,18 +1020,3 @@ def test_a_profile_with_options_that_are_no_more_is_compared_as_it_stands(finish
     require_same_profile(Run(finished.path, manifest), options)
     with pytest.raises(RunMismatch, match=r"another profile \(gammas changed\)"):
         require_same_profile(Run(finished.path, manifest), options.model_copy(update={"gammas": [9]}))
-
-
-def test_an_interrupted_run_of_an_earlier_version_is_finished(
-    finished: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Options that came later have their defaults, which is what it did."""
-    path = profile_file(tmp_path, tiny)
-    interrupted(path, tmp_path / "new", monkeypatch)
-    out = aged(Run.open(tmp_path / "new"), tmp_path / "run").path
-    with pytest.raises(RunMismatch, match=r"another profile \(certificates changed\)"):
-        run_profile(path, out, True, "certificates=true")
-    run_profile(path, out, resume=True)
-    expected, found = tables(finished.path), tables(out)
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not found[name].equals(expected[name])] == []

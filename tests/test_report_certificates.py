@@ -643,7 +643,7 @@ def test_the_target_alone_is_described_with_prompt_lookup(tmp_path: Path, certif
     assert "KL budget, nats" in text
     assert "certified:" not in text
     if certificates:
-        assert dataclasses.replace(held(found), inexact=0.0, unknown=()) == Certificates((), (), (), 0.0, ())
+        assert dataclasses.replace(held(found), inexact=0.0, unknown=()) == Certificates((), (), 0.0, ())
         assert "some rule accepts more tokens than were looked at" in text
         assert as_json(found)["certificates"]["certificates"] == []
     else:
@@ -990,8 +990,8 @@ def test_certificates_in_the_terminal_by_hand(report: Report) -> None:
         "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it",
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain",
         "beforehand.",
-        "What is accepted beyond that was right, but not certain to be. Position by position: threshold_RULE in",
-        "the log.",
+        "What is accepted beyond that was right, but not certain to be. Position by position: threshold_RULE",
+        "in the log.",
         "At <1% of the positions some rule accepts more tokens than were looked at: a lower bound there.",
     ]
 

@@ -198,8 +198,8 @@ def test_layers_without_experts_are_found() -> None:
 
 
 UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown": (LLAMA | {"model_type": "gpt2"}, "model_type 'gpt2' is none"),
-    "no type": ({"hidden_size": 4096}, "model_type None is none"),
+    "unknown": (LLAMA | {"model_type": "gpt2"}, "model_type 'gpt2' is not one"),
+    "no type": ({"hidden_size": 4096}, "model_type None is not one"),
     "latent cache": (DEEPSEEK | {"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent KV cache"),
     "missing": ({key: value for key, value in LLAMA.items() if key != "vocab_size"}, "lacks vocab_size"),
     "no number": (LLAMA | {"num_hidden_layers": "32"}, "has '32' for num_hidden_layers"),

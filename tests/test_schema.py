@@ -30,7 +30,7 @@ from alphaprof.log.schema import (
 )
 from alphaprof.log.store import write_table
 from alphaprof.rules import DEFAULT_RULES
-from tests.synthetic import Domain, Recipe, facts, write_run
+from tests.synthetic import Domain, Recipe, draft_facts, facts, write_run
 
 RULES = (*DEFAULT_RULES, "multi_draft_2")
 CERTIFIED = ("strict", "additive_0p1", "multiplicative_0p3", "top_m_3", "typical_0p09_0p3", "trtllm_10_0p6")
@@ -234,7 +234,7 @@ def manifest() -> Manifest:
             "decision": {},
         },
         target=facts("target"),
-        drafts={"small": facts("small")},
+        drafts={"small": draft_facts("small")},
         tokenizer="0" * 64,
         environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
         shards=(Shard(0, 4, 100, "ab", 1), Shard(1, 3, 50, "cd")),
