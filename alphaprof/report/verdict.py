@@ -281,8 +281,8 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
         book, timing = None, UNTIMED
     times = timing.times
     best: Pair | None = None
-    if hindrance := why_undecidable(weights, evidence, next(iter(candidates.values()))):
-        decision = no_decision(hindrance)
+    if reason := why_undecidable(weights, evidence, next(iter(candidates.values()))):
+        decision = no_decision(reason)
     else:
         best, decision = judge(candidates, timing, mix, question, gammas)
         decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))

@@ -19,24 +19,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from alphaprof.render.html.page import render_html
 from alphaprof.report.build import build_report
+from alphaprof.rules import DEFAULT_RULES
 from tests.synthetic import Domain, Recipe, write_run
 
 DOMAINS = ("code", "chat", "math", "translation", "summaries", "stories", "extraction", "tables")
-RULES = (
-    "strict",
-    "lossless",
-    "one_hot",
-    "additive_0p1",
-    "multiplicative_0p3",
-    "top_m_3",
-    "typical_0p09_0p3",
-    "trtllm_10_0p6",
-)
 RECIPE = Recipe(
     domains={name: Domain(documents=20, alpha=0.3 + 0.07 * place) for place, name in enumerate(DOMAINS)},
     drafts={"small": 0.0, "medium": 0.1, "large": 0.2},
     gammas=range(1, 9),
-    rules=RULES,
+    rules=DEFAULT_RULES,
     certificates=True,
     shard_documents=40,
 )

@@ -81,7 +81,7 @@ def _by_length(metrics: Line, histogram: Array) -> Array | None:
 
 
 def _by_step(metrics: Line, histogram: Array) -> Array | None:
-    """From what each round accepted and drafted; None where only one of them is told."""
+    """Returns the rounds from what each accepted and drafted; None unless the request has both lists."""
     lists = {name: metrics.wholes(name, metrics.fields[name]) for name in BY_STEP if metrics.fields.get(name) is not None}
     if len(lists) < 2:
         _require_half(metrics, histogram, lists)

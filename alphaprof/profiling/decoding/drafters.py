@@ -26,7 +26,7 @@ OWN, DRAFTED, KEPT = range(3)  # streams of random numbers: the target's own tok
 class Cached:
     """A model, and keys and values of the first `length` tokens of one text.
 
-    `width`: only the first so many logits are looked at (see `vocabulary.scored_width`). Neither mask nor positions are
+    `width`: logits from this id on are ignored (see `drafts.scored_width`). Neither mask nor positions are
     passed: without padding a model derives both from its cache, and a mask is looked at before it is used: a GPU would wait.
     """
 
@@ -118,8 +118,8 @@ def _held(cache: Any) -> int:
 class Choice:
     """How the target chooses the tokens of a text: greedily where `processing` is None, else drawn with this seed.
 
-    `draft_processing`: what the draft's logits go through when it draws (see `Processing.for_draft`). `width`: only the
-    first so many ids carry probability (see `vocabulary.scored_width`); None: all that the target has.
+    `draft_processing`: what the draft's logits go through when it draws (see `Processing.for_draft`). `width`: ids
+    from this one on have no probability (see `drafts.scored_width`); None: all that the target has.
     """
 
     processing: Processing | None = None

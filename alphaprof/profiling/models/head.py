@@ -33,7 +33,7 @@ def _same(ours: Sequence[nn.Parameter], theirs: Sequence[nn.Parameter]) -> bool:
 
 @contextlib.contextmanager
 def recorded(base: Any, depths: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
-    """The hidden states [batch, length, hidden] behind so many layers of a decoder, once it has run in this context."""
+    """Yields the hidden states [batch, length, hidden] after each depth of a decoder, once it has run in this context."""
     states: dict[int, torch.Tensor] = {}
 
     def keep(depth: int) -> Any:
@@ -68,7 +68,7 @@ class Rest:
     def __init__(self, base: Any, count: int) -> None:
         self.count = count
         self._known = _Known()
-        # As many layers as before: what is told of each by its place, such as the kind of its attention, still fits.
+        # As many layers as before: settings by a layer's place, such as the kind of its attention, still fit.
         gone = [self._known, *(_Known() for _ in range(count - 1))]
         self._base = copy.copy(base)
         self._base.__dict__ = dict(base.__dict__)
