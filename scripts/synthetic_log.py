@@ -28,12 +28,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from alphaprof.log.files import ranges
 from alphaprof.log.manifest import Shard
-from alphaprof.log.schema import CONTINUATION_COLUMNS, Column, arrow_schema
 from alphaprof.log.store import Run
-from alphaprof.rules import DEFAULT_RULES, rules_of
+from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals, write_totals
-from tests.synthetic import Domain, Recipe, latency, manifest
+from tests.synthetic import Document, Domain, Recipe, continuation_table, latency, log_table, manifest
 
 Array = np.ndarray[Any, Any]
 VOCABULARY, EOS, LONGEST = 49_152, 2, 256
@@ -54,14 +53,16 @@ class Size:
 
     @classmethod
     def of(cls, positions: int, **options: Any) -> Size:
-        """So many documents that they have about so many positions."""
+        """As many documents as have about `positions` positions."""
         return cls(max(1, round(positions / (0.95 * LONGEST + 0.05 * (20 + LONGEST) / 2))), **options)
 
     @property
     def recipe(self) -> Recipe:
         """What the manifest and the step times say."""
-        temperatures = dict(zip(DOMAINS, itertools.cycle(KINDS[self.kind]), strict=False))
-        domains = {name: Domain(alpha=alpha, temperature=temperatures[name]) for name, alpha in DOMAINS.items()}
+        domains = {
+            name: Domain(alpha=alpha, temperature=temperature, continuation="sampled" if temperature else "greedy")
+            for (name, alpha), temperature in zip(DOMAINS.items(), itertools.cycle(KINDS[self.kind]), strict=False)
+        }
         lookups = ["ngram"] if self.lookup else []
         return Recipe(domains, {"small": 0.0}, range(1, 9), rules=DEFAULT_RULES, lookups=lookups, shard_documents=self.shard)
 
@@ -172,9 +173,8 @@ def _drawn(size: Size, run: Run, index: int) -> Drawn:
     made = {"small": common | _model(rng, common, hits)}
     if size.lookup:
         made["ngram"] = common | _lookup(rng, common, _bursts(rng, alpha)[mask], left)
-    columns = run.log_rules.columns
-    documents = _documents(turns, lengths, ended, common)
-    return Drawn(documents, lengths, {draft: _table(data, columns) for draft, data in made.items()})
+    documents = _documents(turns, lengths, ended, common["token"])
+    return Drawn(documents, lengths, {draft: log_table(data, run.log_rules, draft) for draft, data in made.items()})
 
 
 def _zipf(rng: np.random.Generator, count: int) -> Array:
@@ -274,51 +274,15 @@ def _proposal(rng: np.random.Generator, target: dict[str, Array], hits: Array) -
     }
 
 
-def _table(data: dict[str, Array], columns: tuple[Column, ...]) -> pa.Table:
-    """A table of the log; what the draft does not have is null, and so is its part where it proposes nothing."""
-    count = len(data["token"])
-    missing = ("overlap", "draft_token_prob", "draft_rank_of_token")
-    data = dict.fromkeys(missing, np.full(count, np.nan)) | data
-    data |= {f"accept_{rule.id}": rule.accept(data) for rule in rules_of(list(DEFAULT_RULES))}
-    known = [name for name in data if name not in missing or not np.isnan(data[name]).all()]
-    silent = data["proposed"] == 0
-    arrays = [
-        pa.array(data[column.name], mask=silent if column.nullable else None).cast(column.type)
-        if column.name in known
-        else pa.nulls(count, column.type)
-        for column in columns
+def _documents(turns: list[tuple[str, Domain]], lengths: Array, ended: Array, tokens: Array) -> pa.Table:
+    texts = np.split(tokens, np.cumsum(lengths)[:-1])
+    documents = [
+        Document(
+            place, name, dataclasses.replace(domain, finish="eos" if ended[place] else "length"), place, len(text), text
+        )
+        for place, ((name, domain), text) in enumerate(zip(turns, texts, strict=True))
     ]
-    return pa.Table.from_arrays(arrays, schema=arrow_schema(columns))
-
-
-def _documents(turns: list[tuple[str, Domain]], lengths: Array, ended: Array, common: dict[str, Array]) -> pa.Table:
-    tokens = iter(np.split(common["token"], np.cumsum(lengths)[:-1]))
-    rows = [
-        {
-            "document": place,
-            "domain": name,
-            "source": 0,
-            "source_row": place,
-            "prompt_hash": "",
-            "prompt_tokens": 8,
-            "continuation_tokens": int(lengths[place]),
-            "finish": "eos" if ended[place] else "length",
-            "continuation": "greedy" if domain.temperature is None else "sampled",
-            "on_policy": True,
-            "max_new_tokens": LONGEST,
-            **_settings(domain),
-            "prompt_ids": list(range(3, 11)),
-            "continuation_ids": next(tokens),
-        }
-        for place, (name, domain) in enumerate(turns)
-    ]
-    return pa.Table.from_pylist(rows, schema=arrow_schema(CONTINUATION_COLUMNS))
-
-
-def _settings(domain: Domain) -> dict[str, float]:
-    if domain.temperature is None:
-        return {}
-    return {"temperature": domain.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
+    return continuation_table(documents, LONGEST)
 
 
 def main() -> None:
@@ -326,8 +290,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write a run of any size without models.")
     parser.add_argument("run", type=Path)
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--positions", type=int, help="so many positions, with their log")
-    size.add_argument("--documents", type=int, help="so many documents, with totals and without a log")
+    size.add_argument("--positions", type=int, help="number of positions, with their log")
+    size.add_argument("--documents", type=int, help="number of documents, with totals and without a log")
     parser.add_argument("--kind", choices=KINDS, default="mixed", help="how the texts were written")
     parser.add_argument("--lookup", action="store_true", help="prompt lookup as a second draft")
     given = parser.parse_args()

@@ -6,10 +6,13 @@ in real text. Nothing here imports torch.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import hashlib
 import itertools
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,8 +116,24 @@ class Document:
 
 
 def write_run(path: Path, recipe: Recipe | None = None) -> Run:
-    """A complete run in `path`, totals and step times included."""
+    """A complete run in `path`, totals and step times included: a copy where this process has written the recipe before."""
     recipe = recipe or Recipe()
+    written = _written() / hashlib.sha256(repr(recipe).encode()).hexdigest()
+    if not written.exists():
+        _write(written, recipe)
+    shutil.copytree(written, path, dirs_exist_ok=True)
+    return Run.open(path)
+
+
+@functools.cache
+def _written() -> Path:
+    """A folder of runs by recipe, which ends with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="synthetic-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _write(path: Path, recipe: Recipe) -> None:
     rng = np.random.default_rng(recipe.seed)
     run = Run(path, manifest(recipe))
     documents = _documents(recipe, rng)
@@ -125,7 +144,6 @@ def write_run(path: Path, recipe: Recipe | None = None) -> Run:
     run.write_documents()
     run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
     write_totals(run)
-    return run
 
 
 def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) -> Run:
@@ -262,7 +280,7 @@ def _write_shard(run: Run, index: int, documents: Sequence[Document], recipe: Re
     for draft in recipe.lookups:
         parts = [columns | _lookup_columns(one, columns, rng) for one, columns in zip(documents, target, strict=True)]
         run.write_positions(_position_table(documents, parts, draft, recipe.log_rules), index, draft)
-    run.write_continuations(_continuation_table(documents), index)
+    run.write_continuations(continuation_table(documents), index)
     positions = sum(document.length for document in documents)
     digest = hashlib.sha256(str([document.number for document in documents]).encode()).hexdigest()
     shard = Shard(index, len(documents), positions, digest)
@@ -424,21 +442,26 @@ def _position_table(
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
     greedy = [document.options.on_policy and document.options.temperature is None for document in documents]
     data["greedy"] = np.repeat(greedy, lengths)
-    nothing = np.full(sum(lengths), np.nan)
     data |= _drawn_columns(documents, parts, rules)
-    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token"), nothing) | data
-    data |= {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
     if rules.certified:
         top, entropy = _wide([part["top"] for part in parts]), data["target_entropy"]
         data |= Extras.of(rules.certified, certificates=True).thresholds(top, entropy, VOCABULARY)
-    declared = rules.columns
+    return log_table(data, rules, draft)
+
+
+def log_table(data: dict[str, Array], rules: LogRules, draft: str) -> pa.Table:
+    """A table of the log from columns by name: with what rules accept, and null where the draft has or proposes nothing."""
+    size, declared = len(data["token"]), rules.columns
+    nothing = np.full(size, np.nan)
+    columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token"), nothing) | data
+    data = data | {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
     silent = data["proposed"] == 0
     masks = {column.name: silent for column in declared if column.nullable and column.name != "phase"}
     masks |= {f"emitted_{rule}": silent | np.isnan(data[f"emitted_{rule}"]) for rule in rules.emitted}
     arrays = [
         pa.array(data[column.name], mask=masks.get(column.name)).cast(column.type)
         if column.name in data
-        else pa.nulls(sum(lengths), column.type)
+        else pa.nulls(size, column.type)
         for column in declared
     ]
     return pa.Table.from_arrays(arrays, schema=arrow_schema(declared, draft=draft, rules=list(rules.accepted)))
@@ -463,8 +486,10 @@ def _wide(parts: Sequence[Array]) -> Array:
     return np.concatenate([part[:, : min(part.shape[1] for part in parts)] for part in parts])
 
 
-def _continuation_table(documents: Sequence[Document]) -> pa.Table:
-    return pa.Table.from_pylist([_row(document) for document in documents], schema=arrow_schema(CONTINUATION_COLUMNS))
+def continuation_table(documents: Sequence[Document], max_new_tokens: int | None = None) -> pa.Table:
+    """The texts of documents. `max_new_tokens`: what they were allowed to have; None: what each has."""
+    rows = [_row(document) | ({"max_new_tokens": max_new_tokens} if max_new_tokens else {}) for document in documents]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(CONTINUATION_COLUMNS))
 
 
 def _row(document: Document) -> dict[str, Any]:
