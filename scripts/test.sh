@@ -1,18 +1,27 @@
 #!/usr/bin/env bash
-# Everything that a change must pass: install, lint, types, all tests, those on the real demo model included.
+# Install, lint, check types and run tests. Under eight minutes on two quiet cores, the installation apart.
+#   --all    the slow tests too: what a change must pass, and what continuous integration runs
+#   --quick  only what shows a mistake within 90 seconds: tests that load no model, of what lies below the reports
+# Other arguments go to pytest, e.g. tests/theory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+mode=
+case ${1:-} in --all | --quick) mode=$1; shift ;; esac
+
 ./scripts/install.sh
-echo "== demo model"
-.venv/bin/python scripts/fetch_demo_models.py models
-if ! command -v chromium chromium-browser google-chrome > /dev/null; then
-  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-    echo "== chromium, for the tests of the HTML report"
-    log=$(mktemp)
-    { apt-get update && apt-get install --yes --no-install-recommends chromium; } > "$log" 2>&1 || tail -5 "$log" >&2
-  else
-    echo "== no chromium: tests that need a browser are skipped (in CI they fail)" >&2
+if [ "$mode" != --quick ]; then
+  echo "== demo model"
+  .venv/bin/python scripts/fetch_demo_models.py models
+  export ALPHAPROF_DEMO_MODEL=models/SmolLM2-135M-Instruct.Q4_1.gguf
+  if ! command -v chromium chromium-browser google-chrome > /dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+      echo "== chromium, for the tests of the HTML report"
+      log=$(mktemp)
+      { apt-get update && apt-get install --yes --no-install-recommends chromium; } > "$log" 2>&1 || tail -5 "$log" >&2
+    else
+      echo "== no chromium: tests that need a browser are skipped (in CI they fail)" >&2
+    fi
   fi
 fi
 echo "== lint"
@@ -21,6 +30,14 @@ echo "== lint"
 echo "== types"
 .venv/bin/mypy
 echo "== tests"
+case $mode in
+  --all) chosen=() ;;
+  --quick)
+    chosen=(-m "not models and not demo_model and not slow")
+    [ $# -gt 0 ] || set -- tests/*.py tests/{config,costs,log,profiling,stats,theory,totals}
+    ;;
+  *) chosen=(-m "not slow") ;;
+esac
 # Two processes of one thread each: threads of torch that compete for processors take many times as long.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} ALPHAPROF_DEMO_MODEL=models/SmolLM2-135M-Instruct.Q4_1.gguf
-.venv/bin/pytest --numprocesses 2 --dist loadfile "$@"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+.venv/bin/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,25 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # no GPU: kernels run in NumPy; read once, when something imports triton
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that run models come first: a process that begins one at the end would work on alone."""
+    running = {item.path for item in items if item.get_closest_marker("models") or item.get_closest_marker("demo_model")}
+    items.sort(key=lambda item: item.path not in running)
+
+
+def slow(cases: Iterable[Sequence[Any]]) -> list[Any]:
+    """Parameters of cases that `./scripts/test.sh --all` alone runs: other settings of what a quicker case shows."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_disks() -> Iterator[None]:
+    """Files count as on the disk at once: no test takes the power away, and thousands of small files would wait for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,7 @@ def test_a_hostile_case_ends_in_the_same_answer_or_in_two_lines(name: str) -> No
     require_target(name, **({"models": False} if name in ("files", "disk") else {}))
 
 
+@pytest.mark.slow
 @pytest.mark.models
 def test_what_was_killed_ends_with_the_same_rows() -> None:
     require_target("kills")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -34,17 +35,24 @@ SOURCE = {"domain": "code", "path": "data.jsonl", "prompt": "{text}"}
 def run(
     folder: Path, *arguments: str, without: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m alphaprof` with arguments, in a folder."""
-    program = ["-c", WITHOUT.format(packages=without)] if without else ["-m", "alphaprof"]
-    return subprocess.run(
-        [sys.executable, *program, *arguments],
-        cwd=folder,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    """How `alphaprof` ends in a folder; in a process of its own where packages are missing or the environment differs."""
+    program = [sys.executable, "-c", WITHOUT.format(packages=without), *arguments]
+    if without or environment:
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
+        return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", errors, write_through=True) for errors in ("strict", "backslashreplace")
     )
+    code = 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["alphaprof", *arguments])
+        try:
+            app.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    texts = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(program, code, *texts)
 
 
 def profile(folder: Path, content: str = '{"text": "a"}\n', **changes: Any) -> Path:

@@ -19,6 +19,7 @@ from scripts.gpu.setting import Line, Setting
 from tests.conftest import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.models
 def test_every_part_runs_on_tiny_shapes(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "gpu_check.py"), "--device", "cpu", "--tiny", "--out", str(tmp_path)]

@@ -154,6 +154,7 @@ def parts_of_prompts(model: Path) -> list[Continuation]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.demo_model
 def test_acceptance_and_divergence_of_the_demo_model_hang_on_the_batch_by_no_more_than_noise(demo_model: Path) -> None:
     """On real text in bfloat16, where batches round differently, at each position of it.

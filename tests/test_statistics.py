@@ -486,6 +486,7 @@ def test_equal_rows_are_exactly_nothing_apart() -> None:
     assert not found["kl_draft_target"].any()
 
 
+@pytest.mark.slow
 def test_the_process_that_compiles_computes_what_others_load(tmp_path: Path) -> None:
     """To the last bit: rows of a resumed run must not hang on it."""
     code = """

@@ -296,6 +296,7 @@ print(sum(bool(made.asm["cubin"]) for _, made in compiled.values()))
 """
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_gpus_and_once_for_any_number_of_rows(tmp_path: Path) -> None:
     """For an H100 and an A100, with the widest loads though the width is odd (the rows' distance is not). Needs no GPU."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

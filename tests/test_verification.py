@@ -21,6 +21,7 @@ from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, expected_replay
 from tests import reference
+from tests.conftest import slow
 from tests.test_sampling import assert_follows
 from tests.tiny import llama, noisy
 
@@ -126,19 +127,21 @@ def point_mass(draft: Model) -> Model:
 CUT = Processing(1.3, 0, 0.8)
 LAWS = [
     # rule, gamma, processing, how the draft is processed, sizes of both vocabularies
+    ("lossless", 2, CUT, "temperature", (5, 5)),
+    ("lossless", 2, PLAIN, "same", (5, 7)),  # the draft may draw what the target does not have
+    ("one_hot", 4, PLAIN, "same", (6, 5)),
+]
+MORE_LAWS = [
     ("lossless", 1, PLAIN, "same", (5, 5)),
     ("lossless", 4, PLAIN, "same", (5, 5)),
     ("lossless", 2, CUT, "same", (5, 5)),
-    ("lossless", 2, CUT, "temperature", (5, 5)),
     ("lossless", 3, Processing(0.7, 3), "same", (5, 5)),
     ("lossless", 2, PLAIN, "same", (5, 4)),
-    ("lossless", 2, PLAIN, "same", (5, 7)),  # the draft may draw what the target does not have
     ("one_hot", 2, CUT, "same", (5, 5)),
-    ("one_hot", 4, PLAIN, "same", (6, 5)),
 ]
 
 
-@pytest.mark.parametrize(("rule", "gamma", "settings", "draft_processing", "sizes"), LAWS, ids=str)
+@pytest.mark.parametrize(("rule", "gamma", "settings", "draft_processing", "sizes"), [*LAWS, *slow(MORE_LAWS)], ids=str)
 def test_texts_follow_the_law_of_the_target_and_rounds_their_expectation(
     rule: str, gamma: int, settings: Processing, draft_processing: str, sizes: tuple[int, int]
 ) -> None:
@@ -164,7 +167,7 @@ def assert_law(texts: list[Array], expected: dict[tuple[int, ...], float]) -> No
     assert_follows(np.array([counted[text] for text in expected]), np.array(list(expected.values())))
 
 
-@pytest.mark.parametrize("settings", [PLAIN, CUT], ids=str)
+@pytest.mark.parametrize("settings", [CUT, *slow([(PLAIN,)])], ids=str)
 def test_plain_decoding_follows_the_law_of_the_target(settings: Processing) -> None:
     target, draft = tables()
     choice = Choice(settings, 11)
@@ -172,6 +175,7 @@ def test_plain_decoding_follows_the_law_of_the_target(settings: Processing) -> N
     assert_law(texts, exactly(target, draft, choice, 1).law)
 
 
+@pytest.mark.slow
 def test_a_real_cache_gives_the_law_as_well() -> None:
     """The same on networks with attention, fewer times."""
     network = llama(seed=2, vocabulary=4, layers=2, eos_token_id=3, pad_token_id=3)
