@@ -14,18 +14,15 @@ import numpy as np
 import pytest
 
 from alphaprof.cli import app
-from alphaprof.commands.validate.answer import Validation, require_within
-from alphaprof.commands.validate.build import build_validation
-from alphaprof.commands.validate.timings import (
+from alphaprof.commands.validate.answer import ClockError, Outcome, RelativeError, Validation, require_within
+from alphaprof.commands.validate.build import (
     TAIL,
-    ClockError,
     Decodings,
     DecodingTimes,
     Generated,
-    Outcome,
-    RelativeError,
     TimedGroup,
     TimedPair,
+    build_validation,
     clock_error,
     contexts_of,
     decoded_rule,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -88,7 +87,8 @@ class Check:
         if self.items:
             console.print()
             _table(self, console)
-        _beside(self, console)
+        if notes := list(_notes(self, short, str)):
+            console.print(*map(plain, notes), "", sep="\n")
         word, style = WORDS[self.outcome]
         console.print(Text(word, style).append_text(plain(f"  {self.reason}")))
         level = fmt.level(self.confidence)
@@ -112,36 +112,28 @@ class Check:
             lines += [f"{fmt.many(self.paired, 'document')} paired by prompt.", ""]
         if self.items:
             lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
-            lines += [row(*_cells(item)) for item in self.items]
-        notes = [f"- {escaped(item.domain)}: {escaped_sentence(item.note)}" for item in self.items if item.note]
-        notes += [f"- not judged: {escaped(item.domain)} ({escaped_sentence(item.reason)})" for item in self.unjudged]
-        if notes:
+            for item in self.items:
+                named = (escaped(item.domain), item.measure, fmt.count(item.documents), f"{item.threshold:g}")
+                lines.append(row(*named, _plain(item.value), _bounds(item), f"{SIGNS[item.outcome]} {item.outcome}"))
+        if notes := [f"- {note}" for note in _notes(self, escaped, escaped_sentence)]:
             lines += ["", *notes]
         return "\n".join(lines).rstrip() + "\n"
 
     def junit(self) -> str:
         """Returns JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
-        items = self.items
-        counts = {name: sum(item.outcome == name for item in items) for name in ("fail", "undecided")}
-        suite = ET.Element(
-            "testsuite",
-            name="alphaprof check",
-            tests=str(max(len(items), 1) + len(self.unjudged)),
-            failures=str(counts["fail"] if items else int(self.outcome == "fail")),
-            skipped=str((counts["undecided"] if items else int(self.outcome == "undecided")) + len(self.unjudged)),
-        )
-        for item in items:
-            case = ET.SubElement(
-                suite, "testcase", classname=f"{self.draft}.{item.measure}", name=visible(short(item.domain))
-            )
-            notes = [f"bounds {_plain(item.low)} to {_plain(item.high)}"] if item.low is not None else []
+        suite = ET.Element("testsuite", name="alphaprof check")
+        for item in self.items:
+            notes = [f"bounds {_bounds(item)}"] if item.low is not None else []
             notes += [item.note] if item.note else []
-            _outcome(case, item.outcome, f"{_plain(item.value)}, {', '.join(notes)}, at least {item.threshold:g}")
+            text = f"{_plain(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
+            _case(suite, f"{self.draft}.{item.measure}", item.domain, item.outcome, text)
         for left in self.unjudged:
-            case = ET.SubElement(suite, "testcase", classname=f"{self.draft}.baseline", name=visible(short(left.domain)))
-            _outcome(case, "undecided", f"not judged: {left.reason}")
-        if not items:
-            _outcome(ET.SubElement(suite, "testcase", classname="alphaprof", name="decision"), self.outcome, self.reason)
+            _case(suite, f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
+        if not self.items:
+            _case(suite, "alphaprof", "decision", self.outcome, self.reason)
+        suite.set("tests", str(len(suite)))
+        for count, outcome in (("failures", "failure"), ("skipped", "skipped")):
+            suite.set(count, str(len(suite.findall(f"*/{outcome}"))))
         ET.indent(suite)
         return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
 
@@ -182,14 +174,13 @@ def _table(check: Check, console: Console) -> None:
     console.print()
 
 
-def _beside(check: Check, console: Console) -> None:
-    """What the table does not hold: notes on items, and what was not judged."""
-    noted = [f"{short(item.domain)}: {item.note}" for item in check.items if item.note]
-    noted += [f"not judged: {short(item.domain)} ({item.reason})" for item in check.unjudged]
-    for line in noted:
-        console.print(plain(line))
-    if noted:
-        console.print()
+def _notes(check: Check, name: Callable[[str], str], sentence: Callable[[str], str]) -> Iterator[str]:
+    """Yields what the table does not hold; `name` and `sentence` write domains and reasons."""
+    for item in check.items:
+        if item.note:
+            yield f"{name(item.domain)}: {sentence(item.note)}"
+    for left in check.unjudged:
+        yield f"not judged: {name(left.domain)} ({sentence(left.reason)})"
 
 
 def _number(item: Item, value: float | None) -> str:
@@ -198,26 +189,15 @@ def _number(item: Item, value: float | None) -> str:
     return fmt.number(value, 3, "x" if item.measure == SPEEDUP else "")
 
 
-def _cells(item: Item) -> tuple[str, ...]:
-    bounds = f"{_plain(item.low)} to {_plain(item.high)}" if item.low is not None else fmt.NOTHING
-    sign = f"{SIGNS[item.outcome]} {item.outcome}"
-    return (
-        escaped(item.domain),
-        item.measure,
-        fmt.count(item.documents),
-        f"{item.threshold:g}",
-        _plain(item.value),
-        bounds,
-        sign,
-    )
+def _bounds(item: Item) -> str:
+    return fmt.NOTHING if item.low is None else f"{_plain(item.low)} to {_plain(item.high)}"
 
 
 def _plain(value: float | None) -> str:
-    if value is None:
-        return fmt.NOTHING
-    return f"{value:.3f}" if math.isfinite(value) else "inf"
+    return fmt.NOTHING if value is None else f"{value:.3f}"
 
 
-def _outcome(case: ET.Element, outcome: str, text: str) -> None:
+def _case(suite: ET.Element, classname: str, name: str, outcome: Outcome, text: str) -> None:
+    case = ET.SubElement(suite, "testcase", classname=classname, name=visible(short(name)))
     if outcome != "pass":
         ET.SubElement(case, "failure" if outcome == "fail" else "skipped", message=visible(text))

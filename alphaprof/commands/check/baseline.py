@@ -11,9 +11,9 @@ nobody knows what it does on other documents: it is judged by bounds like any ot
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class PairedText:
     identical: bool = False
     doubt: str | None = None
 
-    def hindrance(self, rule: str) -> str | None:
+    def why_not_judged(self, rule: str) -> str | None:
         """Why this text cannot be judged; None where it can."""
         if self.old.policy not in parse_rule(rule).rule.policies:
             return f"{rule} does not apply to its text ({text_kind(self.old.continuation, self.old.sampling)})"
@@ -72,6 +72,11 @@ class PairedText:
     def unchanged(self) -> bool:
         """Whether one draft did the same twice."""
         return self.identical and self.doubt is None and not self.silent
+
+    @property
+    def needs_bounds(self) -> bool:
+        """Whether bounds decide; texts that need none have no part in the correction of the others."""
+        return not self.silent and not self.unchanged
 
     @property
     def documents(self) -> int:
@@ -116,32 +121,25 @@ class PairedText:
         difference = self.difference(1 - 2 * tail)
         return difference.low, difference.high
 
-    def lost(self, threshold: float) -> Item:
-        """The item of a draft that no longer proposes anything: its alpha is not known, its rounds have one token each."""
-        units = distinct(self.old.cluster)
-        value = self.difference(0.5).value if self.gamma is not None else None
-        return Item(self.measure, self.domain, threshold, value, None, None, units, "fail", LOST)
-
-    def kept(self, threshold: float) -> Item:
-        """The item of a draft that has not changed. Nothing is estimated: a margin, which is never below 0, is kept."""
-        units, note = distinct(self.old.cluster), _same(self.documents)
-        return Item(self.measure, self.domain, threshold, 0.0, None, None, units, "pass", note)
-
-    def item(self, threshold: float, confidence: float, judged: GateResult) -> Item:
-        """The item of a draft that proposes something."""
-        value, note = self.difference(confidence), None
+    def item(self, threshold: float, confidence: float, results: Iterator[GateResult]) -> Item:
+        """What became of it; it has the next of the `results` where it `needs_bounds`."""
+        item, units, note = partial(Item, self.measure, self.domain, threshold), distinct(self.old.cluster), None
+        if self.silent:  # alpha is not known then, and rounds have one token each
+            value = self.difference(0.5).value if self.gamma is not None else None
+            return item(value, None, None, units, "fail", LOST)
+        if self.unchanged:  # nothing is estimated: a margin, which is never below 0, is kept
+            return item(0.0, None, None, units, "pass", _same(self.documents))
         if self.identical:
             most = percent(differing(self.compared, 1 - confidence))
             alike = f"identical on all {many(self.documents, 'document')}"
             note = f"{alike}, but {self.doubt}: at most {most} of documents can differ"
-        return Item(
-            self.measure, self.domain, threshold, value.value, judged.low, judged.high, self.compared, judged.outcome, note
-        )
+        result = next(results)
+        return item(self.difference(confidence).value, result.low, result.high, self.compared, result.outcome, note)
 
 
-def one_rule(inquiry: ReportInputs) -> str:
+def one_rule(inputs: ReportInputs) -> str:
     """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
-    rules = inquiry.decisive
+    rules = inputs.decisive
     if not rules:
         raise OptionInvalid("no text of the run is the target's own, so no rule has rounds on it", "name one: --rule strict")
     if len(rules) > 1:
@@ -155,16 +153,17 @@ def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float
     """
     require_comparable(old, new, allow_target_change)
     gamma = new.run.gammas[0] if new.run.imported else None
-    inquiry = ReportInputs.of(new.run, "engine", new.run.manifest.config)
-    chosen, confidence = rule or one_rule(inquiry), inquiry.question.confidence
+    inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
+    chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
     pairs = paired_pools(old, new, [chosen])
-    texts = [PairedText(key[0], before, pairs.pools[1][key], gamma) for key, before in pairs.pools[0].items()]
-    unjudged = [Unjudged(text.domain, reason) for text in texts if (reason := text.hindrance(chosen)) is not None]
-    texts = [text for text in texts if text.hindrance(chosen) is None]
+    every = [PairedText(key[0], before, pairs.pools[1][key], gamma) for key, before in pairs.pools[0].items()]
+    reasons = [text.why_not_judged(chosen) for text in every]
+    unjudged = [Unjudged(text.domain, reason) for text, reason in zip(every, reasons, strict=True) if reason]
+    texts = _compared(old, new, [text for text, reason in zip(every, reasons, strict=True) if not reason])
     if not texts:
         raise _nothing_to_judge(old, unjudged)
-    texts = _compared(old, new, texts)
-    items = _items(texts, -margin, confidence)
+    results = iter(judge([Gate(-margin, text.bounds) for text in texts if text.needs_bounds], confidence))
+    items = tuple(text.item(-margin, confidence, results) for text in texts)
     unjudged += _unpaired(old.run, new.run, pairs)
     outcome = together([item.outcome for item in items])
     same = _same(sum(text.documents for text in texts)) if all(text.unchanged for text in texts) else None
@@ -184,36 +183,21 @@ def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float
     )
 
 
-def _items(texts: Sequence[PairedText], threshold: float, confidence: float) -> tuple[Item, ...]:
-    """An item for each text, in their order. Those that need no bounds have no part in the correction of the others."""
-    estimated = [text for text in texts if not text.silent and not text.unchanged]
-    judged = iter(judge([Gate(threshold, text.bounds) for text in estimated], confidence))
-
-    def item(text: PairedText) -> Item:
-        if text.silent:
-            return text.lost(threshold)
-        return text.kept(threshold) if text.unchanged else text.item(threshold, confidence, next(judged))
-
-    return tuple(map(item, texts))
-
-
 def _same(documents: int) -> str:
     return f"the same draft, identical on all {many(documents, 'document')}"
 
 
 def _compared(old: RunDraft, new: RunDraft, texts: Sequence[PairedText]) -> list[PairedText]:
     """The texts with what is known of their rows. Logs are read only where totals are equal, and a shard at a time."""
-    equal = [text.equal_totals() for text in texts]
     doubt = _doubt(old, new)
-    if not any(equal) or new.run.imported or not (old.run.has_log and new.run.has_log):
-        return [replace(text, identical=same, doubt=doubt) for text, same in zip(texts, equal, strict=True)]
-    digests = [_row_digests(side) for side in (old, new)]
-
-    def same_rows(text: PairedText) -> bool:
-        numbers = (pool["document"].tolist() for pool in (text.old, text.new))
-        return all(digests[0][before] == digests[1][after] for before, after in zip(*numbers, strict=True))
-
-    return [replace(text, identical=same and same_rows(text), doubt=doubt) for text, same in zip(texts, equal, strict=True)]
+    identical = [text.equal_totals() for text in texts]
+    if any(identical) and not new.run.imported and old.run.has_log and new.run.has_log:
+        before, after = _row_digests(old), _row_digests(new)
+        identical = [
+            same and [before[row] for row in text.old["document"]] == [after[row] for row in text.new["document"]]
+            for text, same in zip(texts, identical, strict=True)
+        ]
+    return [replace(text, identical=same, doubt=doubt) for text, same in zip(texts, identical, strict=True)]
 
 
 def _doubt(old: RunDraft, new: RunDraft) -> str | None:
@@ -248,18 +232,16 @@ def _row_digests(side: RunDraft) -> dict[int, bytes]:
     return digests
 
 
-def _unpaired(old: Run, new: Run, pairs: Paired) -> Iterable[Unjudged]:
+def _unpaired(old: Run, new: Run, pairs: Paired) -> Iterator[Unjudged]:
     """Yields the domains of either run of which no document has a partner in the other."""
     paired = {key[0] for key in pairs.pools[0]}
     here, there = (dict.fromkeys(run.documents()["domain"].cast(pa.string()).to_pylist()) for run in (old, new))
     for domain in here | there:
-        if domain in paired:
-            continue
         if domain not in there:
             yield Unjudged(domain, "this run does not have the domain, and the baseline does")
         elif domain not in here:
             yield Unjudged(domain, "the baseline does not have the domain")
-        else:
+        elif domain not in paired:
             yield Unjudged(domain, "none of its documents has a partner with the same prompt and kind of text")
 
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from alphaprof.render.tables import NAME_WIDTH, fitted, named_table, plain, show
@@ -19,6 +18,8 @@ from alphaprof.stats.estimate import Interval
 from alphaprof.theory.trees import NodePath
 
 OPTIMAL = "optimal"
+LEVELS = ("nodes by depth",)
+NUMBERS = ("tokens/round", "chain of that depth", "iid ranks")
 SHARE_WIDTH = 14  # columns that a share takes above its interval
 
 
@@ -109,7 +110,7 @@ class TreesReport:
         """Prints shares of ranks, then tokens per round of every tree, for the whole traffic and by domain."""
         _header(self, console)
         _ranks(self, console)
-        if any(found.tokens_per_round for found in self.traffic):
+        if any(row.tokens_per_round for row in self.traffic):
             _traffic(self, console)
         for text in self.texts:
             if text.trees:
@@ -126,7 +127,7 @@ def _notes(report: TreesReport) -> Iterator[str]:
     for text in report.texts:
         if text.reason:
             yield f"{_name(report, text)}: {text.reason}"
-    if any(text.trees for text in report.texts) and not any(found.tokens_per_round for found in report.traffic):
+    if any(text.trees for text in report.texts) and not any(row.tokens_per_round for row in report.traffic):
         missing = [_name(report, text) for text in report.texts if text.on_policy and not text.tested_documents]
         yield (
             "the whole traffic has no tokens per round: a domain of it has no rounds on tested documents"
@@ -141,11 +142,10 @@ def _notes(report: TreesReport) -> Iterator[str]:
 def _header(report: TreesReport, console: Console) -> None:
     console.print(plain(f"alphaprof {report.alphaprof}   run {report.run}   draft {report.draft}"))
     tested, chosen = fmt.count(report.tested_on), fmt.count(report.chosen_on)
-    halves = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
-    every = f"no tree is chosen, so all {tested} documents test"
-    console.print(
-        f"static draft trees, rounds replayed from ranks; {halves if report.held_out else every}\n", highlight=False
-    )
+    documents = f"no tree is chosen, so all {tested} documents test"
+    if report.held_out:
+        documents = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
+    console.print(f"static draft trees, rounds replayed from ranks; {documents}\n", highlight=False)
 
 
 def _ranks(report: TreesReport, console: Console) -> None:
@@ -155,6 +155,7 @@ def _ranks(report: TreesReport, console: Console) -> None:
     silent = any(text.silent.value > 0 for text in report.texts)
     deepest = len(report.texts[0].ranks)
     names = [*map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else [])]
+    title = "share of positions by the rank of the target's token in the draft's distribution, all documents"
     most = max(1, (console.width - NAME_WIDTH - SHARE_WIDTH) // SHARE_WIDTH)
     parts = -(-len(names) // most)
     side_by_side = -(-len(names) // parts)
@@ -165,19 +166,14 @@ def _ranks(report: TreesReport, console: Console) -> None:
             shares = [*text.ranks, text.beyond, text.silent][: len(names)]
             cells = [fmt.share_interval(share).replace(" [", "\n[") for share in shares[part]]
             table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
-        show(
-            table, "share of positions by the rank of the target's token in the draft's distribution, all documents", console
-        )
+        show(table, title, console)
 
 
 def _traffic(report: TreesReport, console: Console) -> None:
     """Every tree on the whole traffic, with its shape."""
-    table = _tree_table("nodes", "depth", "nodes by depth", "tokens/round", "chain of that depth", "iid ranks")
-    for tree, found in zip(report.trees, report.traffic, strict=True):
-        if tree.kind != "chain":
-            levels = Text(" ".join(map(str, tree.levels)))
-            numbers = _numbers(report, tree, found, report.traffic, console)
-            table.add_row(plain(short(tree.name)), str(tree.nodes), str(tree.depth), levels, *numbers)
+    table = named_table("tree", "nodes", "depth", *LEVELS, *NUMBERS, left=LEVELS, wrapped=LEVELS)
+    for tree, _, numbers in _rows(report, report.traffic, console):
+        table.add_row(plain(short(tree.name)), *_shape(tree), *numbers)
     origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
     show(table, "whole traffic: tokens per round", console)
     shares = ", ".join(f"{short(domain)} {fmt.percent(weight)}" for domain, weight in report.weights.items())
@@ -186,61 +182,47 @@ def _traffic(report: TreesReport, console: Console) -> None:
 
 def _text(report: TreesReport, text: TextTrees, console: Console) -> None:
     """Every tree on one domain and kind of text."""
-    table = _tree_table("tokens/round", "chain of that depth", "iid ranks", "accepted by depth")
-    for tree, found in zip(report.trees, text.trees, strict=True):
-        if tree.kind != "chain":
-            depths = Text(" ".join(fmt.share(share, 2) for share in found.marginal))
-            table.add_row(plain(short(tree.name)), *_numbers(report, tree, found, text.trees, console), depths)
+    depths = ("accepted by depth",)
+    table = named_table("tree", *NUMBERS, *depths, left=depths, wrapped=depths)
+    for tree, tokens, numbers in _rows(report, text.trees, console):
+        table.add_row(plain(short(tree.name)), *numbers, Text(" ".join(fmt.share(share, 2) for share in tokens.marginal)))
     documents = fmt.documents(text.tested_documents, text.tested_clusters)
     show(table, f"{_name(report, text)}: tokens per round on {documents} documents", console)
 
 
-def _numbers(
-    report: TreesReport, tree: StaticTree, tokens: TreeTokens, every: Sequence[TreeTokens], console: Console
-) -> tuple[Text, ...]:
-    """Tokens per round of a tree, of the chain as deep, and what the model promised."""
-    chain = next(
-        (
-            other
-            for shape, other in zip(report.trees, every, strict=True)
-            if shape.kind == "chain" and shape.depth == tree.depth
-        ),
-        None,
-    )
-    promised = fmt.number(tokens.iid_tokens_per_round)
-    if tokens.iid_error is not None:
-        promised += f" ({fmt.signed_percent(tokens.iid_error)})"
-    cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chain.tokens_per_round if chain else None)]
-    return tuple(Text(cell) for cell in fitted([*cells, promised], console))
+def _rows(
+    report: TreesReport, rows: Sequence[TreeTokens], console: Console
+) -> Iterator[tuple[StaticTree, TreeTokens, list[Text]]]:
+    """Yields each tree but chains with its NUMBERS: tokens per round, measured, of the chain as deep, and as promised."""
+    pairs = list(zip(report.trees, rows, strict=True))
+    chains = {tree.depth: tokens.tokens_per_round for tree, tokens in pairs if tree.kind == "chain"}
+    for tree, tokens in pairs:
+        if tree.kind != "chain":
+            promised = fmt.number(tokens.iid_tokens_per_round)
+            if tokens.iid_error is not None:
+                promised += f" ({fmt.signed_percent(tokens.iid_error)})"
+            cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chains.get(tree.depth)), promised]
+            yield tree, tokens, list(map(Text, fitted(cells, console)))
+
+
+def _shape(tree: StaticTree) -> tuple[str, str, str]:
+    return str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels))
 
 
 def _own(report: TreesReport, console: Console) -> None:
     """What a tree of its own would give each text; nothing to tell where there is one text alone."""
-    texts = [text for text in report.texts if text.own is not None]
+    texts = [(text, text.own) for text in report.texts if text.own is not None]
     if len(texts) < 2:
         return
     common = [tree.name for tree in report.trees if tree.kind == OPTIMAL][-1]
-    table = named_table()
-    for name in ("docs", "nodes", "depth", "nodes by depth", "tokens/round", f"more than {common}"):
-        table.add_column(name, justify="right", no_wrap=name != "nodes by depth")
-    for text in texts:
-        if text.own is not None:
-            tree, tokens = text.own.tree, fmt.interval(text.own.tokens.tokens_per_round)
-            more = "the same tree" if text.own.same else fmt.difference(text.own.difference, 2)
-            cells = fitted([tokens, more], console)
-            documents = fmt.documents(text.tested_documents, text.tested_clusters)
-            levels = " ".join(map(str, tree.levels))
-            table.add_row(plain(_name(report, text)), documents, str(tree.nodes), str(tree.depth), levels, *map(Text, cells))
+    columns = ("docs", "nodes", "depth", *LEVELS, "tokens/round", f"more than {common}")
+    table = named_table("domain", *columns, wrapped=LEVELS)
+    for text, own in texts:
+        more = "the same tree" if own.same else fmt.difference(own.difference, 2)
+        cells = fitted([fmt.interval(own.tokens.tokens_per_round), more], console)
+        documents = fmt.documents(text.tested_documents, text.tested_clusters)
+        table.add_row(plain(_name(report, text)), documents, *_shape(own.tree), *map(Text, cells))
     show(table, f"a tree of its own for each domain, of the same size as {common}", console)
-
-
-def _tree_table(*names: str) -> Table:
-    """An empty table whose first column is the tree."""
-    table = named_table("tree")
-    for name in names:
-        wrapped = name in ("nodes by depth", "accepted by depth")
-        table.add_column(name, justify="left" if wrapped else "right", no_wrap=not wrapped)
-    return table
 
 
 def _name(report: TreesReport, text: TextTrees) -> str:

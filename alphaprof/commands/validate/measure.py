@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.commands.validate.timings import Decodings, DecodingTimes, Generated, by_depth, contexts_of, decoded_rule
+from alphaprof.commands.validate.build import Decodings, DecodingTimes, Generated, by_depth, contexts_of, decoded_rule
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
@@ -135,20 +135,16 @@ def _calls(
     places = [place for place, text in enumerate(texts) if text.document.greedy][:GENERATED]
     if not places:
         return [], [], ("generate draws sampled text by random numbers of its own, and there is no greedy text",)
-    left_out = dict(_not_assisting(plan))
-    drafts = [draft for draft in plan.drafts if draft.name not in left_out]
-    calls = [DecodingMode(draft, gamma, generate=True) for draft in drafts for gamma in gammas]
-    return [DecodingMode(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out.values())
-
-
-def _not_assisting(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Drafts that `generate` does not take, each with the reason."""
+    calls, left_out = [], []
     for draft in plan.drafts:
         if draft.generate_arguments(1) is None:
-            yield draft.name, f"{draft.name} is left out of generate, which has no such draft"
+            left_out.append(f"{draft.name} is left out of generate, which has no such draft")
         elif draft.vocabulary != plan.target.vocabulary:
             sizes = f"{draft.vocabulary} and {plan.target.vocabulary} logits"
-            yield draft.name, f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies"
+            left_out.append(f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies")
+        else:
+            calls += [DecodingMode(draft, gamma, generate=True) for gamma in gammas]
+    return [DecodingMode(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out)
 
 
 def _generated(
@@ -188,9 +184,9 @@ def _texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
     decision = plan.options.decision.rule
     own, foreign = own_documents(plan)
     texts = [
-        DecodableText(document, stored[document.document], decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
+        DecodableText(document, ids, decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
         for document in own
-        if len(stored[document.document]) >= 2
+        if len(ids := stored[document.document]) >= 2
     ]
     if not texts:
         raise DataEmpty("no text has a second token, so there is nothing to time", "raise max_new_tokens, or --documents")
@@ -224,7 +220,7 @@ def _collected(way: DecodingMode, table: list[list[Decoded]], texts: Sequence[De
     """The decodings [repeats][documents] of one way."""
 
     def taken(name: str) -> np.ndarray[Any, Any]:
-        return np.array([[getattr(found, name) for found in row] for row in table])
+        return np.array([[getattr(decoded, name) for decoded in row] for row in table])
 
     first = table[0]
     return Decodings(
@@ -235,9 +231,9 @@ def _collected(way: DecodingMode, table: list[list[Decoded]], texts: Sequence[De
         prefill_s=taken("prefill_s"),
         draft_s=taken("draft_s"),
         verify_s=taken("verify_s"),
-        tokens=np.array([len(found.ids) - 1 for found in first]),
-        rounds=np.array([len(found.drafted) for found in first]),
-        drafted=np.array([by_depth(found.drafted, way.gamma) for found in first]),
-        accepted=np.array([by_depth(found.accepted, way.gamma) for found in first]),
-        same_text=np.array([np.array_equal(found.ids, text.ids) for found, text in zip(first, texts, strict=True)]),
+        tokens=np.array([len(decoded.ids) - 1 for decoded in first]),
+        rounds=np.array([len(decoded.drafted) for decoded in first]),
+        drafted=np.array([by_depth(decoded.drafted, way.gamma) for decoded in first]),
+        accepted=np.array([by_depth(decoded.accepted, way.gamma) for decoded in first]),
+        same_text=np.array([np.array_equal(decoded.ids, text.ids) for decoded, text in zip(first, texts, strict=True)]),
     )
