@@ -23,7 +23,7 @@ from alphaprof.commands.check.build import check_decision, checked
 from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import EngineRate, build_prediction
-from alphaprof.commands.trees.build import build_trees
+from alphaprof.commands.trees import build_trees
 from alphaprof.config.load import changed_question
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import side_of
@@ -208,10 +208,9 @@ def test_checks_and_comparisons_are_valid(runs: Callable[[str], Run]) -> None:
     run, sampled = runs("certificates"), runs("sampled")
     assert_valid(check_decision(run))
     least = {"alpha": ["0.5"], "acceptance_length": ["code=1.2"], "speedup": []}
-    asked = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
-    for path, draft, minimums, baseline in asked:
-        against = {"baseline": baseline, "margin": 0.02, "target_change": False}
-        assert_valid(checked(path, minimums, draft=draft, rule=None, gamma=None if baseline else 2, **against))
+    against = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
+    for path, draft, minimums, baseline in against:
+        assert_valid(checked(path, draft, None, None if baseline else 2, minimums, baseline, 0.02, False))
     for path, first, second in ((run.path, "small", "poor"), (sampled.path, "small", "ngram")):
         assert_valid(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")))
 

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from alphaprof.cli import app
-from alphaprof.commands.trees.build import (
+from alphaprof.commands.trees import (
     NODES,
     TextTrees,
     TreesReport,

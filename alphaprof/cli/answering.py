@@ -123,19 +123,12 @@ def check(
     Without thresholds and without a baseline, the run's own decision is checked.
     """
     from alphaprof.commands.check.answer import require_passed
-    from alphaprof.commands.check.build import checked
+    from alphaprof.commands.check.build import Minimums, checked
     from alphaprof.config.load import known_rules
 
-    answer = checked(
-        run,
-        {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup},
-        draft=draft,
-        rule=known_rules([rule], "--rule")[0] if rule else None,
-        gamma=gamma,
-        baseline=baseline,
-        margin=margin,
-        target_change=target_change,
-    )
+    named = known_rules([rule], "--rule")[0] if rule else None
+    least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
+    answer = checked(run, draft, named, gamma, least, baseline, margin, target_change)
     show(answer, output, out)
     if answer.outcome == "undecided" and undecided is Undecided.passes:
         print(f"warning: {one_line(answer.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)
@@ -182,7 +175,7 @@ def trees(
     out: OutFile = None,
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
-    from alphaprof.commands.trees.build import NODES, build_trees, read_trees
+    from alphaprof.commands.trees import NODES, build_trees, read_trees
     from alphaprof.log.run_draft import side_of
 
     given = read_trees(files or [], top)

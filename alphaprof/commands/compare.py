@@ -24,15 +24,15 @@ from alphaprof.log.store import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
-from alphaprof.rules import rules_of
-from alphaprof.stats.estimate import Interval, by_cluster, distinct
+from alphaprof.rules import parse_rule
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct
 from alphaprof.stats.paired import inverse_difference, share_difference
 from alphaprof.totals.count import TotalsRequest, policies
 from alphaprof.totals.documents import SETTINGS, Documents, Units
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, pools
 
-Array = np.ndarray[Any, Any]
+Pools = dict[tuple[str, ...], DocumentTotals]  # by domain, kind of text, policy, settings and rule
 TEXTS = {
     True: "the same text",
     False: "texts of their own for the same prompts",
@@ -147,91 +147,71 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     require_comparable(first, second)
     both = sorted(set(first.run.gammas) & set(second.run.gammas))
     if gamma not in (None, *both):
-        raise OptionInvalid(
-            f"gamma {gamma} was not replayed in both runs", f"choose from {', '.join(map(str, both)) or 'none'}"
-        )
+        names = ", ".join(map(str, both)) or "none"
+        raise OptionInvalid(f"gamma {gamma} was not replayed in both runs", f"choose from {names}")
     gammas = both if gamma is None else [gamma]
-    pairs = paired_pools(first, second, list(rules or first.run.rules))
-    one, two = pairs.pools
+    (one, two), rows, unpaired = paired_pools(first, second, list(rules or first.run.rules))
     differences = tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items() if key in two)
     return Comparison(
         first=first.label,
         second=second.label,
         confidence=confidence,
-        same_text=_same_text(first.run, second.run, pairs.rows),
-        documents=pairs.documents,
+        same_text=_same_text(first.run, second.run, rows),
+        documents=len(rows[0]),
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
-        unpaired=pairs.unpaired,
+        unpaired=unpaired,
         differences=differences,
     )
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Documents of two sides that have the same prompts: their `rows` in each documents table, and the pools of each side by
-    domain, kind of text, policy, settings and rule, in the order of their pairs; `unpaired`: documents without a partner.
+def paired_pools(
+    first: RunDraft, second: RunDraft, rules: Sequence[str]
+) -> tuple[tuple[Pools, Pools], tuple[Array, Array], tuple[int, int]]:
+    """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common.
+
+    Returns the pools of each side, in the order of their pairs, the rows of the pairs in each documents table, and how many
+    documents of each have no partner.
     """
-
-    rows: tuple[Array, Array]
-    pools: tuple[dict[tuple[str, ...], DocumentTotals], dict[tuple[str, ...], DocumentTotals]]
-    unpaired: tuple[int, int]
-
-    @property
-    def documents(self) -> int:
-        """Pairs of documents."""
-        return len(self.rows[0])
-
-
-def paired_pools(first: RunDraft, second: RunDraft, rules: Sequence[str]) -> Paired:
-    """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common."""
     tables = [side.run.documents() for side in (first, second)]
     places = {key: row for row, key in enumerate(_keys(tables[1]))}
     matches = [(row, places[key]) for row, key in enumerate(_keys(tables[0])) if key in places]
     if not matches:
-        raise _nothing_in_common(first, second, tables)
+        raise _nothing_in_common(first.run, second.run, tables)
     rows = np.array(matches).T
     documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
     units = Units.of(pa.concat_tables(documents)).take(slice(len(matches)))  # what belongs together in either run
     one, two = (_pools(side, Documents(table, units), rules) for side, table in zip((first, second), documents, strict=True))
-    return Paired((rows[0], rows[1]), (one, two), (len(tables[0]) - len(matches), len(tables[1]) - len(matches)))
+    return (one, two), (rows[0], rows[1]), (len(tables[0]) - len(matches), len(tables[1]) - len(matches))
 
 
-def _nothing_in_common(first: RunDraft, second: RunDraft, tables: Sequence[pa.Table]) -> NotComparable:
+def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> NotComparable:
     """Why no document has a partner: other prompts, or other text on the same prompts."""
-    runs = f"{first.run.path} and {second.run.path}"
+    runs = f"{first.path} and {second.path}"
     shared = len(set.intersection(*(set(table["prompt_hash"].to_pylist()) for table in tables)))
-    if first.run.manifest.imported is not None:
-        return _no_imported_pair(runs, first.run.manifest.imported.prompts_known_by, shared, tables)
-    if shared:
-        return NotComparable(
-            f"{runs} share {shared} prompts, but no kind of text ({_names(tables, 'continuation')})",
-            "compare drafts on text of one kind, with the same sampling settings and max_new_tokens",
-        )
-    return NotComparable(
-        f"{runs} have no prompt in common",
-        "profile both on the same data; --reuse-continuations measures another draft on the same text",
-    )
-
-
-def _no_imported_pair(runs: str, known_by: str | None, shared: int, tables: Sequence[pa.Table]) -> NotComparable:
-    """Why no request of two imported runs has a partner in the other, of whose prompts `shared` are in both."""
-    if known_by in NO_PROMPT:
+    imported = first.manifest.imported
+    known_by = imported.prompts_known_by if imported else None  # the same of both: see `_require_same_origin`
+    if imported and known_by in NO_PROMPT:
         fresh = ", which is new in every answer" if known_by else ""
-        return NotComparable(
-            f"no request of {runs} can be paired: their prompts are identified by {known_by or 'nothing'}{fresh}",
-            f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again",
+        problem = f"no request of {runs} can be paired: their prompts are identified by {known_by or 'nothing'}{fresh}"
+        hint = f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again"
+    elif imported and shared:
+        domains = f"(domains {_names(tables, 'domain')})"
+        problem = f"{runs} share {shared} prompts, but none in one domain with the same sampling settings {domains}"
+        hint = "import both with the same --domain or --domain-key, and with the same --temperature, --top-k and --top-p"
+    elif imported:
+        problem, hint = (
+            f"{runs} have no prompt in common: they were sent other prompts",
+            "log answers to the same prompts in both",
         )
-    if shared:
-        return NotComparable(
-            f"{runs} share {shared} prompts, but none in one domain with the same sampling settings (domains "
-            f"{_names(tables, 'domain')})",
-            "import both with the same --domain or --domain-key, and with the same --temperature, --top-k and --top-p",
-        )
-    other = ", or made other token ids of them (another tokenizer or chat template)"
-    return NotComparable(
-        f"{runs} have no prompt in common: they were sent other prompts{other if known_by == PROMPTS_KNOWN_BY[0] else ''}",
-        "log answers to the same prompts in both",
-    )
+        if known_by == PROMPTS_KNOWN_BY[0]:
+            problem += ", or made other token ids of them (another tokenizer or chat template)"
+    elif shared:
+        problem = f"{runs} share {shared} prompts, but no kind of text ({_names(tables, 'continuation')})"
+        hint = "compare drafts on text of one kind, with the same sampling settings and max_new_tokens"
+    else:
+        problem = f"{runs} have no prompt in common"
+        hint = "profile both on the same data; --reuse-continuations measures another draft on the same text"
+    return NotComparable(problem, hint)
 
 
 def _names(tables: Sequence[pa.Table], column: str) -> str:
@@ -263,21 +243,19 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
     return bool(texts(first, rows[0]).equals(texts(second, rows[1])))
 
 
-def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> dict[tuple[str, ...], DocumentTotals]:
-    """Returns the pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
-    gammas = side.run.gammas
-    totals = read_totals(side.run, side.draft, TotalsRequest(rules, gammas))
-    by_text: dict[tuple[str, ...], DocumentTotals] = {}
-    for rule in rules_of(list(rules)):
-        for domain, pool in pools([totals], documents, rule.id, gammas):
-            by_text[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
-    return by_text
+def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Pools:
+    totals = read_totals(side.run, side.draft, TotalsRequest(rules, side.run.gammas))
+    return {
+        (domain, pool.continuation, pool.policy, str(pool.sampling), rule): pool
+        for rule in rules
+        for domain, pool in pools([totals], documents, rule, side.run.gammas)
+    }
 
 
 def _difference(
     key: tuple[str, ...], first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
 ) -> Difference:
-    (rule,) = rules_of([key[-1]])
+    rule = parse_rule(key[-1])
     sides = [summed(pool) for pool in (first, second)]
     counted = all(counts.sum() > 0 for _, counts in sides)  # of imported runs they are not known: NaN
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sides]
@@ -326,23 +304,17 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
         raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
     _require_same_origin(first.run, second.run)
     if one.config.get("draft_processing") != two.config.get("draft_processing"):
-        raise NotComparable(
-            f"{here} and {there} differ in draft_processing",
-            "profile one of them again with the other's; --reuse-continuations keeps the text",
-        )
+        hint = "profile one of them again with the other's; --reuse-continuations keeps the text"
+        raise NotComparable(f"{here} and {there} differ in draft_processing", hint)
     facts = () if other_target else ("fingerprint", "dtype")
     odd = [name for name in facts if getattr(one.target, name) != getattr(two.target, name)]
     odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
     if odd and first.run.imported:
-        raise NotComparable(
-            f"{here} was served by {one.target.reference}, and {there} by {two.target.reference}",
-            "compare drafts of one target; if it is the same under another name, import both with the same --target",
-        )
+        hint = "compare drafts of one target; if it is the same under another name, import both with the same --target"
+        raise NotComparable(f"{here} was served by {one.target.reference}, and {there} by {two.target.reference}", hint)
     if odd:
-        raise NotComparable(
-            f"{here} and {there} have different targets ({', '.join(odd)} differ)",
-            "compare drafts of one target, profiled in one dtype",
-        )
+        hint = "compare drafts of one target, profiled in one dtype"
+        raise NotComparable(f"{here} and {there} have different targets ({', '.join(odd)} differ)", hint)
 
 
 def _require_same_origin(first: Run, second: Run) -> None:

@@ -18,11 +18,6 @@ from alphaprof.report.format import short, visible
 from alphaprof.stats.gates import Outcome
 
 Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "tokens_per_round_difference"]
-ALPHA: Measure = "alpha"
-LENGTH: Measure = "acceptance_length"
-SPEEDUP: Measure = "speedup"
-DIFFERENCE: Measure = "alpha_difference"
-TOKENS_DIFFERENCE: Measure = "tokens_per_round_difference"
 WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecided": ("UNDECIDED", "bold yellow")}
 
 
@@ -77,11 +72,8 @@ class Check:
         if self.baseline is not None and self.unpaired is not None:
             new, old = self.unpaired
             console.print(plain(f"baseline {self.baseline}"))
-            console.print(
-                f"{fmt.many(self.paired or 0, 'document')} paired by prompt; without a partner: {new} of the run, {old} of "
-                "the baseline",
-                highlight=False,
-            )
+            paired = f"{fmt.many(self.paired or 0, 'document')} paired by prompt"
+            console.print(f"{paired}; without a partner: {new} of the run, {old} of the baseline", highlight=False)
         gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
         console.print(plain(f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"))
         if self.items:
@@ -102,12 +94,8 @@ class Check:
     def md(self) -> str:
         """Returns the outcome and the thresholds, for pull requests."""
         against = f" against {escaped(self.baseline)}" if self.baseline else ""
-        lines = [
-            f"## {SIGNS[self.outcome]} {self.outcome}: draft quality of {escaped(str(self.draft))}{against}",
-            "",
-            escaped_sentence(self.reason),
-            "",
-        ]
+        heading = f"## {SIGNS[self.outcome]} {self.outcome}: draft quality of {escaped(str(self.draft))}{against}"
+        lines = [heading, "", escaped_sentence(self.reason), ""]
         if self.paired is not None:
             lines += [f"{fmt.many(self.paired, 'document')} paired by prompt.", ""]
         if self.items:
@@ -148,16 +136,13 @@ def require_passed(check: Check, undecided_fails: bool) -> None:
 
 def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
     """The items that decided, in words, and what was not judged. `passed`: why all pass, where no bound shows it."""
-    decisive = [item for item in items if item.outcome == outcome]
-    parts = []
     if outcome == "pass":
-        reached = f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached"
-        parts.append(passed or reached)
+        parts = [passed or (f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached")]
     else:
-        parts += [f"{item.measure} of {short(item.domain)}: {item.note}" for item in decisive if item.low is None]
-        if judged := [item for item in decisive if item.low is not None]:
-            named = ", ".join(f"{item.measure} of {short(item.domain)}" for item in judged)
-            parts.append(f"{named} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
+        decisive = [(item, f"{item.measure} of {short(item.domain)}") for item in items if item.outcome == outcome]
+        parts = [f"{name}: {item.note}" for item, name in decisive if item.low is None]
+        if judged := ", ".join(name for item, name in decisive if item.low is not None):
+            parts.append(f"{judged} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
     return "; ".join(parts)
@@ -184,9 +169,9 @@ def _notes(check: Check, name: Callable[[str], str], sentence: Callable[[str], s
 
 
 def _number(item: Item, value: float | None) -> str:
-    if value is not None and item.measure in (DIFFERENCE, TOKENS_DIFFERENCE):
+    if value is not None and item.measure in ("alpha_difference", "tokens_per_round_difference"):
         return f"{value:+.3f}"
-    return fmt.number(value, 3, "x" if item.measure == SPEEDUP else "")
+    return fmt.number(value, 3, "x" if item.measure == "speedup" else "")
 
 
 def _bounds(item: Item) -> str:

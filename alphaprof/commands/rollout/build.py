@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,11 @@ from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
-from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, pooled_share, ratio
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, mean_interval, pooled_share, ratio
 from alphaprof.stats.paired import mean_difference
 from alphaprof.totals.documents import Documents, TextGroup
 from alphaprof.totals.replay import RoundCounts
 
-Array = np.ndarray[Any, Any]
 SAME = -1  # in place of the place where a text departs: it does not
 
 
@@ -162,10 +161,8 @@ class Rollout:
         console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
         foreign = f"; left out: {fmt.count(self.foreign)} with text that the target did not write" if self.foreign else ""
         console.print(f"{fmt.many(self.documents, 'document')}{foreign}", highlight=False)
-        console.print(
-            "A lossy rule writes its own text, not the target's: what it is worth is not measured here,", style="bold"
-        )
-        console.print("and no verdict follows.\n", style="bold")
+        worth = "A lossy rule writes its own text, not the target's: what it is worth is not measured here,"
+        console.print(f"{worth}\nand no verdict follows.\n", style="bold")
         for draft in dict.fromkeys(way.draft for text in self.texts for way in text.ways):
             show(_table(self, draft), f"draft {draft}", console)
         for line in _notes(self):

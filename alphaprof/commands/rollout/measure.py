@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,14 +25,7 @@ from alphaprof.profiling.run.shards import Loaded, Progress
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
 
-
-@dataclass(frozen=True)
-class RolloutRequest:
-    """What is decoded: every draft by every rule at every gamma."""
-
-    drafts: Sequence[str]
-    rules: Sequence[BoundRule]
-    gammas: Sequence[int]
+RolloutRequest = tuple[list[str], list[BoundRule], list[int]]  # every draft is decoded by every rule at every gamma
 
 
 def rollout_request(
@@ -52,22 +45,21 @@ def rollout_request(
         require_decodable(rule, min(policies & set(rule.rule.policies) or policies))
     fixed = options.decision.gamma
     lengths = chosen_gammas(options.gammas, gammas or ([fixed] if isinstance(fixed, int) else None))
-    return RolloutRequest([name for name in options.drafts if name in (drafts or options.drafts)], chosen, lengths)
+    return [name for name in options.drafts if name in (drafts or options.drafts)], chosen, lengths
 
 
 def roll(options: ProfileOptions, request: RolloutRequest, progress: Progress) -> Rollouts:
     """Decode all documents plainly and in every way that is asked for. Raises the errors of `errors.py`."""
-    wanted = {name: draft for name, draft in options.drafts.items() if name in request.drafts}
+    drafts, rules, gammas = request
+    chosen = {name: options.drafts[name] for name in drafts}
     with in_memory():
-        return _roll(load(options.model_copy(update={"drafts": wanted}), progress), request, progress)
+        return _roll(load(options.model_copy(update={"drafts": chosen}), progress), rules, gammas, progress)
 
 
-def _roll(loaded: Loaded, request: RolloutRequest, progress: Progress) -> Rollouts:
+def _roll(loaded: Loaded, rules: Sequence[BoundRule], gammas: Sequence[int], progress: Progress) -> Rollouts:
     documents, foreign = own_documents(loaded)
     policies = [GREEDY if document.greedy else SAMPLED for document in documents]
-    ways = [
-        DecodingSetup(draft, rule, gamma) for draft in loaded.drafts for rule in request.rules for gamma in request.gammas
-    ]
+    ways = [DecodingSetup(*way) for way in itertools.product(loaded.drafts, rules, gammas)]
     rows = [[row for row, policy in enumerate(policies) if policy in way.rule.rule.policies] for way in ways]
     progress.start("decoding", len(documents) + sum(map(len, rows)), "texts")
 

@@ -50,10 +50,6 @@ class RelativeError:
     low: float
     high: float
 
-    def absolute(self) -> tuple[float, float, float]:
-        """The absolute error with the ends of its interval, (value, low, high)."""
-        return abs(self.value), max(0.0, self.low, -self.high), max(-self.low, self.high)
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -176,10 +172,8 @@ def require_within(validation: Validation, undecided_fails: bool) -> None:
     if validation.outcome is None:
         raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "the lines above say why")
     if validation.outcome == "outside":
-        raise OutsideTolerance(
-            f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}",
-            "the round times show where the time goes; alphaprof latency times the steps again",
-        )
+        hint = "the round times show where the time goes; alphaprof latency times the steps again"
+        raise OutsideTolerance(f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}", hint)
     if validation.outcome == "too_noisy" and undecided_fails:
         raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", narrowing(validation))
 

@@ -1,13 +1,10 @@
-"""Prediction against the clock: a run's rounds and step times beside real decoding of the same documents, the speedups that
-clocks say, and how far off a predicted one is, with an interval.
-"""
+"""Prediction against the clock: a run's rounds and step times beside real decoding of the same documents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,14 +25,16 @@ from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, tim
 from alphaprof.log.store import Run
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import default_rule, parse_rule
-from alphaprof.stats.estimate import influences, log_interval, small_sample
+from alphaprof.stats.estimate import Array, influences, log_interval, small_sample
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, TextGroup, mean_context
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, pools
 from alphaprof.totals.replay import RoundCounts
 
-Array = np.ndarray[Any, Any]
+# The variance that one source of error gives the logarithm of a speedup, and the degrees of freedom with which that was
+# estimated (infinite where it is known).
+ErrorPart = tuple[float, float]
 EXACT_DTYPE = "float32"
 CONFIDENCE = 0.95
 TAIL = 0.0125  # with which an end of a row's interval misses; see `clock_error`
@@ -67,25 +66,6 @@ class Decodings:
 
 
 @dataclass(frozen=True)
-class Generated:
-    """A few documents decoded by transformers' `generate` beside the loop that is predicted, with one draft at one gamma.
-
-    Seconds [repeats, documents] of whole calls, prefill included, with the draft and plainly; `rounds` of the loop, `tokens`
-    of its plain text, and `same_text`: whether both wrote the same with the draft, [documents].
-    """
-
-    draft: str
-    gamma: int
-    loop_s: Array
-    plain_loop_s: Array
-    generate_s: Array
-    plain_generate_s: Array
-    rounds: Array
-    tokens: Array
-    same_text: Array
-
-
-@dataclass(frozen=True)
 class DecodingTimes:
     """Real decoding of some documents of a run. `documents` [documents]: their numbers, ascending; `rules` [documents]: id
     of the rule that each was verified by; `short`: documents of fewer than two tokens, which have no decode time, and
@@ -99,14 +79,12 @@ class DecodingTimes:
     drafted: tuple[Decodings, ...]
     short: int
     foreign: int
-    generated: tuple[Generated, ...] = ()
+    generated: tuple[AgainstGenerate, ...] = ()
     not_generated: tuple[str, ...] = ()
 
 
 def decoded_rule(decision: str, policy: str) -> str:
-    """The rule that text of a policy is decoded by: that of the decision, where it keeps such text as it is, its rounds
-    are chains and it can be decoded; else what engines do by default.
-    """
+    """The rule that text of a policy is decoded by: the decision's where it can be, else what engines do by default."""
     if decision != "auto":
         rule = parse_rule(decision).rule
         if rule.chained and not rule.logged and policy in rule.policies:
@@ -128,21 +106,31 @@ def contexts_of(prompt_tokens: Array, continuation_tokens: Array) -> list[int]:
     return sorted({max(SHORTEST_CONTEXT, round(float(context))) for context in (contexts.min(), contexts.max())})
 
 
-@dataclass(frozen=True)
-class TimedGroup:
-    """One source of error: the variance that it gives the logarithm of a speedup, and the degrees of freedom with which that
-    was estimated (infinite where it is known).
-    """
+def beside_generate(
+    draft: str, gamma: int, seconds: Array, *, rounds: Array, tokens: Array, same_text: Array
+) -> AgainstGenerate:
+    """A few documents decoded by transformers' `generate` beside the loop that is predicted, with one draft at one gamma.
 
-    variance: float
-    freedom: float
+    `seconds` [4, repeats, documents] of whole calls, prefill included: by the loop with the draft and plainly, by `generate`
+    with and without it. Medians over repeats count, summed over documents. `rounds` of the loop, `tokens` of its plain text,
+    and `same_text`: whether both wrote the same with the draft, [documents].
+    """
+    loop_s, plain_loop_s, generate_s, plain_generate_s = np.median(seconds, axis=1).sum(1).tolist()
+    return AgainstGenerate(
+        draft=draft,
+        gamma=gamma,
+        documents=len(rounds),
+        loop_speedup=plain_loop_s / loop_s,
+        generate_speedup=plain_generate_s / generate_s,
+        added_ms=1e3 * (generate_s - loop_s) / float(rounds.sum()),
+        plain_added_ms=1e3 * (plain_generate_s - plain_loop_s) / float(tokens.sum()),
+        same_text=int(same_text.sum()),
+    )
 
 
 @dataclass(frozen=True)
 class TimedPair:
-    """The same documents decoded plainly and with a draft, by one clock: seconds [repeats, documents] and the tokens that
-    were decoded in them [documents].
-    """
+    """The same documents decoded plainly and with a draft: seconds [repeats, documents] by one clock, tokens [documents]."""
 
     plain: Array
     drafted: Array
@@ -162,7 +150,7 @@ class TimedPair:
         ratio = np.median(self.plain, axis=0).sum() / np.median(self.drafted, axis=0).sum()
         return float(ratio * self.drafted_tokens.sum() / self.plain_tokens.sum())
 
-    def error(self, predicted: float, cost_per_token: Array, timing: TimedGroup) -> RelativeError | None:
+    def error(self, predicted: float, cost_per_token: Array, timing: ErrorPart) -> RelativeError | None:
         """How far a predicted speedup is off, None where nothing was decoded.
 
         `cost_per_token` [documents]: the predicted time per token with the draft, in units of a plain one; `timing`: the
@@ -174,34 +162,32 @@ class TimedPair:
         if measured is None:
             return None
         parts = [self._by_documents(cost_per_token), self._by_repeats(), timing]
-        variance = sum(part.variance for part in parts)
-        moments = sum(part.variance**2 / part.freedom for part in parts if part.variance > 0 and part.freedom > 0)
+        variance = sum(part for part, _ in parts)
+        moments = sum(part**2 / freedom for part, freedom in parts if part > 0 and freedom > 0)
         freedom = 0.0 if math.isinf(variance) else variance**2 / moments if moments > 0 else math.inf
         low, high = log_interval(predicted / measured, math.sqrt(variance), freedom, TAIL)
         return RelativeError(predicted / measured - 1, low - 1, high - 1)
 
-    def _by_documents(self, cost_per_token: Array) -> TimedGroup:
-        """What documents contribute: how much slower than predicted each was with the draft, less the same without.
-
-        Their rounds stand on both sides, so these residuals are of the time that a round takes and of the clock.
-        """
+    def _by_documents(self, cost_per_token: Array) -> ErrorPart:
+        """What documents contribute: how much slower than predicted each was with the draft, less the same without."""
+        # Their rounds stand on both sides, so these residuals are of the time that a round takes and of the clock.
         kept = (self.plain_tokens > 0) & (self.drafted_tokens > 0)
         if kept.sum() < 2:
-            return TimedGroup(math.inf, 0.0)
+            return math.inf, 0.0
         base, spent = self.plain_tokens[kept], (self.drafted_tokens * cost_per_token)[kept]
         plain, drafted = (np.median(seconds[:, kept], axis=0) for seconds in (self.plain, self.drafted))
         slower = influences(drafted, spent) * (spent.sum() / drafted.sum())
         slower -= influences(plain, base) * (base.sum() / plain.sum())
-        return TimedGroup(float((slower**2).sum()), small_sample(base)[1])
+        return float((slower**2).sum()), small_sample(base)[1]
 
-    def _by_repeats(self) -> TimedGroup:
+    def _by_repeats(self) -> ErrorPart:
         """What repeats contribute: how the speedup of all documents differs between them."""
         repeats = len(self.plain)
         if repeats < 2:
-            return TimedGroup(math.inf, 0.0)
+            return math.inf, 0.0
         each = np.log(self.plain.sum(1) / self.drafted.sum(1))
         median = math.pi / 2 if repeats > 2 else 1.0  # its variance is up to this multiple of that of the mean
-        return TimedGroup(float(each.var(ddof=1)) * median / repeats, repeats - 1)
+        return float(each.var(ddof=1)) * median / repeats, repeats - 1
 
 
 def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError | None:
@@ -215,7 +201,7 @@ def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError
     """
     if not errors:
         return None
-    values = np.array([error.absolute() for error in errors])
+    values = np.array([(abs(each.value), max(0.0, each.low, -each.high), max(-each.low, each.high)) for each in errors])
     median, low, high = (float(value) for value in np.median(values, axis=0))
     outcome: Outcome = "outside" if low > tolerance else "within" if high <= tolerance else "too_noisy"
     return ClockError(median, low, high, float(values[:, 0].max()), outcome)
@@ -230,14 +216,12 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 
 def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool) -> Validation:
     """Compares a run with decodings of its documents. `kept`: whether the run stays, and is worth naming."""
-    manifest = run.manifest
-    documents = run.documents()
+    manifest, documents = run.manifest, run.documents()
     numbers = pa.array(measured.documents, documents["document"].type)
     documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
     context = mean_context(documents) or 0.0
     book = open_costs(run, manifest.config["costs"], context)
-    times = book.times(1) if book else {}
-    on_cpu = manifest.target.device == "cpu"
+    times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
     cells = [
         _cell(group, rule, pool, way, measured.plain, times.get(draft), on_cpu)
         for draft in manifest.drafts
@@ -265,7 +249,7 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         wall=wall,
         cpu=cpu,
         cells=tuple(cells),
-        generate=tuple(_against(calls) for calls in measured.generated),
+        generate=measured.generated,
         not_generated=measured.not_generated,
     )
 
@@ -300,6 +284,7 @@ def _cell(
     cpu = TimedPair(plain.cpu_s[:, rows], way.cpu_s[:, rows], plain_tokens, tokens) if on_cpu else None
     by_chance = bool(counts.control.any())
     rounds, steps = way.rounds[rows].sum(), plain_tokens.sum()
+    decode_ms = _typical(plain.wall_s, rows) / float(steps) if steps else None
     return Cell(
         draft=str(way.draft),
         domain=group.domain,
@@ -318,9 +303,7 @@ def _cell(
         cpu_error=_error(cpu, faster, counts, times),
         same_text=None if by_chance else int(way.same_text[rows].sum()),
         same_rounds=None if by_chance else _same_rounds(way, rows, pool),
-        decode_ms=PredictedMeasured(
-            times.decode.ms if times else None, _typical(plain.wall_s, rows) / float(steps) if steps else None
-        ),
+        decode_ms=PredictedMeasured(times.decode.ms if times else None, decode_ms),
         predicted_round_ms=_predicted_round(counts, times) if times else None,
         measured_round_ms=_measured_round(way, rows) if rounds else None,
         prefill_ms=_typical(way.prefill_s, rows) / len(rows),
@@ -333,26 +316,8 @@ def _error(
 ) -> RelativeError | None:
     if pair is None or predicted is None or times is None:
         return None
-    timing = TimedGroup(predicted.timing_error**2, predicted.timing_freedom)
+    timing = (predicted.timing_error**2, predicted.timing_freedom)
     return pair.error(predicted.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
-
-
-def _against(calls: Generated) -> AgainstGenerate:
-    """Medians over repeats, summed over documents."""
-    loop, plain_loop, drafted, plain = (
-        float(np.median(seconds, axis=0).sum())
-        for seconds in (calls.loop_s, calls.plain_loop_s, calls.generate_s, calls.plain_generate_s)
-    )
-    return AgainstGenerate(
-        draft=calls.draft,
-        gamma=calls.gamma,
-        documents=len(calls.rounds),
-        loop_speedup=plain_loop / loop,
-        generate_speedup=plain / drafted,
-        added_ms=1e3 * (drafted - loop) / float(calls.rounds.sum()),
-        plain_added_ms=1e3 * (plain - plain_loop) / float(calls.tokens.sum()),
-        same_text=int(calls.same_text.sum()),
-    )
 
 
 def _same_rounds(way: Decodings, rows: Array, pool: DocumentTotals) -> int:
@@ -369,13 +334,11 @@ def _typical(seconds: Array, rows: Array) -> float:
 
 
 def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
-    rounds = float(counts.rounds.sum())
     *verify, draft, after_full, lookup, bookkeeping = time_spent(counts, times).sum() * time_shares(counts, times)
-    unit = times.decode.ms / rounds
+    unit = times.decode.ms / float(counts.rounds.sum())
     return RoundTime(float(draft + after_full + lookup) * unit, float(sum(verify)) * unit, float(bookkeeping) * unit)
 
 
 def _measured_round(way: Decodings, rows: Array) -> RoundTime:
-    rounds = float(way.rounds[rows].sum())
     parts = (way.draft_s, way.verify_s, way.wall_s - way.draft_s - way.verify_s)
-    return RoundTime(*(_typical(seconds, rows) / rounds for seconds in parts))
+    return RoundTime(*(_typical(seconds, rows) / float(way.rounds[rows].sum()) for seconds in parts))
