@@ -324,21 +324,15 @@ def _require_same_origin(first: Run, second: Run) -> None:
         if one is two:
             return
         imported, profiled = (first, second) if two is None else (second, first)
-        raise NotComparable(
-            f"{imported.path} was imported from an engine's metrics, and {profiled.path} was profiled: nothing "
-            "shows that both have the same target and text",
-            "import both, or profile both",
-        )
+        problem = f"{imported.path} was imported from an engine's metrics, and {profiled.path} was profiled"
+        unknown = "nothing shows that both have the same target and text"
+        raise NotComparable(f"{problem}: {unknown}", "import both, or profile both")
     for name in ("drafting", "gamma", "rule"):
         served = [getattr(imported, name) for imported in (one, two)]
         if served[0] != served[1]:
-            raise NotComparable(
-                f"{first.path} was served with {name} {served[0]}, and {second.path} with {name} {served[1]}",
-                "serve both with the same number of speculative tokens, and the same rule",
-            )
+            problem = f"{first.path} was served with {name} {served[0]}, and {second.path} with {name} {served[1]}"
+            raise NotComparable(problem, "serve both with the same number of speculative tokens, and the same rule")
     if one.prompts_known_by != two.prompts_known_by:
         kinds = [imported.prompts_known_by or "nothing" for imported in (one, two)]
-        raise NotComparable(
-            f"prompts of {first.path} are identified by {kinds[0]}, and those of {second.path} by {kinds[1]}",
-            f"{LOG_PROMPTS}, of both runs, and import them again",
-        )
+        problem = f"prompts of {first.path} are identified by {kinds[0]}, and those of {second.path} by {kinds[1]}"
+        raise NotComparable(problem, f"{LOG_PROMPTS}, of both runs, and import them again")

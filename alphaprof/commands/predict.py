@@ -79,7 +79,7 @@ class Prediction:
 def build_prediction(
     acceptance: float | EngineRate, burstiness: float, cost: RoundCost, gammas: Iterable[int] = GAMMAS
 ) -> Prediction:
-    """Predictions for an alpha, or for the alpha behind an engine's rate. Raises `OptionInvalid` for impossible values."""
+    """Predictions for an alpha, or for the one that gives an engine's rate. Raises `OptionInvalid` for impossible values."""
     for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
         _between(option, value, 0, math.inf)
     _between("--verify", cost.verify, 0, math.inf)
@@ -98,10 +98,8 @@ def acceptance_of(alpha: float | None, rate: float | None, at_gamma: int | None)
         return alpha
     if alpha is None and rate is not None and at_gamma is not None:
         return EngineRate(rate, at_gamma)
-    raise OptionInvalid(
-        "acceptance is either one alpha, or an engine's rate with the gamma at which the engine showed it",
-        "give --alpha 0.75, or --accepted-per-drafted 0.53 --at-gamma 4",
-    )
+    problem = "acceptance is either one alpha, or an engine's rate with the gamma at which the engine showed it"
+    raise OptionInvalid(problem, "give --alpha 0.75, or --accepted-per-drafted 0.53 --at-gamma 4")
 
 
 def _of_gamma(alpha: float, burstiness: float, gamma: int, cost: RoundCost) -> GammaPrediction:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -287,7 +287,8 @@ def read_tree(path: Path, top: int) -> Tree:
         raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "correct the path after --tree") from None
     except (ValueError, RecursionError):
         raise OptionInvalid(f"{name} is not JSON", form) from None
-    if not (isinstance(content, list) and content and all(map(_is_path, content))):
+    paths = isinstance(content, list) and content and all(isinstance(path, list) and path for path in content)
+    if not paths or not all(type(rank) is int for path in content for rank in path):
         raise OptionInvalid(f"{name} is not a list of paths", form)
     if len(content) > MOST_NODES or max(map(len, content)) > MOST_LEVELS or max(map(max, content)) > MOST_RANK:
         limits = f"at most {MOST_NODES} nodes, {MOST_LEVELS} levels and rank {MOST_RANK}"
@@ -299,10 +300,6 @@ def read_tree(path: Path, top: int) -> Tree:
     if (1,) not in tree.paths:
         raise OptionInvalid(f"{name} never drafts the draft's top token", other)
     return tree
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(rank) is int for rank in value)
 
 
 @dataclass(frozen=True)
@@ -342,7 +339,11 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
     own = np.zeros(len(table), dtype=bool)
     for text in documents.groups:
         own[text.rows] = text.on_policy
-    tested = _tested(documents) if chooses else own
+    tested = own.copy()
+    if chooses:  # no cluster lies in both halves
+        rows = {f"{text.domain} {text.continuation} {text.sampling}": text.rows for text in documents.groups if text.policy}
+        for name, mask in held_out({name: documents.units.take(part).lots for name, part in rows.items()}).items():
+            tested[rows[name]] = mask
     observed = observed_weights(table.filter(pa.array(own)))
     weights = run.manifest.config["decision"]["weights"]
     total = 0.0
@@ -358,15 +359,6 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
         total <= 0,
         strata_of(documents, run.manifest),
     )
-
-
-def _tested(documents: Documents) -> Mask:
-    """The held-out half [documents] of the text that the target chose; no cluster lies in both halves."""
-    own = {f"{text.domain} {text.continuation} {text.sampling}": text.rows for text in documents.groups if text.policy}
-    tested = np.zeros(len(documents.units.codes), dtype=bool)
-    for name, mask in held_out({name: documents.units.take(rows).lots for name, rows in own.items()}).items():
-        tested[own[name]] = mask
-    return tested
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,10 @@ def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
     place, more = places[0], f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     first: Any = problems[place]
     if first["type"] == UNKNOWN_KEY:
-        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", _suggestion(first["loc"]))
+        options = _choices(_annotation(first["loc"][:-1]))[0].model_fields
+        near = difflib.get_close_matches(str(first["loc"][-1]), options, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(options))}"
+        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", hint)
     where = "" if place == WHOLE else f" {cut(place, VALUE)}:"
     tag = str(first.get("ctx", {}).get("tag", ""))  # of a union: the one value that pydantic repeats
     problem = first["msg"].removeprefix("Value error, ").replace(tag, cut(tag, VALUE))
@@ -260,13 +263,6 @@ def _advice(error: ErrorDetails) -> str:
     if error["type"] == "string_type" and isinstance(error["input"], (int, float, datetime.date)):
         return "YAML reads it as a number or a date: quote it"
     return "correct the value in the profile, or override it with --set KEY=VALUE"
-
-
-def _suggestion(location: tuple[str | int, ...]) -> str:
-    """A hint for an unknown key: the nearest option of the group that it stands in."""
-    group = _choices(_annotation(location[:-1]))[0]
-    near = difflib.get_close_matches(str(location[-1]), group.model_fields, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(group.model_fields))}"
 
 
 def _annotation(location: tuple[str | int, ...]) -> Any:

@@ -125,12 +125,10 @@ def _adapter(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
-def _draft(given: object) -> object:
-    """The options of one of DRAFTS, by `kind`; what it refuses is refused as in any union."""
-    return _adapter(tuple(DRAFTS)).validate_python(given)
-
-
-AnyDraft = Annotated[SerializeAsAny[DraftOptions], PlainValidator(_draft)]
+# The options of one of DRAFTS, by `kind`; what it refuses is refused as in any union.
+AnyDraft = Annotated[
+    SerializeAsAny[DraftOptions], PlainValidator(lambda given: _adapter(tuple(DRAFTS)).validate_python(given))
+]
 
 
 class GreedyContinuation(Options):
@@ -199,10 +197,6 @@ ContinuationOptions = Annotated[
 ]
 
 
-def _several(given: object) -> object:
-    return given if isinstance(given, list) else [given]
-
-
 def _ascending(values: list[int], least: int) -> list[int]:
     if min(values) < least:
         raise ValueError(f"must be {least} or more")
@@ -210,7 +204,9 @@ def _ascending(values: list[int], least: int) -> list[int]:
 
 
 # One whole number or a list of them.
-Wholes = Annotated[list[Whole], Field(min_length=1), BeforeValidator(_several)]
+Wholes = Annotated[
+    list[Whole], Field(min_length=1), BeforeValidator(lambda given: given if isinstance(given, list) else [given])
+]
 BatchSizes = Annotated[Wholes, AfterValidator(partial(_ascending, least=1))]
 Contexts = Annotated[Wholes, AfterValidator(partial(_ascending, least=8))]
 Milliseconds = Annotated[float, Field(ge=0)]

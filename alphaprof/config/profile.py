@@ -36,11 +36,7 @@ from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
 AUTO = "auto"
 
 
-def _rule(given: object) -> object:
-    return given if given == AUTO else parse_rule(given).id
-
-
-RuleId = Annotated[str, BeforeValidator(_rule)]
+RuleId = Annotated[str, BeforeValidator(lambda given: given if given == AUTO else parse_rule(given).id)]
 
 
 class Markers(Options):
@@ -175,12 +171,10 @@ class ProfileOptions(Options):
     @field_validator("drafts")
     @classmethod
     def _draft_names(cls, drafts: dict[str, Any]) -> dict[str, Any]:
+        rule = "lower case, start with a letter, have at most 200 characters, and not be auto or target"
         for name in drafts:
             if not DRAFT_NAME.fullmatch(name) or name in ("auto", "target"):
-                raise ValueError(
-                    f"draft name {shown(name)} must be lower case, start with a letter, have at most 200 characters, and "
-                    "not be auto or target"
-                )
+                raise ValueError(f"draft name {shown(name)} must be {rule}")
         return drafts
 
     @field_validator("continuation", mode="before")

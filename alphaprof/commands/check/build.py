@@ -31,7 +31,6 @@ from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.format import many, percent, short, text_kind
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
-from alphaprof.report.model import Traffic
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
@@ -67,11 +66,8 @@ def checked(
     if thresholds:
         return _check_thresholds(run, thresholds, draft, rule, gamma)
     if draft or rule or gamma:
-        raise OptionInvalid(
-            "--draft, --rule and --gamma need a threshold or a baseline",
-            "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline; without all of these the run's "
-            "own decision is checked",
-        )
+        hint = "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline; else the run's decision is checked"
+        raise OptionInvalid("--draft, --rule and --gamma need a threshold or a baseline", hint)
     return check_decision(run)
 
 
@@ -170,17 +166,14 @@ def _check_thresholds(
 ) -> Check:
     """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
     if run.imported and "alpha" in thresholds:
-        raise OptionInvalid(
-            f"{run.path} was imported from an engine's metrics, which do not give alpha (what follows a rejection is never "
-            "tested)",
-            "use --min-acceptance-length instead",
-        )
+        why = "which do not give alpha (what follows a rejection is never tested)"
+        problem = f"{run.path} was imported from an engine's metrics, {why}"
+        raise OptionInvalid(problem, "use --min-acceptance-length instead")
     if "acceptance_length" in thresholds and (drafting := run.manifest.drafting) != CHAIN:
-        raise OptionInvalid(
-            f"{run.path} was served with drafting {drafting}: acceptance length needs rounds with a draft, which are "
-            "not known",
-            "check --baseline compares tokens per round with another run",
+        problem = (
+            f"{run.path} was served with drafting {drafting}: acceptance length needs rounds with a draft, not known here"
         )
+        raise OptionInvalid(problem, "check --baseline compares tokens per round with another run")
     inputs = ReportInputs.of(run, "engine", run.manifest.config)
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
     draft, rule, gamma = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
@@ -226,7 +219,11 @@ def _settled(
         raise OptionInvalid(f"{run.path} has no draft {short(draft)}", f"name one: {', '.join(drafts)}")
     gammas = f"--gamma {' or '.join(map(str, run.gammas))}"
     if draft is None or (gamma is None and needs_gamma):
-        chosen = _chosen(run, draft, rule)
+        named = {name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None}
+        config = run.manifest.config | {"decision": run.manifest.config["decision"] | named}
+        asked = ReportInputs.of(run, "engine", config)
+        evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding)))
+        chosen = judge_traffic(evidence, asked.book, asked.question, run.gammas)
         if chosen.draft is None or chosen.gamma is None:
             what, names = f"gamma is known to be the best for {run.path}:{draft}", gammas
             if draft is None:
@@ -236,15 +233,6 @@ def _settled(
     if needs_gamma and gamma not in run.gammas:
         raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: {gammas}")
     return draft, rule or one_rule(inputs), gamma if needs_gamma else None
-
-
-def _chosen(run: Run, draft: str | None, rule: str | None) -> Traffic:
-    """The verdict on one draft (None: on the one of the decision), which chooses what is `auto`."""
-    named = {name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None}
-    config = run.manifest.config | {"decision": run.manifest.config["decision"] | named}
-    inputs = ReportInputs.of(run, "engine", config)
-    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding)))
-    return judge_traffic(evidence, inputs.book, inputs.question, run.gammas)
 
 
 def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:

@@ -253,6 +253,7 @@ def _table(rollout: Rollout, draft: str) -> Table:
     table = named_table("domain", *columns, left=("rule",), wrapped=("rule",))
     rows = [(text, way) for text in rollout.texts for way in text.ways if way.draft == draft]
     for text, way in rows:
+        departed = fmt.NOTHING if way.departed is None else fmt.percent(way.departed.value)
         table.add_row(
             plain(text_name(text, rollout.texts)),
             fmt.documents(text.documents, text.clusters),
@@ -262,16 +263,10 @@ def _table(rollout: Rollout, draft: str) -> Table:
             fmt.interval(way.tokens_per_round),
             f"{fmt.number(way.regret.value, 3)} | {fmt.number(text.own.regret.value, 3)}",
             fmt.difference(way.excess, 3),
-            _departed(way.departed, way.departed_at),
+            departed if way.departed_at is None else f"{departed} at {way.departed_at:g}",
             f"{way.mean_tokens:.0f} | {text.own.mean_tokens:.0f}",
         )
     return table
-
-
-def _departed(departed: Interval | None, at: float | None) -> str:
-    if departed is None:
-        return fmt.NOTHING
-    return fmt.percent(departed.value) + ("" if at is None else f" at {at:g}")
 
 
 def _notes(rollout: Rollout) -> Iterator[str]:

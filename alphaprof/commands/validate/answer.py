@@ -153,9 +153,15 @@ class Validation:
     def terminal(self, console: Console) -> None:
         """Prints what was predicted beside what was measured, where the time of a round went, and how far off that is."""
         console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
-        for line in _facts(self):
-            console.print(line, highlight=False)
-        console.print()
+        facts = f"{fmt.many(self.documents, 'document')}, {fmt.many(self.repeats, 'repeat')}"
+        facts += f"; left out: {fmt.count(self.short)} with fewer than two tokens" if self.short else ""
+        facts += f"; left out: {fmt.count(self.foreign)} with text that the target did not write" if self.foreign else ""
+        if self.contexts:
+            facts += f"\nsteps were timed at {' and '.join(map(fmt.count, self.contexts))} tokens of context"
+            facts += f"; these documents have {self.mean_context:.0f} on average"
+        if self.run is not None:
+            facts += f"\nthe prediction is that of the run {self.run}"
+        console.print(f"{facts}\n", highlight=False)
         show(_speedups(self), "predicted | measured", console)
         show(_rounds(self.cells), "where the time goes, in ms: predicted | measured", console)
         if self.generate:
@@ -210,26 +216,6 @@ def _legend(validation: Validation) -> Iterator[str]:
             "added: what generate takes longer than our loop, in a round with the draft (a model is called through its own "
             "generate there) and for a token without."
         )
-
-
-def _facts(validation: Validation) -> Iterator[str]:
-    facts = f"{fmt.many(validation.documents, 'document')}, {fmt.many(validation.repeats, 'repeat')}"
-    if validation.short:
-        facts += f"; left out: {fmt.count(validation.short)} with fewer than two tokens"
-    if validation.foreign:
-        facts += f"; left out: {fmt.count(validation.foreign)} with text that the target did not write"
-    yield facts
-    if validation.contexts:
-        timed = f"steps were timed at {' and '.join(map(fmt.count, validation.contexts))} tokens of context"
-        yield f"{timed}; these documents have {validation.mean_context:.0f} on average"
-    if validation.run is not None:
-        yield f"the prediction is that of the run {validation.run}"
-
-
-def _within_interval(cell: Cell) -> bool:
-    """Whether the measured tokens per round lie within the predicted interval."""
-    predicted, measured = cell.predicted_tokens, cell.tokens_per_round.measured
-    return predicted is not None and measured is not None and predicted.low <= measured <= predicted.high
 
 
 def _table(*columns: str) -> Table:
@@ -309,7 +295,10 @@ def _checks(validation: Validation) -> Iterator[str]:
     elif fixed and (same < texts or rounds < texts):
         yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than expected"
     if by_chance := [cell for cell in validation.cells if cell.same_text is None]:
-        within = sum(map(_within_interval, by_chance))
+        pairs = [(cell.predicted_tokens, cell.tokens_per_round.measured) for cell in by_chance]
+        within = sum(
+            bool(expected and measured and expected.low <= measured <= expected.high) for expected, measured in pairs
+        )
         yield (
             "lossless draws other texts than the run did, so tokens per round also differ by chance: measured within the "
             f"predicted 95 % interval in {within} of {len(by_chance)} rows"

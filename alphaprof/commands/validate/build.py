@@ -223,9 +223,9 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     book = open_costs(run, manifest.config["costs"], context)
     times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
     cells = [
-        _cell(group, rule, pool, way, measured.plain, times.get(draft), on_cpu)
+        _cell(group, pool, way, measured, times.get(draft), on_cpu)
         for draft in manifest.drafts
-        for group, rule, pool in _groups(run, draft, documents, measured)
+        for group, pool in _groups(run, draft, documents, measured)
         for way in measured.drafted
         if way.draft == draft
     ]
@@ -254,29 +254,21 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     )
 
 
-def _groups(
-    run: Run, draft: str, table: pa.Table, measured: DecodingTimes
-) -> Iterator[tuple[TextGroup, str, DocumentTotals]]:
-    """Yields the measured documents by kind of text, with the rule that they were decoded by and what the log says."""
+def _groups(run: Run, draft: str, table: pa.Table, measured: DecodingTimes) -> Iterator[tuple[TextGroup, DocumentTotals]]:
+    """Yields the measured documents by kind of text, each with its totals under the rule that it was decoded by."""
     rules = list(dict.fromkeys(measured.rules))
     totals = read_totals(run, draft, TotalsRequest(rules, run.gammas))
     documents = Documents.of(table)
     for rule in rules:
         for group, (_, pool) in zip(documents.groups, pools([totals], documents, rule, run.gammas), strict=True):
             if measured.rules[group.rows[0]] == rule:
-                yield group, rule, pool
+                yield group, pool
 
 
 def _cell(
-    group: TextGroup,
-    rule: str,
-    pool: DocumentTotals,
-    way: Decodings,
-    plain: Decodings,
-    times: StepTimes | None,
-    on_cpu: bool,
+    group: TextGroup, pool: DocumentTotals, way: Decodings, measured: DecodingTimes, times: StepTimes | None, on_cpu: bool
 ) -> Cell:
-    rows, counts = group.rows, pool.counts(way.gamma)
+    rows, counts, plain = group.rows, pool.counts(way.gamma), measured.plain
     free = speedup([counts], [1.0], free_draft(way.gamma))
     faster = speedup([counts], [1.0], times) if times is not None else None
     tokens, plain_tokens = way.tokens[rows], plain.tokens[rows]
@@ -290,7 +282,7 @@ def _cell(
         domain=group.domain,
         continuation=group.continuation,
         sampling=group.sampling,
-        rule=rule,
+        rule=measured.rules[rows[0]],
         gamma=way.gamma,
         documents=len(rows),
         tokens_per_round=PredictedMeasured(free.value if free else None, float(tokens.sum() / rounds) if rounds else None),
