@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.cli.common import TableFormat, show
-from alphaprof.commands.check.build import CheckRequest, check_decision, checked
+from alphaprof.commands.check.build import check_decision, checked
 from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import EngineRate, build_prediction
-from alphaprof.commands.trees.build import build_trees, request_of
+from alphaprof.commands.trees import build_trees
 from alphaprof.config.load import changed_question
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import side_of
@@ -210,15 +210,14 @@ def test_checks_and_comparisons_are_valid(runs: Callable[[str], Run]) -> None:
     least = {"alpha": ["0.5"], "acceptance_length": ["code=1.2"], "speedup": []}
     against = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
     for path, draft, minimums, baseline in against:
-        asked = CheckRequest(path, draft, None, None if baseline else 2, minimums, baseline, 0.02, False)
-        assert_valid(checked(asked))
+        assert_valid(checked(path, draft, None, None if baseline else 2, minimums, baseline, 0.02, False))
     for path, first, second in ((run.path, "small", "poor"), (sampled.path, "small", "ngram")):
         assert_valid(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")))
 
 
 @pytest.mark.parametrize("name", ["certificates", "sampled", "one document", "off-policy"])
 def test_trees_are_valid(runs: Callable[[str], Run], name: str) -> None:
-    report = build_trees(side_of(f"{runs(name).path}:small"), request_of([2, 4], None, {}))
+    report = build_trees(side_of(f"{runs(name).path}:small"), [2, 4])
     assert_valid(report)
 
 

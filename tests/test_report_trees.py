@@ -16,16 +16,14 @@ import pytest
 from rich.console import Console
 
 from alphaprof.cli import app
-from alphaprof.commands.trees.build import (
+from alphaprof.commands.trees import (
     NODES,
     TextTrees,
-    TreeRequest,
     TreesReport,
     TreeTokens,
     build_trees,
     read_tree,
     read_trees,
-    request_of,
 )
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import RunDraft
@@ -85,12 +83,12 @@ def side(run: Run) -> RunDraft:
 
 @pytest.fixture(scope="module")
 def found(side: RunDraft) -> TreesReport:
-    return build_trees(side, TreeRequest(given={"mine.json": Tree.from_paths(BUSHY)}))
+    return build_trees(side, given={"mine.json": Tree.from_paths(BUSHY)})
 
 
 def every_document(side: RunDraft, **trees: Tree) -> TreesReport:
     """The user's trees on all documents."""
-    return build_trees(side, TreeRequest(nodes=(), given=trees))
+    return build_trees(side, nodes=(), given=trees)
 
 
 def text_of(report: TreesReport, domain: str) -> TextTrees:
@@ -160,7 +158,7 @@ def test_rounds_are_those_of_a_plain_loop_over_tokens(run: Run, found: TreesRepo
 @pytest.mark.parametrize("nodes", [NODES, ()])
 def test_shares_of_ranks_are_those_of_the_log(run: Run, side: RunDraft, nodes: tuple[int, ...]) -> None:
     """Whatever the size of the trees asks to know of larger ranks."""
-    for text in build_trees(side, TreeRequest(nodes=nodes)).texts:
+    for text in build_trees(side, nodes=nodes).texts:
         ranks = Counter(rank for values in rows_by_document(run, text.domain).values() for rank in values)
         total = sum(ranks.values())
         assert text.positions == total
@@ -314,7 +312,7 @@ def test_what_the_tested_half_says_changes_no_tree_and_what_the_other_half_says_
             frame.loc[rows, "draft_rank_of_token"] = frame.loc[rows, "draft_rank_of_token"] + 3
 
         rewritten(run, "small", worse)
-    plain, other, chosen = (build_trees(RunDraft(run, "small"), TreeRequest(nodes=(8,))) for run in runs)
+    plain, other, chosen = (build_trees(RunDraft(run, "small"), nodes=(8,)) for run in runs)
     assert plain.trees == other.trees
     assert plain.traffic[0].rounds < other.traffic[0].rounds
     assert plain.trees[0] != chosen.trees[0]
@@ -342,7 +340,7 @@ def test_nothing_is_held_out_where_nothing_is_chosen(side: RunDraft) -> None:
 
 
 def test_there_is_a_chain_for_every_depth_and_no_tree_is_deeper_than_asked(side: RunDraft) -> None:
-    report = build_trees(side, TreeRequest(nodes=(4, 30), depth=2, given={"deep": Tree.chain(7)}))
+    report = build_trees(side, nodes=(4, 30), depth=2, given={"deep": Tree.chain(7)})
     depths = {tree.name: tree.depth for tree in report.trees}
     assert depths == {"optimal 4": 2, "optimal 30": 2, "deep": 7, "chain 2": 2, "chain 7": 7}
     assert max(tree.depth for tree in build_trees(side).trees) == 5  # the largest gamma
@@ -355,7 +353,7 @@ def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) ->
         "hard": Domain(documents=40, alpha=0.1, spread=0.0, shortest=60, longest=60),
     }
     run = made(tmp_path, Recipe(domains=domains, gammas=(8,)))
-    report = build_trees(RunDraft(run, "small"), TreeRequest(nodes=(4, 8)))
+    report = build_trees(RunDraft(run, "small"), nodes=(4, 8))
     for text in report.texts:
         assert text.own is not None
         assert text.own.tree.nodes == 8
@@ -384,7 +382,7 @@ def test_a_tree_of_its_own_is_told_with_the_paired_difference(tmp_path: Path) ->
 
 
 def test_domains_that_choose_the_same_tree_say_so(side: RunDraft) -> None:
-    report = build_trees(side, TreeRequest(nodes=(1,)))
+    report = build_trees(side, nodes=(1,))
     owns = [text.own for text in report.texts if text.own is not None]
     assert [(own.same, own.difference, own.tree.paths) for own in owns] == [(True, None, ((1,),))] * 3
     assert answer_text(report, "terminal").count("the same tree") == 3
@@ -438,7 +436,7 @@ def test_a_draft_that_is_never_right_gets_a_tree_without_nodes(tmp_path: Path) -
     """And a round of it emits one token, for certain."""
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=8)}))
     rewritten(run, "small", lambda frame: frame.__setitem__("draft_rank_of_token", np.int32(200)))
-    report = build_trees(RunDraft(run, "small"), TreeRequest(nodes=(4,)))
+    report = build_trees(RunDraft(run, "small"), nodes=(4,))
     (tree,) = report.trees
     assert (tree.nodes, tree.depth, tree.levels, tree.paths) == (0, 0, (), ())
     assert report.traffic[0].tokens_per_round == Interval(1, 1, 1)
@@ -468,9 +466,7 @@ def test_an_interrupted_run_is_named_and_one_without_a_shard_is_empty(tmp_path: 
     assert not part.complete
     assert sum(text.documents for text in part.texts) == 16
     assert "is an interrupted run" in answer_text(part, "terminal")
-    empty = build_trees(
-        RunDraft(interrupted(run, tmp_path / "empty", 0), "small"), TreeRequest(given={"mine": Tree.chain(2)})
-    )
+    empty = build_trees(RunDraft(interrupted(run, tmp_path / "empty", 0), "small"), given={"mine": Tree.chain(2)})
     assert (empty.texts, empty.tested_on) == ((), 0)
     assert [row.tokens_per_round for row in empty.traffic] == [None, None]
     assert "interrupted" in answer_text(empty, "terminal")
@@ -537,7 +533,7 @@ def test_a_row_holds_the_numbers_of_its_tree_and_of_the_chain_as_deep(found: Tre
 def test_hostile_names_are_harmless(tmp_path: Path, name: str) -> None:
     domains = {name: Domain(documents=5), "code": Domain(documents=5)}
     given = {f"{name}.json": Tree.from_paths(BUSHY)}
-    report = build_trees(RunDraft(made(tmp_path, Recipe(domains=domains)), "small"), TreeRequest(nodes=(4,), given=given))
+    report = build_trees(RunDraft(made(tmp_path, Recipe(domains=domains)), "small"), nodes=(4,), given=given)
     for width in (100, 150):
         text = as_terminal(report, width)
         assert all(char.isprintable() or char == "\n" for char in text)
@@ -584,9 +580,8 @@ def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 def test_the_command_prints_what_the_library_finds(side: RunDraft, alphaprof: Runner, tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     mine.write_text(json.dumps([[rank - 1 for rank in path] for path in BUSHY]))
-    request = request_of([16, 4, 16], 3, {"mine.json": Tree.from_paths(BUSHY)})
-    assert request.nodes == (4, 16)
-    expected = build_trees(side, request)
+    expected = build_trees(side, [16, 4, 16], 3, {"mine.json": Tree.from_paths(BUSHY)})
+    assert [tree.name for tree in expected.trees][:2] == ["optimal 4", "optimal 16"]
     options = ("--nodes", 4, "--nodes", 16, "--depth", 3, "--tree", mine)
     assert alphaprof(side.label, *options, "--format", "json") == (0, answer_text(expected, "json"), "")
     assert alphaprof(side.label, *options) == (0, answer_text(expected, "terminal"), "")
@@ -607,7 +602,8 @@ def test_a_chosen_tree_comes_back_as_a_file(side: RunDraft, alphaprof: Runner, t
 def test_no_tree_is_chosen_of_size_zero(side: RunDraft, alphaprof: Runner) -> None:
     content = json.loads(alphaprof(side.label, "--nodes", 0, "--format", "json")[1])
     assert (content["trees"], content["held_out"], content["tested_on"]) == ([], False, 35)
-    assert request_of(None, None, {}).nodes == NODES
+    default = json.loads(alphaprof(side.label, "--format", "json")[1])
+    assert [tree["name"] for tree in default["trees"] if tree["kind"] == "optimal"] == [f"optimal {size}" for size in NODES]
     code, output, errors = alphaprof(side.label, "--nodes", 0)
     assert (code, errors) == (0, "")
     assert "no tree is chosen" in output

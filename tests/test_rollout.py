@@ -418,10 +418,9 @@ def test_what_is_not_asked_for_comes_from_the_profile() -> None:
         "data": [{"domain": "a", "path": "a.jsonl", "prompt": "{text}"}],
         "rules": ["strict", "top_m:2", "typical:0.1,0.2"],
     }
-    found = rollout_request(ProfileOptions.model_validate(tree), None, None, None)
-    assert (list(found.drafts), [rule.id for rule in found.rules]) == (["a", "b"], ["top_m_2", "typical_0p1_0p2"])
-    assert list(found.gammas) == [1, 2, 3, 5]
+    drafts, rules, gammas = rollout_request(ProfileOptions.model_validate(tree), None, None, None)
+    assert (drafts, [rule.id for rule in rules]) == (["a", "b"], ["top_m_2", "typical_0p1_0p2"])
+    assert gammas == [1, 2, 3, 5]
     fixed = ProfileOptions.model_validate(tree | {"decision": {"gamma": 4}})
-    assert list(rollout_request(fixed, ["b"], ["strict"], None).gammas) == [4]
-    assert list(rollout_request(fixed, ["b"], ["strict"], [7, 6]).gammas) == [6, 7]
-    assert list(rollout_request(fixed, ["b"], ["strict"], None).drafts) == ["b"]
+    (drafts, _, gammas), (_, _, named) = (rollout_request(fixed, ["b"], ["strict"], gammas) for gammas in (None, [7, 6]))
+    assert (drafts, gammas, named) == (["b"], [4], [6, 7])

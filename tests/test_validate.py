@@ -14,18 +14,14 @@ import numpy as np
 import pytest
 
 from alphaprof.cli import app
-from alphaprof.commands.validate.answer import Validation, require_within
-from alphaprof.commands.validate.build import build_validation
-from alphaprof.commands.validate.timings import (
+from alphaprof.commands.validate.answer import ClockError, Outcome, RelativeError, Validation, require_within
+from alphaprof.commands.validate.build import (
     TAIL,
-    ClockError,
     Decodings,
     DecodingTimes,
-    Generated,
-    Outcome,
-    RelativeError,
-    TimedGroup,
     TimedPair,
+    beside_generate,
+    build_validation,
     clock_error,
     contexts_of,
     decoded_rule,
@@ -77,7 +73,7 @@ def test_without_tokens_or_ticks_of_the_clock_there_is_no_speedup() -> None:
     zero = np.zeros((2, 1))
     assert pair(zero, zero, [0], [0]).speedup() is None
     assert pair(zero, zero + 1).speedup() is None
-    assert pair(zero, zero + 1).error(1.0, np.ones(1), TimedGroup(0.0, math.inf)) is None
+    assert pair(zero, zero + 1).error(1.0, np.ones(1), (0.0, math.inf)) is None
 
 
 def tail_of_one_degree(tail: float) -> float:
@@ -87,7 +83,7 @@ def tail_of_one_degree(tail: float) -> float:
 
 def test_the_interval_of_an_error_over_documents_by_hand() -> None:
     """Rounds were predicted to cost the same, and the second document's took 1.2 times as long as the first's."""
-    found = pair(np.ones((2, 2)), [[1.0, 1.2], [1.0, 1.2]]).error(1.0, np.ones(2), TimedGroup(0.0, math.inf))
+    found = pair(np.ones((2, 2)), [[1.0, 1.2], [1.0, 1.2]]).error(1.0, np.ones(2), (0.0, math.inf))
     assert found is not None
     half = tail_of_one_degree(TAIL) * 0.1 / 1.1  # residuals of 0.1 on a mean of 1.1
     assert found.value == pytest.approx(0.1)
@@ -95,25 +91,25 @@ def test_the_interval_of_an_error_over_documents_by_hand() -> None:
 
 
 def test_documents_that_were_predicted_to_differ_are_no_source_of_error() -> None:
-    found = pair(np.ones((2, 2)), [[1.0, 3.0], [1.0, 3.0]]).error(0.5, np.array([1.0, 3.0]), TimedGroup(0.0, math.inf))
+    found = pair(np.ones((2, 2)), [[1.0, 3.0], [1.0, 3.0]]).error(0.5, np.array([1.0, 3.0]), (0.0, math.inf))
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((0, 0, 0), abs=1e-12)
 
 
 def test_the_interval_of_an_error_over_repeats_and_step_times_by_hand() -> None:
     slower = pair(np.ones((2, 2)), [[1.0, 1.0], [math.exp(0.2)] * 2])  # logs of the speedup 0 and -0.2: variance 0.02
-    found = slower.error(1.0, np.ones(2), TimedGroup(0.0, math.inf))
+    found = slower.error(1.0, np.ones(2), (0.0, math.inf))
     assert found is not None
     half = tail_of_one_degree(TAIL) * math.sqrt(0.02 / 2)
     assert math.log((1 + found.high) / (1 + found.value)) == pytest.approx(half)
-    timed_too = slower.error(1.0, np.ones(2), TimedGroup(0.01, math.inf))  # as much again, known: 4 degrees of freedom
+    timed_too = slower.error(1.0, np.ones(2), (0.01, math.inf))  # as much again, known: 4 degrees of freedom
     assert timed_too is not None
     assert math.log((1 + timed_too.high) / (1 + timed_too.value)) == pytest.approx(quantile(1 - TAIL, 4) * math.sqrt(0.02))
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (3, 1)])
 def test_one_repeat_or_one_document_says_nothing(shape: tuple[int, int]) -> None:
-    found = pair(np.ones(shape), np.full(shape, 9.0)).error(1.0, np.ones(shape[1]), TimedGroup(0.0, math.inf))
+    found = pair(np.ones(shape), np.full(shape, 9.0)).error(1.0, np.ones(shape[1]), (0.0, math.inf))
     assert found == RelativeError(pytest.approx(8.0), -1.0, math.inf)  # type: ignore[arg-type]
     assert clock_error([found], 0.1) == ClockError(pytest.approx(8.0), 0.0, math.inf, pytest.approx(8.0), "too_noisy")  # type: ignore[arg-type]
 
@@ -175,7 +171,7 @@ def simulated(rng: np.random.Generator, noise: Noise, truth: float, timing: floa
         for _ in range(4):
             cost = rng.uniform(0.5, 1.1, DOCUMENTS)
             timed = TimedPair(plain, tokens * cost * noise(rng, REPEATS, DOCUMENTS), tokens, tokens)
-            errors.append(timed.error(off * tokens.sum() / (tokens * cost).sum(), cost, TimedGroup(timing**2, math.inf)))
+            errors.append(timed.error(off * tokens.sum() / (tokens * cost).sum(), cost, (timing**2, math.inf)))
     found = clock_error([error for error in errors if error], 0.1)
     assert found is not None
     return found
@@ -669,12 +665,11 @@ def test_generate_is_left_out_of_sampled_text(tmp_path: Path, tiny: Path) -> Non
 
 
 def test_what_generate_adds_is_a_round_of_whole_calls(tmp_path: Path) -> None:
-    seconds = {"loop_s": 2.0, "plain_loop_s": 1.0, "generate_s": 5.0, "plain_generate_s": 2.0}
-    tables = {name: np.full((2, 2), value) for name, value in seconds.items()}
+    seconds = np.array([np.full((2, 2), value) for value in (2.0, 1.0, 5.0, 2.0)])
     counts = {"rounds": np.array([10, 20]), "tokens": np.array([40, 60]), "same_text": np.array([True, False])}
     run_ = synthetic(tmp_path)
-    measured = dataclasses.replace(timed(run_, 1.0), generated=(Generated("small", 2, **tables, **counts),))
-    (call,) = build_validation(run_, measured, 0.1, kept=True).generate
+    calls = beside_generate("small", 2, seconds, **counts)
+    (call,) = build_validation(run_, dataclasses.replace(timed(run_, 1.0), generated=(calls,)), 0.1, kept=True).generate
     assert (call.loop_speedup, call.generate_speedup) == (0.5, 0.4)
     assert (call.added_ms, call.plain_added_ms) == pytest.approx((1e3 * 6 / 30, 1e3 * 2 / 100))
     assert (call.documents, call.same_text) == (2, 1)

@@ -123,12 +123,12 @@ def check(
     Without thresholds and without a baseline, the run's own decision is checked.
     """
     from alphaprof.commands.check.answer import require_passed
-    from alphaprof.commands.check.build import CheckRequest, checked, minimums
+    from alphaprof.commands.check.build import Minimums, checked
     from alphaprof.config.load import known_rules
 
     named = known_rules([rule], "--rule")[0] if rule else None
-    least = minimums(min_alpha, min_length, min_speedup)
-    answer = checked(CheckRequest(run, draft, named, gamma, least, baseline, margin, target_change))
+    least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
+    answer = checked(run, draft, named, gamma, least, baseline, margin, target_change)
     show(answer, output, out)
     if answer.outcome == "undecided" and undecided is Undecided.passes:
         print(f"warning: {one_line(answer.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)
@@ -175,10 +175,11 @@ def trees(
     out: OutFile = None,
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
-    from alphaprof.commands.trees.build import build_trees, read_trees, request_of
+    from alphaprof.commands.trees import NODES, build_trees, read_trees
     from alphaprof.log.run_draft import side_of
 
-    show(build_trees(side_of(run), request_of(nodes, depth, read_trees(files or [], top))), output, out)
+    given = read_trees(files or [], top)
+    show(build_trees(side_of(run), NODES if nodes is None else nodes, depth, given), output, out)
 
 
 def predict(

@@ -5,6 +5,7 @@ Not here: the gate against a baseline, which uses the pairs (`check`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,15 +24,15 @@ from alphaprof.log.store import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
-from alphaprof.rules import rules_of
-from alphaprof.stats.estimate import Interval, by_cluster, distinct
+from alphaprof.rules import parse_rule
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct
 from alphaprof.stats.paired import inverse_difference, share_difference
 from alphaprof.totals.count import TotalsRequest, policies
 from alphaprof.totals.documents import SETTINGS, Documents, Units
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, pools
 
-Array = np.ndarray[Any, Any]
+Pools = dict[tuple[str, ...], DocumentTotals]  # by domain, kind of text, policy, settings and rule
 TEXTS = {
     True: "the same text",
     False: "texts of their own for the same prompts",
@@ -91,20 +92,14 @@ class Comparison:
         """Prints a table of acceptance, and one of tokens per round where rules have rounds."""
         console.print(plain(f"first   {self.first}"))
         console.print(plain(f"second  {self.second}"))
-        text = TEXTS[self.same_text]
-        left = ", ".join(
-            f"{fmt.count(count)} of {name}" for count, name in zip(self.unpaired, ("first", "second"), strict=True)
-        )
-        console.print(
-            f"{fmt.many(self.documents, 'document')} paired by prompt, on {text}; without a partner: {left}\n",
-            highlight=False,
-        )
+        paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
+        one, two = map(fmt.count, self.unpaired)
+        console.print(f"{paired}; without a partner: {one} of first, {two} of second\n", highlight=False)
         if self.same_text is not None:
             show(_acceptance(self), "alpha", console)
         for side in self.interrupted:
-            console.print(
-                Text("note: ", "yellow").append_text(plain(f"{side} is of an interrupted run: its first documents only"))
-            )
+            note = plain(f"{side} is of an interrupted run: its first documents only")
+            console.print(Text("note: ", "yellow").append_text(note))
         if rounds := [item for item in self.differences if item.tokens_per_round]:
             show(_rounds(rounds), "tokens per round", console)
         for line in (
@@ -120,14 +115,13 @@ class Comparison:
 def _acceptance(comparison: Comparison) -> Table:
     table = named_table("domain", "rule", "docs", "coverage", "first", "second", "difference", left=("rule",))
     for item in comparison.differences:
-        coverage = f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}"
-        alphas = (fmt.share(item.first), fmt.share(item.second))
         table.add_row(
             plain(text_name(item, comparison.differences)),
             item.rule + fmt.mark(item.on_policy, item.lossy),
             fmt.documents(item.documents, item.clusters),
-            coverage,
-            *alphas,
+            f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}",
+            fmt.share(item.first),
+            fmt.share(item.second),
             fmt.difference(item.difference, 3),
         )
     return table
@@ -136,110 +130,102 @@ def _acceptance(comparison: Comparison) -> Table:
 def _rounds(differences: list[Difference]) -> Table:
     table = named_table("domain", "rule", "gamma", "first", "second", "difference", left=("rule",))
     for item in differences:
-        for found in item.tokens_per_round:
-            numbers = (fmt.number(found.first), fmt.number(found.second), fmt.difference(found.difference, 2))
-            table.add_row(plain(text_name(item, differences)), item.rule, str(found.gamma), *numbers)
+        for tokens in item.tokens_per_round:
+            numbers = (fmt.number(tokens.first), fmt.number(tokens.second), fmt.difference(tokens.difference, 2))
+            table.add_row(plain(text_name(item, differences)), item.rule, str(tokens.gamma), *numbers)
     return table
 
 
 def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
-    """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason.
+    """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason, and
+    `OptionInvalid` for a gamma that was not replayed in both.
 
     `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
     The confidence is that of the first run's decision.
     """
     confidence = float(first.run.manifest.config["decision"]["confidence"])
     require_comparable(first, second)
-    gammas = _gammas(first.run, second.run, gamma)
-    pairs = paired_pools(first, second, list(rules or first.run.rules))
-    one, two = pairs.pools
+    both = sorted(set(first.run.gammas) & set(second.run.gammas))
+    if gamma not in (None, *both):
+        names = ", ".join(map(str, both)) or "none"
+        raise OptionInvalid(f"gamma {gamma} was not replayed in both runs", f"choose from {names}")
+    gammas = both if gamma is None else [gamma]
+    (one, two), rows, unpaired = paired_pools(first, second, list(rules or first.run.rules))
     differences = tuple(_difference(key, pool, two[key], gammas, confidence) for key, pool in one.items() if key in two)
     return Comparison(
         first=first.label,
         second=second.label,
         confidence=confidence,
-        same_text=_same_text(first.run, second.run, pairs.rows),
-        documents=pairs.documents,
+        same_text=_same_text(first.run, second.run, rows),
+        documents=len(rows[0]),
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
-        unpaired=pairs.unpaired,
+        unpaired=unpaired,
         differences=differences,
     )
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Documents of two sides that have the same prompts: their `rows` in each documents table, and the pools of each side by
-    domain, kind of text, policy, settings and rule, in the order of their pairs; `unpaired`: documents without a partner.
+def paired_pools(
+    first: RunDraft, second: RunDraft, rules: Sequence[str]
+) -> tuple[tuple[Pools, Pools], tuple[Array, Array], tuple[int, int]]:
+    """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common.
+
+    Returns the pools of each side, in the order of their pairs, the rows of the pairs in each documents table, and how many
+    documents of each have no partner.
     """
-
-    rows: tuple[Array, Array]
-    pools: tuple[dict[tuple[str, ...], DocumentTotals], dict[tuple[str, ...], DocumentTotals]]
-    unpaired: tuple[int, int]
-
-    @property
-    def documents(self) -> int:
-        """Pairs of documents."""
-        return len(self.rows[0])
-
-
-def paired_pools(first: RunDraft, second: RunDraft, rules: Sequence[str]) -> Paired:
-    """Pair the documents of two sides by prompt. Raises `NotComparable` where they have none in common."""
     tables = [side.run.documents() for side in (first, second)]
-    rows = paired_rows(*tables)
-    if len(rows[0]) == 0:
-        raise _nothing_in_common(first, second, tables)
+    places = {key: row for row, key in enumerate(_keys(tables[1]))}
+    matches = [(row, places[key]) for row, key in enumerate(_keys(tables[0])) if key in places]
+    if not matches:
+        raise _nothing_in_common(first.run, second.run, tables)
+    rows = np.array(matches).T
     documents = [table.take(chosen) for table, chosen in zip(tables, rows, strict=True)]
-    units = Units.of(pa.concat_tables(documents)).take(slice(len(rows[0])))  # what belongs together in either run
+    units = Units.of(pa.concat_tables(documents)).take(slice(len(matches)))  # what belongs together in either run
     one, two = (_pools(side, Documents(table, units), rules) for side, table in zip((first, second), documents, strict=True))
-    return Paired(rows, (one, two), (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1])))
+    return (one, two), (rows[0], rows[1]), (len(tables[0]) - len(matches), len(tables[1]) - len(matches))
 
 
-def paired_rows(first: pa.Table, second: pa.Table) -> tuple[Array, Array]:
-    """Rows of two documents tables that have the same domain, kind of text, prompt and sampling settings; the n-th of equal
-    ones with the n-th.
-    """
-    places: dict[tuple[Any, ...], int] = {key: row for row, key in enumerate(_keys(second))}
-    pairs = [(row, places[key]) for row, key in enumerate(_keys(first)) if key in places]
-    rows = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return rows[:, 0], rows[:, 1]
-
-
-def _gammas(first: Run, second: Run, wanted: int | None) -> list[int]:
-    """The lengths to compare. Raises `OptionInvalid` for one that a run does not have."""
-    both = sorted(set(first.gammas) & set(second.gammas))
-    if wanted is None:
-        return both
-    if wanted not in both:
-        raise OptionInvalid(
-            f"gamma {wanted} was not replayed in both runs", f"choose from {', '.join(map(str, both)) or 'none'}"
-        )
-    return [wanted]
-
-
-def _nothing_in_common(first: RunDraft, second: RunDraft, tables: Sequence[pa.Table]) -> NotComparable:
+def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> NotComparable:
     """Why no document has a partner: other prompts, or other text on the same prompts."""
-    if first.run.imported:
-        return no_imported_pair(first, second, tables)
-    prompts = [set(table["prompt_hash"].to_pylist()) for table in tables]
-    shared = len(prompts[0] & prompts[1])
-    if shared:
-        kinds = [", ".join(sorted(set(table["continuation"].cast(pa.string()).to_pylist()))) for table in tables]
-        return NotComparable(
-            f"{first.run.path} and {second.run.path} share {shared} prompts, but no kind of text ({kinds[0]} / {kinds[1]})",
-            "compare drafts on text of one kind, with the same sampling settings and max_new_tokens",
+    runs = f"{first.path} and {second.path}"
+    shared = len(set.intersection(*(set(table["prompt_hash"].to_pylist()) for table in tables)))
+    imported = first.manifest.imported
+    known_by = imported.prompts_known_by if imported else None  # the same of both: see `_require_same_origin`
+    if imported and known_by in NO_PROMPT:
+        fresh = ", which is new in every answer" if known_by else ""
+        problem = f"no request of {runs} can be paired: their prompts are identified by {known_by or 'nothing'}{fresh}"
+        hint = f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again"
+    elif imported and shared:
+        domains = f"(domains {_names(tables, 'domain')})"
+        problem = f"{runs} share {shared} prompts, but none in one domain with the same sampling settings {domains}"
+        hint = "import both with the same --domain or --domain-key, and with the same --temperature, --top-k and --top-p"
+    elif imported:
+        problem, hint = (
+            f"{runs} have no prompt in common: they were sent other prompts",
+            "log answers to the same prompts in both",
         )
-    return NotComparable(
-        f"{first.run.path} and {second.run.path} have no prompt in common",
-        "profile both on the same data; --reuse-continuations measures another draft on the same text",
-    )
+        if known_by == PROMPTS_KNOWN_BY[0]:
+            problem += ", or made other token ids of them (another tokenizer or chat template)"
+    elif shared:
+        problem = f"{runs} share {shared} prompts, but no kind of text ({_names(tables, 'continuation')})"
+        hint = "compare drafts on text of one kind, with the same sampling settings and max_new_tokens"
+    else:
+        problem = f"{runs} have no prompt in common"
+        hint = "profile both on the same data; --reuse-continuations measures another draft on the same text"
+    return NotComparable(problem, hint)
+
+
+def _names(tables: Sequence[pa.Table], column: str) -> str:
+    """The different values of a column in each of two tables."""
+    return " / ".join(", ".join(sorted(set(table[column].cast(pa.string()).to_pylist()))) for table in tables)
 
 
 def _keys(documents: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Yields what pairs each document: domain, kind of text, prompt, sampling settings, and its place among equal ones."""
     columns = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation", "prompt_hash")]
     columns += [documents[name].to_pylist() for name in (*SETTINGS, "max_new_tokens")]
-    seen: dict[tuple[Any, ...], int] = {}
+    seen = Counter[tuple[Any, ...]]()
     for key in zip(*columns, policies(documents).tolist(), strict=True):
-        seen[key] = seen.get(key, 0) + 1
+        seen[key] += 1
         yield (*key, seen[key])
 
 
@@ -249,28 +235,27 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
         return True
     if first.imported:
         return None
-    texts = []
-    for run, chosen in zip((first, second), rows, strict=True):
+
+    def texts(run: Run, chosen: Array) -> pa.Array:
         parts = [run.continuations(shard.index, ["continuation_ids"]) for shard in run.shards]
-        texts.append(pa.concat_tables(parts)["continuation_ids"].take(chosen).combine_chunks())
-    return bool(texts[0].equals(texts[1]))
+        return pa.concat_tables(parts)["continuation_ids"].take(chosen).combine_chunks()
+
+    return bool(texts(first, rows[0]).equals(texts(second, rows[1])))
 
 
-def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> dict[tuple[str, ...], DocumentTotals]:
-    """Returns the pools of the paired documents by domain, kind of text, settings and rule, in the order of their pairs."""
-    gammas = side.run.gammas
-    totals = read_totals(side.run, side.draft, TotalsRequest(rules, gammas))
-    by_text: dict[tuple[str, ...], DocumentTotals] = {}
-    for rule in rules_of(list(rules)):
-        for domain, pool in pools([totals], documents, rule.id, gammas):
-            by_text[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
-    return by_text
+def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Pools:
+    totals = read_totals(side.run, side.draft, TotalsRequest(rules, side.run.gammas))
+    return {
+        (domain, pool.continuation, pool.policy, str(pool.sampling), rule): pool
+        for rule in rules
+        for domain, pool in pools([totals], documents, rule, side.run.gammas)
+    }
 
 
 def _difference(
     key: tuple[str, ...], first: DocumentTotals, second: DocumentTotals, gammas: Sequence[int], confidence: float
 ) -> Difference:
-    (rule,) = rules_of([key[-1]])
+    rule = parse_rule(key[-1])
     sides = [summed(pool) for pool in (first, second)]
     counted = all(counts.sum() > 0 for _, counts in sides)  # of imported runs they are not known: NaN
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sides]
@@ -313,79 +298,41 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
 
     `other_target`: a fine-tuned or quantised target is what is asked about.
     """
+    one, two = first.run.manifest, second.run.manifest
+    here, there = first.run.path, second.run.path
     if first.label == second.label:
         raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
-    _require_same_origin(first, second)
-    one, two = first.run.manifest, second.run.manifest
+    _require_same_origin(first.run, second.run)
     if one.config.get("draft_processing") != two.config.get("draft_processing"):
-        raise NotComparable(
-            f"{first.run.path} and {second.run.path} differ in draft_processing",
-            "profile one of them again with the other's; --reuse-continuations keeps the text",
-        )
+        hint = "profile one of them again with the other's; --reuse-continuations keeps the text"
+        raise NotComparable(f"{here} and {there} differ in draft_processing", hint)
     facts = () if other_target else ("fingerprint", "dtype")
     odd = [name for name in facts if getattr(one.target, name) != getattr(two.target, name)]
     odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
     if odd and first.run.imported:
-        raise NotComparable(
-            f"{first.run.path} was served by {one.target.reference}, and {second.run.path} by {two.target.reference}",
-            "compare drafts of one target; if it is the same under another name, import both with the same --target",
-        )
+        hint = "compare drafts of one target; if it is the same under another name, import both with the same --target"
+        raise NotComparable(f"{here} was served by {one.target.reference}, and {there} by {two.target.reference}", hint)
     if odd:
-        raise NotComparable(
-            f"{first.run.path} and {second.run.path} have different targets ({', '.join(odd)} differ)",
-            "compare drafts of one target, profiled in one dtype",
-        )
+        hint = "compare drafts of one target, profiled in one dtype"
+        raise NotComparable(f"{here} and {there} have different targets ({', '.join(odd)} differ)", hint)
 
 
-def _require_same_origin(first: RunDraft, second: RunDraft) -> None:
+def _require_same_origin(first: Run, second: Run) -> None:
     """The same for runs of which one was imported from an engine's metrics, or both."""
-    one, two = first.run.manifest, second.run.manifest
-    if first.run.imported != second.run.imported:
-        imported, profiled = (first, second) if first.run.imported else (second, first)
-        raise NotComparable(
-            f"{imported.run.path} was imported from an engine's metrics, and {profiled.run.path} was profiled: nothing "
-            "shows that both have the same target and text",
-            "import both, or profile both",
-        )
-    if one.imported is None or two.imported is None:
-        return
+    one, two = first.manifest.imported, second.manifest.imported
+    if one is None or two is None:
+        if one is two:
+            return
+        imported, profiled = (first, second) if two is None else (second, first)
+        problem = f"{imported.path} was imported from an engine's metrics, and {profiled.path} was profiled"
+        unknown = "nothing shows that both have the same target and text"
+        raise NotComparable(f"{problem}: {unknown}", "import both, or profile both")
     for name in ("drafting", "gamma", "rule"):
-        served = [getattr(found, name) for found in (one.imported, two.imported)]
+        served = [getattr(imported, name) for imported in (one, two)]
         if served[0] != served[1]:
-            raise NotComparable(
-                f"{first.run.path} was served with {name} {served[0]}, and {second.run.path} with {name} {served[1]}",
-                "serve both with the same number of speculative tokens, and the same rule",
-            )
-    if one.imported.prompts_known_by != two.imported.prompts_known_by:
-        kinds = [found.prompts_known_by or "nothing" for found in (one.imported, two.imported)]
-        raise NotComparable(
-            f"prompts of {first.run.path} are identified by {kinds[0]}, and those of {second.run.path} by {kinds[1]}",
-            f"{LOG_PROMPTS}, of both runs, and import them again",
-        )
-
-
-def no_imported_pair(first: RunDraft, second: RunDraft, tables: Sequence[pa.Table]) -> NotComparable:
-    """Why no request of two imported runs, whose documents are `tables`, has a partner in the other."""
-    runs = f"{first.run.path} and {second.run.path}"
-    imported = first.run.manifest.imported
-    known_by = imported.prompts_known_by if imported else None  # the same of both: see `_require_same_origin`
-    if known_by in NO_PROMPT:
-        fresh = ", which is new in every answer" if known_by else ""
-        return NotComparable(
-            f"no request of {runs} can be paired: their prompts are identified by {known_by or 'nothing'}{fresh}",
-            f"{LOG_PROMPTS}, or a custom_id of your own, in both runs, and import them again",
-        )
-    shared = len(set.intersection(*(set(table["prompt_hash"].to_pylist()) for table in tables)))
-    if shared:
-        names = [", ".join(sorted(set(table["domain"].cast(pa.string()).to_pylist()))) for table in tables]
-        return NotComparable(
-            f"{runs} share {shared} prompts, but none in one domain with the same sampling settings (domains {names[0]} / "
-            f"{names[1]})",
-            "import both with the same --domain or --domain-key, and with the same --temperature, --top-k and --top-p",
-        )
-    other = (
-        ", or made other token ids of them (another tokenizer or chat template)" if known_by == PROMPTS_KNOWN_BY[0] else ""
-    )
-    return NotComparable(
-        f"{runs} have no prompt in common: they were sent other prompts{other}", "log answers to the same prompts in both"
-    )
+            problem = f"{first.path} was served with {name} {served[0]}, and {second.path} with {name} {served[1]}"
+            raise NotComparable(problem, "serve both with the same number of speculative tokens, and the same rule")
+    if one.prompts_known_by != two.prompts_known_by:
+        kinds = [imported.prompts_known_by or "nothing" for imported in (one, two)]
+        problem = f"prompts of {first.path} are identified by {kinds[0]}, and those of {second.path} by {kinds[1]}"
+        raise NotComparable(problem, f"{LOG_PROMPTS}, of both runs, and import them again")

@@ -57,22 +57,14 @@ class Prediction:
     gammas: tuple[GammaPrediction, ...]  # one a gamma
     best_gamma: int  # of the largest speedup
 
-    @property
-    def best(self) -> GammaPrediction:
-        """The gamma of the largest speedup."""
-        return next(item for item in self.gammas if item.gamma == self.best_gamma)
-
     def terminal(self, console: Console) -> None:
         """Prints what was assumed, a row for each gamma, and which number is which."""
-        for line in (*_assumed(self), ""):
-            console.print(line, highlight=False)
+        console.print(*_assumed(self), "", sep="\n", highlight=False)
         console.print(_table(self))
-        best = self.best
-        word = "pays" if best.speedup > 1 else "does not pay"
-        which = f"best gamma {best.gamma}" if len(self.gammas) > 1 else f"gamma {best.gamma}"
-        console.print(
-            f"{which}: {fmt.number(best.speedup, unit='x')}, the draft {word} if all of this holds\n", highlight=False
-        )
+        best = next(item for item in self.gammas if item.gamma == self.best_gamma)
+        gamma = f"{'best ' if len(self.gammas) > 1 else ''}gamma {best.gamma}"
+        pays = f"the draft {'pays' if best.speedup > 1 else 'does not pay'} if all of this holds"
+        console.print(f"{gamma}: {fmt.number(best.speedup, unit='x')}, {pays}\n", highlight=False)
         for line in (
             "alpha: share of all positions where the draft's proposal is kept; does not depend on gamma.",
             "accepted/drafted: what engines call acceptance rate; depends on gamma, and is not alpha.",
@@ -87,9 +79,13 @@ class Prediction:
 def build_prediction(
     acceptance: float | EngineRate, burstiness: float, cost: RoundCost, gammas: Iterable[int] = GAMMAS
 ) -> Prediction:
-    """Predictions for an alpha, or for the alpha behind an engine's rate. Raises `OptionInvalid` for impossible values."""
-    _check_cost(cost)
-    alpha = _checked_alpha(acceptance, burstiness)
+    """Predictions for an alpha, or for the one that gives an engine's rate. Raises `OptionInvalid` for impossible values."""
+    for option, value in (("--cost", cost.draft), ("--verify-slope", cost.verify_slope), ("--overhead", cost.overhead)):
+        _between(option, value, 0, math.inf)
+    _between("--verify", cost.verify, 0, math.inf)
+    if cost.verify == 0:
+        raise OptionInvalid("--verify is 0, but verification always takes time", "give its cost in decode steps, about 1")
+    alpha = _alpha(acceptance, burstiness)
     predictions = tuple(_of_gamma(alpha, burstiness, _gamma("--gamma", gamma), cost) for gamma in gammas)
     best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
@@ -102,10 +98,8 @@ def acceptance_of(alpha: float | None, rate: float | None, at_gamma: int | None)
         return alpha
     if alpha is None and rate is not None and at_gamma is not None:
         return EngineRate(rate, at_gamma)
-    raise OptionInvalid(
-        "acceptance is either one alpha, or an engine's rate with the gamma at which the engine showed it",
-        "give --alpha 0.75, or --accepted-per-drafted 0.53 --at-gamma 4",
-    )
+    problem = "acceptance is either one alpha, or an engine's rate with the gamma at which the engine showed it"
+    raise OptionInvalid(problem, "give --alpha 0.75, or --accepted-per-drafted 0.53 --at-gamma 4")
 
 
 def _of_gamma(alpha: float, burstiness: float, gamma: int, cost: RoundCost) -> GammaPrediction:
@@ -121,7 +115,7 @@ def _of_gamma(alpha: float, burstiness: float, gamma: int, cost: RoundCost) -> G
     )
 
 
-def _checked_alpha(acceptance: float | EngineRate, burstiness: float) -> float:
+def _alpha(acceptance: float | EngineRate, burstiness: float) -> float:
     _between("--burstiness", burstiness, -1, 1)
     try:
         if isinstance(acceptance, EngineRate):
@@ -135,15 +129,6 @@ def _checked_alpha(acceptance: float | EngineRate, burstiness: float) -> float:
     return acceptance
 
 
-def _check_cost(cost: RoundCost) -> None:
-    _between("--cost", cost.draft, 0, math.inf)
-    _between("--verify-slope", cost.verify_slope, 0, math.inf)
-    _between("--overhead", cost.overhead, 0, math.inf)
-    _between("--verify", cost.verify, 0, math.inf)
-    if cost.verify == 0:
-        raise OptionInvalid("--verify is 0, but verification always takes time", "give its cost in decode steps, about 1")
-
-
 def _between(option: str, value: float, low: float, high: float) -> None:
     if not (low <= value <= high and math.isfinite(value)):
         limits = f"between {low:g} and {high:g}" if math.isfinite(high) else f"{low:g} or above, and finite"
@@ -152,8 +137,9 @@ def _between(option: str, value: float, low: float, high: float) -> None:
 
 def _gamma(option: str, gamma: int) -> int:
     if not 1 <= gamma <= LONGEST:
-        problem = f"{option} is {gamma}; a round drafts 1 to {LONGEST} tokens"
-        raise OptionInvalid(problem, "choose a gamma in that range; 3 to 5 are usual")
+        raise OptionInvalid(
+            f"{option} is {gamma}; a round drafts 1 to {LONGEST} tokens", "choose a gamma in that range; 3 to 5 are usual"
+        )
     return gamma
 
 

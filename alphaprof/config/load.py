@@ -83,17 +83,13 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     tree = copy.deepcopy(config)
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "costs.")):
-            raise ProfileInvalid(
-                f"--set {cut(override, VALUE)}: a report can change decision.* and costs.* only",
-                "the rest was measured; profile again to change it",
-            )
+            hint = "the rest was measured; profile again to change it"
+            raise ProfileInvalid(f"--set {cut(override, VALUE)}: a report can change decision.* and costs.* only", hint)
         apply_override(tree, override)
     options = validate(tree, "--set")
     if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:
-        raise ProfileInvalid(
-            "--set costs: step times are measured during a run, and cannot be measured afterwards",
-            "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline",
-        )
+        hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
+        raise ProfileInvalid("--set costs: step times are measured during a run, and cannot be measured afterwards", hint)
     return options.resolved(Path()).model_dump(mode="json")
 
 
@@ -107,34 +103,26 @@ def known_rules(specifications: list[str], option: str = "--rules") -> list[str]
 
 def read_tree(path: Path) -> dict[str, Any]:
     """The profile file as plain data. Raises `ProfileInvalid`."""
+    name = cut(str(path))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ProfileInvalid(
-            f"cannot read the profile {cut(str(path))}: {reason}", "give the path of a YAML profile file"
-        ) from None
+        raise ProfileInvalid(f"cannot read the profile {name}: {reason}", "give the path of a YAML profile file") from None
     try:
         tree = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        problem = cut(getattr(error, "problem", None) or f"not YAML ({_reason(error)})")
-        raise ProfileInvalid(
-            f"{cut(str(path))}{where}: {problem}", "correct the YAML there; quote text that contains ': ' or '{'"
-        ) from None
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        if isinstance(error, RecursionError):
+            reason = "nested too deeply, or an alias inside what it names"
+        problem = cut(getattr(error, "problem", None) or f"not YAML ({reason})")
+        hint = "correct the YAML there; quote text that contains ': ' or '{'"
+        raise ProfileInvalid(f"{name}{where}: {problem}", hint) from None
     if not isinstance(tree, dict):
-        raise ProfileInvalid(
-            f"{cut(str(path))} holds no profile", "start from a file in profiles/: it needs target, drafts and data"
-        )
+        raise ProfileInvalid(f"{name} holds no profile", "start from a file in profiles/: it needs target, drafts and data")
     return tree
-
-
-def _reason(error: Exception) -> str:
-    """Why a text is no YAML, in one line."""
-    if isinstance(error, RecursionError):
-        return "nested too deeply, or an alias inside what it names"
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
@@ -148,8 +136,10 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         value = UniqueKeyLoader(text).get_single_data()
     except BAD_YAML:
         raise ProfileInvalid(f"{option}: {shown(text)} is not a YAML value", "quote it for YAML and for the shell") from None
-    if keys == ["costs", "source"] and _source(tree) != value:
-        tree["costs"] = {}  # options of another source mean nothing to this one
+    if keys == ["costs", "source"]:
+        costs = tree.get("costs")
+        if (costs.get("source", "measured") if isinstance(costs, dict) else "measured") != value:
+            tree["costs"] = {}  # options of another source mean nothing to this one
     node: Any = tree
     for depth, key in enumerate(keys):
         place = cut(".".join(keys[: depth + 1]), VALUE)
@@ -164,32 +154,21 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         node = node[index]
 
 
-def _source(tree: dict[str, Any]) -> object:
-    """Where step times come from, in a profile as it was written."""
-    costs = tree.get("costs")
-    return costs.get("source", "measured") if isinstance(costs, dict) else "measured"
-
-
 def _source_first(overrides: list[str]) -> list[str]:
-    """Overrides in the order in which they mean what they say: the source of step times before its options."""
+    """Returns the overrides, the source of step times before its options."""
     return sorted(overrides, key=lambda override: not override.replace(" ", "").startswith("costs.source="))
 
 
 def _element(items: list[Any], key: str, place: str) -> int:
     """The index of a list element that is named by its index or, for a source, by its domain."""
-    indices = [str(index) for index in range(len(items))]
-    if key in indices:
-        return indices.index(key)
     domains = [item.get("domain") if isinstance(item, dict) else None for item in items]
-    if domains.count(key) == 1:
-        return domains.index(key)
-    known = cut(", ".join(dict.fromkeys(domain for domain in domains if isinstance(domain, str))))
-    raise ProfileInvalid(
-        f"--set {place}: no single element {shown(key)} in a list of {len(items)}",
-        f"use an index from 0 to {len(items) - 1}" + (f" or a domain that one source has ({known})" if known else "")
-        if items
-        else "the list is empty: set it whole",
-    )
+    for names in ([str(index) for index in range(len(items))], domains):
+        if names.count(key) == 1:
+            return names.index(key)
+    hint = f"use an index from 0 to {len(items) - 1}" if items else "the list is empty: set it whole"
+    if known := cut(", ".join(dict.fromkeys(domain for domain in domains if isinstance(domain, str)))):
+        hint += f" or a domain that one source has ({known})"
+    raise ProfileInvalid(f"--set {place}: no single element {shown(key)} in a list of {len(items)}", hint)
 
 
 def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
@@ -202,9 +181,7 @@ def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
 
 
 def _require_plain(tree: dict[str, Any], origin: str) -> None:
-    """Raise `ProfileInvalid` for what no manifest could hold: data that contain themselves, that aliases multiply beyond
-    `LARGEST`, or that are neither groups, lists, texts, numbers nor dates.
-    """
+    """Raise `ProfileInvalid` for data that contain themselves, multiply beyond `LARGEST`, or are no text, number or date."""
     sizes: dict[int, int] = {}  # by identity, since aliases share what they name; 0: its parts are being looked at
 
     def size_of(value: object, place: tuple[str, ...]) -> int:
@@ -256,13 +233,17 @@ def _invalid(error: ValidationError, origin: str) -> ProfileInvalid:
     """The failure that names the first problem; an unknown key comes first, since it often explains the others."""
     problems: dict[str, ErrorDetails] = {}
     for problem in sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != UNKNOWN_KEY):
-        problems.setdefault(".".join(_keys(problem["loc"])) or WHOLE, problem)
+        keys = [str(part) for part, is_key, _ in _walk(problem["loc"]) if is_key]  # `loc` holds tags of unions as well
+        problems.setdefault(".".join(keys) or WHOLE, problem)
     # Pydantic reports every branch of a union; a problem deeper inside shows that an outer branch was not meant.
     places = [place for place in problems if not any(other.startswith(f"{place}.") for other in problems)]
     place, more = places[0], f" (and {len(places) - 1} more)" if len(places) > 1 else ""
     first: Any = problems[place]
     if first["type"] == UNKNOWN_KEY:
-        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", _suggestion(first["loc"]))
+        options = _choices(_annotation(first["loc"][:-1]))[0].model_fields
+        near = difflib.get_close_matches(str(first["loc"][-1]), options, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(options))}"
+        return ProfileInvalid(f"{origin}: unknown key {cut(place, VALUE)}{more}", hint)
     where = "" if place == WHOLE else f" {cut(place, VALUE)}:"
     tag = str(first.get("ctx", {}).get("tag", ""))  # of a union: the one value that pydantic repeats
     problem = first["msg"].removeprefix("Value error, ").replace(tag, cut(tag, VALUE))
@@ -284,22 +265,9 @@ def _advice(error: ErrorDetails) -> str:
     return "correct the value in the profile, or override it with --set KEY=VALUE"
 
 
-def _suggestion(location: tuple[str | int, ...]) -> str:
-    """A hint for an unknown key: the nearest option of the group that it stands in."""
-    group = _choices(_annotation(location[:-1]))[0]
-    near = difflib.get_close_matches(str(location[-1]), group.model_fields, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(group.model_fields))}"
-
-
-def _keys(location: tuple[str | int, ...]) -> list[str]:
-    """The keys of the file along pydantic's error location, which holds the tags of unions as well."""
-    return [str(part) for part, is_key, _ in _walk(location) if is_key]
-
-
 def _annotation(location: tuple[str | int, ...]) -> Any:
     """The type that the options declare at pydantic's error location."""
-    steps = list(_walk(location))
-    return steps[-1][2] if steps else ProfileOptions
+    return [ProfileOptions, *(declared for _, _, declared in _walk(location))][-1]
 
 
 def _walk(location: tuple[str | int, ...]) -> Iterator[tuple[str | int, bool, Any]]:
@@ -307,15 +275,12 @@ def _walk(location: tuple[str | int, ...]) -> Iterator[tuple[str | int, bool, An
     here: Any = ProfileOptions
     for part in location:
         choices = _choices(here)
-        inner = get_args(choices[0])
-        is_key = len(choices) == 1 and (bool(inner) or hasattr(choices[0], "model_fields"))
+        fields, inner = getattr(choices[0], "model_fields", {}), get_args(choices[0])
+        is_key = len(choices) == 1 and bool(inner or fields)
         if len(choices) > 1:
             here = next((choice for choice in choices if part in _tags(choice)), None)
-        elif hasattr(choices[0], "model_fields"):
-            field = choices[0].model_fields.get(part)
-            here = field.annotation if field else None
         else:
-            here = inner[-1] if inner else None
+            here = fields[part].annotation if part in fields else inner[-1] if inner else None
         yield part, is_key, here
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import or_
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,7 +15,6 @@ from pydantic import (
     PlainValidator,
     SerializeAsAny,
     TypeAdapter,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -108,10 +107,7 @@ class PromptLookupDraft(DraftOptions):
     loader = "alphaprof.profiling.models.drafts:load_prompt_lookup"
     kind: Literal["prompt_lookup"]
     max_ngram: Whole = Field(
-        MAX_NGRAM,
-        ge=1,
-        le=64,
-        description="longest run of last tokens that is looked up; then shorter ones are tried",
+        MAX_NGRAM, ge=1, le=64, description="longest run of last tokens that is looked up; then shorter ones are tried"
     )
 
 
@@ -124,17 +120,15 @@ def named_model(name: str) -> dict[str, str]:
 
 
 @cache
-def _adapter(kinds: tuple[type[DraftOptions], ...]) -> TypeAdapter[Any]:
+def _adapter(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
     union: Any = reduce(or_, kinds)
     return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
-def _draft(given: object) -> object:
-    """The options of one of DRAFTS, by `kind`; what it refuses is refused as in any union."""
-    return _adapter(tuple(DRAFTS)).validate_python(given)
-
-
-AnyDraft = Annotated[SerializeAsAny[DraftOptions], PlainValidator(_draft)]
+# The options of one of DRAFTS, by `kind`; what it refuses is refused as in any union.
+AnyDraft = Annotated[
+    SerializeAsAny[DraftOptions], PlainValidator(lambda given: _adapter(tuple(DRAFTS)).validate_python(given))
+]
 
 
 class GreedyContinuation(Options):
@@ -203,16 +197,18 @@ ContinuationOptions = Annotated[
 ]
 
 
-def _several(given: object) -> object:
-    return given if isinstance(given, list) else [given]
-
-
-def _ascending(values: list[int]) -> list[int]:
+def _ascending(values: list[int], least: int) -> list[int]:
+    if min(values) < least:
+        raise ValueError(f"must be {least} or more")
     return sorted(set(values))
 
 
 # One whole number or a list of them.
-Wholes = Annotated[list[Whole], BeforeValidator(_several), AfterValidator(_ascending)]
+Wholes = Annotated[
+    list[Whole], Field(min_length=1), BeforeValidator(lambda given: given if isinstance(given, list) else [given])
+]
+BatchSizes = Annotated[Wholes, AfterValidator(partial(_ascending, least=1))]
+Contexts = Annotated[Wholes, AfterValidator(partial(_ascending, least=8))]
 Milliseconds = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -221,10 +217,10 @@ class MeasuredCosts(Options):
     """Step times measured here: forward passes of transformers, in alphaprof's own loop."""
 
     source: Literal["measured"] = "measured"
-    concurrency: Annotated[Wholes, Field(min_length=1)] = Field(
+    concurrency: BatchSizes = Field(
         [1], description="sequences in a batch, one number or several: a report says up to which of them a draft pays"
     )
-    context: Annotated[Wholes, Field(min_length=1)] = Field(
+    context: Contexts = Field(
         [256], description="tokens in the KV cache while a step is timed, one number or several to interpolate between"
     )
     repeats: Whole = Field(
@@ -241,14 +237,6 @@ class MeasuredCosts(Options):
     mode: Literal["auto", "eager"] = Field(
         "auto", description="auto: a static cache and CUDA graphs where the device has them; eager: as validate decodes"
     )
-
-    @field_validator("concurrency", "context")
-    @classmethod
-    def _in_range(cls, values: list[int], info: ValidationInfo) -> list[int]:
-        least = 1 if info.field_name == "concurrency" else 8
-        if min(values) < least:
-            raise ValueError(f"must be {least} or more")
-        return values
 
 
 class TableCosts(Options):
@@ -268,7 +256,7 @@ class RooflineCosts(Options):
     accelerator: str = Field(description="a device, like h100-sxm (docs/costs.md lists them)")
     tp: Whole = Field(1, ge=1, description="number of devices that share the target (tensor parallelism)")
     draft_tp: Whole | None = Field(None, ge=1, description="number of devices that share a draft model; default: tp")
-    concurrency: Annotated[Wholes, Field(min_length=1)] = Field(
+    concurrency: BatchSizes = Field(
         [1, 8, 32, 64, 128, 256], description="sequences in a batch: a report says up to which of them a draft pays"
     )
     memory_efficiency: Share = Field(0.8, description="share of the memory bandwidth that kernels reach")
@@ -294,13 +282,6 @@ class RooflineCosts(Options):
         if name not in ACCELERATORS:
             raise ValueError(f"{shown(name)} is none of the known accelerators: {', '.join(sorted(ACCELERATORS))}")
         return name
-
-    @field_validator("concurrency")
-    @classmethod
-    def _positive(cls, values: list[int]) -> list[int]:
-        if min(values) < 1:
-            raise ValueError("must be 1 or more")
-        return values
 
 
 class NoCosts(Options):

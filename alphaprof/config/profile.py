@@ -36,11 +36,7 @@ from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
 AUTO = "auto"
 
 
-def _rule(given: object) -> object:
-    return given if given == AUTO else parse_rule(given).id
-
-
-RuleId = Annotated[str, BeforeValidator(_rule)]
+RuleId = Annotated[str, BeforeValidator(lambda given: given if given == AUTO else parse_rule(given).id)]
 
 
 class Markers(Options):
@@ -87,8 +83,7 @@ class SourceOptions(Options):
     @field_validator("prompt")
     @classmethod
     def _template(cls, prompt: str | None) -> str | None:
-        if prompt is not None:
-            template_parts(prompt)
+        template_parts(prompt or "")
         return prompt
 
     @field_validator("chat_options")
@@ -176,24 +171,20 @@ class ProfileOptions(Options):
     @field_validator("drafts")
     @classmethod
     def _draft_names(cls, drafts: dict[str, Any]) -> dict[str, Any]:
+        rule = "lower case, start with a letter, have at most 200 characters, and not be auto or target"
         for name in drafts:
             if not DRAFT_NAME.fullmatch(name) or name in ("auto", "target"):
-                raise ValueError(
-                    f"draft name {shown(name)} must be lower case, start with a letter, have at most 200 characters, and "
-                    "not be auto or target"
-                )
+                raise ValueError(f"draft name {shown(name)} must be {rule}")
         return drafts
 
     @field_validator("continuation", mode="before")
     @classmethod
     def _greedy_by_default(cls, continuation: Any) -> Any:
-        if (
-            isinstance(continuation, dict)
-            and "kind" not in continuation
-            and (odd := set(continuation) & set(Sampling.model_fields))
-        ):
+        if not isinstance(continuation, dict) or "kind" in continuation:
+            return continuation
+        if odd := set(continuation) & set(Sampling.model_fields):
             raise ValueError(f"{', '.join(sorted(odd))} need kind: sampled")
-        return {"kind": "greedy"} | continuation if isinstance(continuation, dict) else continuation
+        return {"kind": "greedy"} | continuation
 
     @field_validator("costs", mode="before")
     @classmethod
@@ -218,18 +209,15 @@ class ProfileOptions(Options):
     def _consistent(self) -> ProfileOptions:
         decision = self.decision
         if decision.draft != "auto" and decision.draft not in self.drafts:
-            raise ValueError(
-                f"decision.draft {shown(decision.draft)} is none of the drafts ({cut(', '.join(self.drafts), 100)})"
-            )
+            names = cut(", ".join(self.drafts), 100)
+            raise ValueError(f"decision.draft {shown(decision.draft)} is none of the drafts ({names})")
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
             raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}")
         if isinstance(self.costs, MeasuredCosts | RooflineCosts):
-            known = self.costs.concurrency
-            if not known[0] <= decision.concurrency <= known[-1]:
-                raise ValueError(
-                    f"decision.concurrency {decision.concurrency} lies outside costs.concurrency {cut(str(known), 100)}: "
-                    "there are no step times for it"
-                )
+            sizes = self.costs.concurrency
+            if not sizes[0] <= decision.concurrency <= sizes[-1]:
+                outside = f"{decision.concurrency} lies outside costs.concurrency {cut(str(sizes), 100)}"
+                raise ValueError(f"decision.concurrency {outside}: there are no step times for it")
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
                 raise ValueError(f"data.{index}: continuation kind text measures a plain corpus: use prompt without chat")

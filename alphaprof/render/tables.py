@@ -20,17 +20,19 @@ def plain(text: str) -> Text:
     return Text(visible(text))
 
 
-def empty_table(*columns: str, left: Collection[str] = ()) -> Table:
-    """Makes an empty table whose columns hold numbers, which are never cut; those in `left` hold words."""
+def empty_table(*columns: str, left: Collection[str] = (), wrapped: Collection[str] = ()) -> Table:
+    """Makes an empty table whose columns hold numbers, which are never cut; those in `left` hold words, and those in
+    `wrapped` go on in the next line.
+    """
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in wrapped)
     return table
 
 
-def named_table(name: str = "domain", *columns: str, left: Collection[str] = ()) -> Table:
+def named_table(name: str = "domain", *columns: str, left: Collection[str] = (), wrapped: Collection[str] = ()) -> Table:
     """Makes an empty table whose first column holds names; the others are those of `empty_table`."""
-    table = empty_table(name, *columns, left=(name, *left))
+    table = empty_table(name, *columns, left=(name, *left), wrapped=wrapped)
     first = table.columns[0]
     first.overflow, first.no_wrap, first.min_width, first.max_width = "fold", False, NAME_LEAST, NAME_WIDTH
     return table

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -19,11 +18,6 @@ from alphaprof.report.format import short, visible
 from alphaprof.stats.gates import Outcome
 
 Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "tokens_per_round_difference"]
-ALPHA: Measure = "alpha"
-LENGTH: Measure = "acceptance_length"
-SPEEDUP: Measure = "speedup"
-DIFFERENCE: Measure = "alpha_difference"
-TOKENS_DIFFERENCE: Measure = "tokens_per_round_difference"
 WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecided": ("UNDECIDED", "bold yellow")}
 
 
@@ -78,17 +72,15 @@ class Check:
         if self.baseline is not None and self.unpaired is not None:
             new, old = self.unpaired
             console.print(plain(f"baseline {self.baseline}"))
-            console.print(
-                f"{fmt.many(self.paired or 0, 'document')} paired by prompt; without a partner: {new} of the run, {old} of "
-                "the baseline",
-                highlight=False,
-            )
+            paired = f"{fmt.many(self.paired or 0, 'document')} paired by prompt"
+            console.print(f"{paired}; without a partner: {new} of the run, {old} of the baseline", highlight=False)
         gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
         console.print(plain(f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"))
         if self.items:
             console.print()
             _table(self, console)
-        _beside(self, console)
+        if notes := list(_notes(self, short, str)):
+            console.print(*map(plain, notes), "", sep="\n")
         word, style = WORDS[self.outcome]
         console.print(Text(word, style).append_text(plain(f"  {self.reason}")))
         level = fmt.level(self.confidence)
@@ -102,46 +94,34 @@ class Check:
     def md(self) -> str:
         """Returns the outcome and the thresholds, for pull requests."""
         against = f" against {escaped(self.baseline)}" if self.baseline else ""
-        lines = [
-            f"## {SIGNS[self.outcome]} {self.outcome}: draft quality of {escaped(str(self.draft))}{against}",
-            "",
-            escaped_sentence(self.reason),
-            "",
-        ]
+        heading = f"## {SIGNS[self.outcome]} {self.outcome}: draft quality of {escaped(str(self.draft))}{against}"
+        lines = [heading, "", escaped_sentence(self.reason), ""]
         if self.paired is not None:
             lines += [f"{fmt.many(self.paired, 'document')} paired by prompt.", ""]
         if self.items:
             lines += ["| domain | measure | documents | at least | value | bounds | |", "|---|---|--:|--:|--:|--:|---|"]
-            lines += [row(*_cells(item)) for item in self.items]
-        notes = [f"- {escaped(item.domain)}: {escaped_sentence(item.note)}" for item in self.items if item.note]
-        notes += [f"- not judged: {escaped(item.domain)} ({escaped_sentence(item.reason)})" for item in self.unjudged]
-        if notes:
+            for item in self.items:
+                named = (escaped(item.domain), item.measure, fmt.count(item.documents), f"{item.threshold:g}")
+                lines.append(row(*named, _plain(item.value), _bounds(item), f"{SIGNS[item.outcome]} {item.outcome}"))
+        if notes := [f"- {note}" for note in _notes(self, escaped, escaped_sentence)]:
             lines += ["", *notes]
         return "\n".join(lines).rstrip() + "\n"
 
     def junit(self) -> str:
         """Returns JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
-        items = self.items
-        counts = {name: sum(item.outcome == name for item in items) for name in ("fail", "undecided")}
-        suite = ET.Element(
-            "testsuite",
-            name="alphaprof check",
-            tests=str(max(len(items), 1) + len(self.unjudged)),
-            failures=str(counts["fail"] if items else int(self.outcome == "fail")),
-            skipped=str((counts["undecided"] if items else int(self.outcome == "undecided")) + len(self.unjudged)),
-        )
-        for item in items:
-            case = ET.SubElement(
-                suite, "testcase", classname=f"{self.draft}.{item.measure}", name=visible(short(item.domain))
-            )
-            notes = [f"bounds {_plain(item.low)} to {_plain(item.high)}"] if item.low is not None else []
+        suite = ET.Element("testsuite", name="alphaprof check")
+        for item in self.items:
+            notes = [f"bounds {_bounds(item)}"] if item.low is not None else []
             notes += [item.note] if item.note else []
-            _outcome(case, item.outcome, f"{_plain(item.value)}, {', '.join(notes)}, at least {item.threshold:g}")
+            text = f"{_plain(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
+            _case(suite, f"{self.draft}.{item.measure}", item.domain, item.outcome, text)
         for left in self.unjudged:
-            case = ET.SubElement(suite, "testcase", classname=f"{self.draft}.baseline", name=visible(short(left.domain)))
-            _outcome(case, "undecided", f"not judged: {left.reason}")
-        if not items:
-            _outcome(ET.SubElement(suite, "testcase", classname="alphaprof", name="decision"), self.outcome, self.reason)
+            _case(suite, f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
+        if not self.items:
+            _case(suite, "alphaprof", "decision", self.outcome, self.reason)
+        suite.set("tests", str(len(suite)))
+        for count, outcome in (("failures", "failure"), ("skipped", "skipped")):
+            suite.set(count, str(len(suite.findall(f"*/{outcome}"))))
         ET.indent(suite)
         return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
 
@@ -156,16 +136,13 @@ def require_passed(check: Check, undecided_fails: bool) -> None:
 
 def reason_of(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:
     """The items that decided, in words, and what was not judged. `passed`: why all pass, where no bound shows it."""
-    decisive = [item for item in items if item.outcome == outcome]
-    parts = []
     if outcome == "pass":
-        reached = f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached"
-        parts.append(passed or reached)
+        parts = [passed or (f"all {len(items)} thresholds are reached" if len(items) > 1 else "the threshold is reached")]
     else:
-        parts += [f"{item.measure} of {short(item.domain)}: {item.note}" for item in decisive if item.low is None]
-        if judged := [item for item in decisive if item.low is not None]:
-            named = ", ".join(f"{item.measure} of {short(item.domain)}" for item in judged)
-            parts.append(f"{named} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
+        decisive = [(item, f"{item.measure} of {short(item.domain)}") for item in items if item.outcome == outcome]
+        parts = [f"{name}: {item.note}" for item, name in decisive if item.low is None]
+        if judged := ", ".join(name for item, name in decisive if item.low is not None):
+            parts.append(f"{judged} {'below' if outcome == 'fail' else 'neither shown to reach nor to miss'} the threshold")
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
     return "; ".join(parts)
@@ -182,42 +159,30 @@ def _table(check: Check, console: Console) -> None:
     console.print()
 
 
-def _beside(check: Check, console: Console) -> None:
-    """What the table does not hold: notes on items, and what was not judged."""
-    noted = [f"{short(item.domain)}: {item.note}" for item in check.items if item.note]
-    noted += [f"not judged: {short(item.domain)} ({item.reason})" for item in check.unjudged]
-    for line in noted:
-        console.print(plain(line))
-    if noted:
-        console.print()
+def _notes(check: Check, name: Callable[[str], str], sentence: Callable[[str], str]) -> Iterator[str]:
+    """Yields what the table does not hold; `name` and `sentence` write domains and reasons."""
+    for item in check.items:
+        if item.note:
+            yield f"{name(item.domain)}: {sentence(item.note)}"
+    for left in check.unjudged:
+        yield f"not judged: {name(left.domain)} ({sentence(left.reason)})"
 
 
 def _number(item: Item, value: float | None) -> str:
-    if value is not None and item.measure in (DIFFERENCE, TOKENS_DIFFERENCE):
+    if value is not None and item.measure in ("alpha_difference", "tokens_per_round_difference"):
         return f"{value:+.3f}"
-    return fmt.number(value, 3, "x" if item.measure == SPEEDUP else "")
+    return fmt.number(value, 3, "x" if item.measure == "speedup" else "")
 
 
-def _cells(item: Item) -> tuple[str, ...]:
-    bounds = f"{_plain(item.low)} to {_plain(item.high)}" if item.low is not None else fmt.NOTHING
-    sign = f"{SIGNS[item.outcome]} {item.outcome}"
-    return (
-        escaped(item.domain),
-        item.measure,
-        fmt.count(item.documents),
-        f"{item.threshold:g}",
-        _plain(item.value),
-        bounds,
-        sign,
-    )
+def _bounds(item: Item) -> str:
+    return fmt.NOTHING if item.low is None else f"{_plain(item.low)} to {_plain(item.high)}"
 
 
 def _plain(value: float | None) -> str:
-    if value is None:
-        return fmt.NOTHING
-    return f"{value:.3f}" if math.isfinite(value) else "inf"
+    return fmt.NOTHING if value is None else f"{value:.3f}"
 
 
-def _outcome(case: ET.Element, outcome: str, text: str) -> None:
+def _case(suite: ET.Element, classname: str, name: str, outcome: Outcome, text: str) -> None:
+    case = ET.SubElement(suite, "testcase", classname=classname, name=visible(short(name)))
     if outcome != "pass":
         ET.SubElement(case, "failure" if outcome == "fail" else "skipped", message=visible(text))

@@ -1,87 +1,73 @@
-"""The CI gate: what the options ask for; a run judged by thresholds or by its own decision, at one confidence for all."""
+"""The CI gate: a run judged by thresholds, by its own decision, or against an older run, at one confidence for all.
+
+Against a baseline, a draft is compared with an older one on the same prompts, domain by domain: profiled runs by alpha,
+imported ones, whose alpha is not known, by tokens per round over all rounds at the gamma that was served. A draft that
+proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to take a bound from,
+and a gate that skipped it would pass the worst case. The same draft with identical rows has not changed: it passes, and
+nothing is estimated. Of another draft with identical rows nobody knows what it does on other documents: it is judged by
+bounds like any other.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from alphaprof.commands.check.answer import ALPHA, LENGTH, SPEEDUP, Check, Item, Measure, reason_of
-from alphaprof.commands.check.baseline import check_baseline, one_rule
-from alphaprof.costs.speedup import StepTimes, speedup
-from alphaprof.errors import VALUE, OptionInvalid, cut, shown
-from alphaprof.log.manifest import CHAIN
-from alphaprof.log.run_draft import require_drafts, side_of
+from alphaprof.commands.check.answer import Check, Item, Measure, Unjudged, reason_of
+from alphaprof.commands.compare import paired_pools, require_comparable, summed
+from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, spent_and_base
+from alphaprof.errors import VALUE, NotComparable, OptionInvalid, cut, shown
+from alphaprof.log.manifest import CHAIN, PARTIAL
+from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
-from alphaprof.report.format import short
+from alphaprof.report.format import many, percent, short, text_kind
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
-from alphaprof.report.model import Traffic
 from alphaprof.report.verdict import judge_traffic
-from alphaprof.stats.estimate import bounded_interval, by_cluster, distinct, pooled_share, ratio
+from alphaprof.rules import parse_rule
+from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.gates import Gate, GateResult, Outcome, judge, together
+from alphaprof.stats.paired import differing, inverse_difference, share_difference
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
-Array = np.ndarray[Any, Any]
+LOST = "the draft proposes nothing there any more, as it did in the baseline"
+ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers
+Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
 EVERY = ""  # the domain of a threshold that holds for every domain
-Thresholds = Mapping[Measure, Mapping[str, float]]  # by measure, then domain
 
 
-@dataclass(frozen=True)
-class CheckTarget:
-    """What is checked; None: what the run's decision is about, or what it chose."""
-
-    draft: str | None
-    rule: str | None
-    gamma: int | None
-
-
-@dataclass(frozen=True)
-class CheckRequest:
-    """The options of `alphaprof check`, as they were written; `minimums` by measure: X, or DOMAIN=X."""
-
-    run: Path
-    draft: str | None
-    rule: str | None
-    gamma: int | None
-    minimums: Mapping[Measure, Sequence[str]]
-    baseline: str | None
-    margin: float
-    target_change: bool
-
-
-def minimums(
-    alpha: Sequence[str] | None, length: Sequence[str] | None, speedup: Sequence[str] | None
-) -> dict[Measure, Sequence[str]]:
-    """Options by measure."""
-    return {"alpha": alpha or [], "acceptance_length": length or [], "speedup": speedup or []}
-
-
-def checked(asked: CheckRequest) -> Check:
-    """The check that is asked for. Raises `OptionInvalid`, `NotComparable` and `RunUnreadable`."""
-    thresholds = {measure: _thresholds(measure, texts) for measure, texts in asked.minimums.items() if texts}
-    if asked.baseline is not None:
+def checked(
+    path: Path,
+    draft: str | None,
+    rule: str | None,
+    gamma: int | None,
+    minimums: Minimums,
+    baseline: str | None,
+    margin: float,
+    target_change: bool,
+) -> Check:
+    """The check that the options of `alphaprof check` ask for. Raises `OptionInvalid`, `NotComparable`, `RunUnreadable`."""
+    thresholds = {measure: _thresholds(measure, texts) for measure, texts in minimums.items() if texts}
+    if baseline is not None:
         if thresholds:
             raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once with each")
-        new = side_of(f"{asked.run}:{asked.draft}" if asked.draft else str(asked.run))
-        named = not os.path.exists(asked.baseline) and ":" in asked.baseline
-        old = side_of(asked.baseline if named else f"{asked.baseline}:{new.draft}")
-        return check_baseline(new, old, asked.rule, asked.margin, asked.target_change)
-    run = Run.open(asked.run)
+        new = side_of(f"{path}:{draft}" if draft else str(path))
+        named = not os.path.exists(baseline) and ":" in baseline
+        return check_baseline(new, side_of(baseline if named else f"{baseline}:{new.draft}"), rule, margin, target_change)
+    run = Run.open(path)
     if thresholds:
-        return check_thresholds(run, CheckTarget(asked.draft, asked.rule, asked.gamma), thresholds)
-    if asked.draft or asked.rule or asked.gamma:
-        raise OptionInvalid(
-            "--draft, --rule and --gamma need a threshold or a baseline",
-            "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline; without all of these the run's "
-            "own decision is checked",
-        )
+        return _check_thresholds(run, thresholds, draft, rule, gamma)
+    if draft or rule or gamma:
+        hint = "add --min-acceptance-length, --min-alpha, --min-speedup or --baseline; else the run's decision is checked"
+        raise OptionInvalid("--draft, --rule and --gamma need a threshold or a baseline", hint)
     return check_decision(run)
 
 
@@ -95,29 +81,27 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise OptionInvalid(
-                f"{shown(text)} is not a threshold for {measure}", "write a number, or DOMAIN=NUMBER: code=0.6"
-            )
+            hint = "write a number, or DOMAIN=NUMBER: code=0.6"
+            raise OptionInvalid(f"{shown(text)} is not a threshold for {measure}", hint)
         if domain in least:
-            raise OptionInvalid(
-                f"{measure} has two thresholds for {cut(domain, VALUE) or 'every domain'}", "remove one of them"
-            )
-        least[domain or EVERY] = value
+            named = cut(domain, VALUE) or "every domain"
+            raise OptionInvalid(f"{measure} has two thresholds for {named}", "remove one of them")
+        least[domain] = value
     return least
 
 
 def check_decision(run: Run) -> Check:
     """Judges a run by the decision of its profile: GO passes, NO-GO fails."""
     report = build_report(run)
-    traffic = report.traffic
-    outcome: dict[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
-    tested = traffic.tested
+    traffic, tested = report.traffic, report.traffic.tested
+    outcomes: dict[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
+    outcome = outcomes[traffic.verdict]
     items: tuple[Item, ...] = ()
     if tested is not None:
         bounds = (tested.value, tested.low, tested.high)
-        items = (Item(SPEEDUP, "whole traffic", traffic.min_speedup, *bounds, traffic.documents, outcome[traffic.verdict]),)
+        items = (Item("speedup", "whole traffic", traffic.min_speedup, *bounds, traffic.documents, outcome),)
     return Check(
-        outcome=outcome[traffic.verdict],
+        outcome=outcome,
         reason=traffic.reason,
         run=str(run.path),
         draft=traffic.draft,
@@ -128,39 +112,84 @@ def check_decision(run: Run) -> Check:
     )
 
 
-def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> Check:
-    """Judges a run by least values of its domains. Raises `OptionInvalid` for what the run does not have."""
-    if run.imported and ALPHA in thresholds:
-        raise OptionInvalid(
-            f"{run.path} was imported from an engine's metrics, which do not give alpha (what follows a rejection is never "
-            "tested)",
-            "use --min-acceptance-length instead",
+@dataclass(frozen=True)
+class _Threshold:
+    """The least value of a measure in one domain, and what the measure is taken from."""
+
+    measure: Measure
+    domain: str
+    least: float
+    pool: DocumentTotals
+    gamma: int | None  # None: alpha
+    times: StepTimes | None  # None where no threshold needs them
+
+    @property
+    def silent(self) -> bool:
+        """Whether the draft proposes nothing on texts that it had every chance on: no luck of the documents, no unknown."""
+        had_chances = self.measure != "speedup" and bool(self.pool["tokens"].sum())
+        return had_chances and proposes_nothing(self.pool, self.gamma)
+
+    def faster(self) -> Speedup | None:
+        return speedup([self.pool.counts(self.gamma)], [1.0], self.times) if self.gamma and self.times else None
+
+    def value(self) -> float | None:
+        if self.measure == "speedup":
+            return faster.value if (faster := self.faster()) else None
+        totals, counts = accepted_of(self.pool, self.gamma)
+        return float(totals.sum() / counts.sum()) + (self.gamma is not None) if counts.sum() else None
+
+    def bounds(self, tail: float) -> tuple[float, float]:
+        if self.measure == "speedup":
+            return faster.deciding(tail) if (faster := self.faster()) else (0.0, math.inf)
+        if self.gamma is None:
+            alpha = pooled_share(self.pool.cluster, *accepted_of(self.pool, None), 1 - 2 * tail)
+            return (alpha.low, alpha.high) if alpha else (0.0, 1.0)
+        accepted, rounds = by_cluster(self.pool.cluster, *accepted_of(self.pool, self.gamma))
+        if not rounds.sum():
+            return 1.0, self.gamma + 1.0
+        low, high = bounded_interval(ratio(accepted, rounds), 0.0, float(self.gamma), tail)
+        return 1 + low, 1 + high
+
+    def item(self, results: Iterator[GateResult]) -> Item:
+        """What became of it; it has the next of the `results` unless the draft proposes nothing."""
+        documents = distinct(self.pool.cluster)
+        if self.silent:
+            note = "the draft proposes nothing there"
+            return Item(self.measure, self.domain, self.least, None, None, None, documents, "fail", note)
+        result = next(results)
+        bounds = (result.low, result.high)
+        return Item(self.measure, self.domain, self.least, self.value(), *bounds, documents, result.outcome)
+
+
+def _check_thresholds(
+    run: Run, thresholds: Mapping[Measure, Mapping[str, float]], draft: str | None, rule: str | None, gamma: int | None
+) -> Check:
+    """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
+    if run.imported and "alpha" in thresholds:
+        why = "which do not give alpha (what follows a rejection is never tested)"
+        problem = f"{run.path} was imported from an engine's metrics, {why}"
+        raise OptionInvalid(problem, "use --min-acceptance-length instead")
+    if "acceptance_length" in thresholds and (drafting := run.manifest.drafting) != CHAIN:
+        problem = (
+            f"{run.path} was served with drafting {drafting}: acceptance length needs rounds with a draft, not known here"
         )
-    if LENGTH in thresholds and (drafting := run.manifest.drafting) != CHAIN:
-        raise OptionInvalid(
-            f"{run.path} was served with drafting {drafting}: acceptance length needs rounds with a draft, which are "
-            "not known",
-            "check --baseline compares tokens per round with another run",
-        )
-    inquiry = ReportInputs.of(run, "engine", run.manifest.config)
-    draft, rule, gamma = _settled(run, inquiry, subject, needs_gamma=bool({LENGTH, SPEEDUP} & set(thresholds)))
-    pools = _pools(inquiry, draft, rule)
-    times = inquiry.book.times(inquiry.question.concurrency).get(draft) if inquiry.book else None
-    if SPEEDUP in thresholds and times is None:
-        raise OptionInvalid(
-            f"{run.path} has no step times for {draft}, so no speedup", "use --min-acceptance-length instead"
-        )
-    asked = [
-        (measure, domain, least)
+        raise OptionInvalid(problem, "check --baseline compares tokens per round with another run")
+    inputs = ReportInputs.of(run, "engine", run.manifest.config)
+    needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds))
+    draft, rule, gamma = _settled(run, inputs, draft, rule, gamma, needs_gamma=needs_gamma)
+    pools = _pools(inputs, draft, rule)
+    times = inputs.book.times(inputs.question.concurrency).get(draft) if inputs.book else None
+    if "speedup" in thresholds and times is None:
+        problem = f"{run.path} has no step times for {draft}, so no speedup"
+        raise OptionInvalid(problem, "use --min-acceptance-length instead")
+    least = [
+        _Threshold(measure, domain, value, pools[domain], None if measure == "alpha" else gamma, times)
         for measure, named in thresholds.items()
-        for domain, least in _spread(named, pools, run).items()
+        for domain, value in _spread(named, pools, run).items()
     ]
-    judging = [item for item in asked if not _silent(pools[item[1]], item[0], gamma)]
-    gates = [Gate(least, partial(_bounds, pools[domain], measure, gamma, times)) for measure, domain, least in judging]
-    judged = dict(zip(judging, judge(gates, inquiry.question.confidence), strict=True))
-    items = tuple(
-        _item(item, pools[item[1]], _value(pools[item[1]], item[0], gamma, times), judged.get(item)) for item in asked
-    )
+    gates = [Gate(threshold.least, threshold.bounds) for threshold in least if not threshold.silent]
+    results = iter(judge(gates, inputs.question.confidence))
+    items = tuple(threshold.item(results) for threshold in least)
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
@@ -169,118 +198,253 @@ def check_thresholds(run: Run, subject: CheckTarget, thresholds: Thresholds) -> 
         draft=draft,
         rule=rule,
         gamma=gamma,
-        confidence=inquiry.question.confidence,
+        confidence=inputs.question.confidence,
         items=items,
     )
 
 
-def _settled(run: Run, inquiry: ReportInputs, subject: CheckTarget, needs_gamma: bool) -> tuple[str, str, int | None]:
+def _settled(
+    run: Run, inputs: ReportInputs, draft: str | None, rule: str | None, gamma: int | None, *, needs_gamma: bool
+) -> tuple[str, str, int | None]:
     """Draft, rule and gamma (None where no threshold needs one): as named, else as the decision fixes them, else as the
     verdict on the whole traffic chooses them; the gamma of a named draft as the verdict on this draft does.
     """
     require_drafts(run)
-    question = inquiry.question
-    draft = subject.draft or (question.draft if question.draft != "auto" else None)
-    gamma = subject.gamma or (question.gamma if isinstance(question.gamma, int) else None)
-    if draft is None and len(run.manifest.drafts) == 1:
-        draft = next(iter(run.manifest.drafts))
-    if draft is not None:
-        _require_draft(run, draft)
+    question, drafts = inputs.question, run.manifest.drafts
+    draft = draft or (question.draft if question.draft != "auto" else None)
+    gamma = gamma or (question.gamma if isinstance(question.gamma, int) else None)
+    if draft is None and len(drafts) == 1:
+        draft = next(iter(drafts))
+    if draft is not None and draft not in drafts:
+        raise OptionInvalid(f"{run.path} has no draft {short(draft)}", f"name one: {', '.join(drafts)}")
+    gammas = f"--gamma {' or '.join(map(str, run.gammas))}"
     if draft is None or (gamma is None and needs_gamma):
-        chosen = _chosen(run, draft, subject.rule)
+        named = {name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None}
+        config = run.manifest.config | {"decision": run.manifest.config["decision"] | named}
+        asked = ReportInputs.of(run, "engine", config)
+        evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding)))
+        chosen = judge_traffic(evidence, asked.book, asked.question, run.gammas)
         if chosen.draft is None or chosen.gamma is None:
-            what, names = f"gamma is known to be the best for {run.path}:{draft}", _gammas(run)
+            what, names = f"gamma is known to be the best for {run.path}:{draft}", gammas
             if draft is None:
-                what, names = f"draft of {run.path} is known to be the best", f"--draft {' or '.join(run.manifest.drafts)}"
+                what, names = f"draft of {run.path} is known to be the best", f"--draft {' or '.join(drafts)}"
             raise OptionInvalid(f"no {what}: {chosen.reason}", f"name one: {names}")
         draft, gamma = chosen.draft, gamma or chosen.gamma
     if needs_gamma and gamma not in run.gammas:
-        raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: {_gammas(run)}")
-    return draft, subject.rule or one_rule(inquiry), gamma if needs_gamma else None
+        raise OptionInvalid(f"{run.path} has no gamma {gamma}", f"name one: {gammas}")
+    return draft, rule or one_rule(inputs), gamma if needs_gamma else None
 
 
-def _chosen(run: Run, draft: str | None, rule: str | None) -> Traffic:
-    """The verdict on one draft (None: on the one of the decision), which chooses what is `auto`."""
-    decision = run.manifest.config["decision"] | {
-        name: value for name, value in (("draft", draft), ("rule", rule)) if value is not None
-    }
-    inquiry = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
-    evidence = evidence_of(inquiry, list(draft_pools(inquiry, inquiry.deciding)))
-    return judge_traffic(evidence, inquiry.book, inquiry.question, run.gammas)
-
-
-def _require_draft(run: Run, draft: str) -> None:
-    if draft not in run.manifest.drafts:
-        raise OptionInvalid(f"{run.path} has no draft {short(draft)}", f"name one: {', '.join(run.manifest.drafts)}")
-
-
-def _gammas(run: Run) -> str:
-    """The options that name a gamma of a run."""
-    return f"--gamma {' or '.join(map(str, run.gammas))}"
-
-
-def _pools(inquiry: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
+def _pools(inputs: ReportInputs, draft: str, rule: str) -> dict[str, DocumentTotals]:
     """Returns the pools of the text that a rule belongs to, by domain. Raises `OptionInvalid` where there is none."""
-    mine = [item for item in draft_pools(inquiry, [rule]) if (item.draft, item.rule.id) == (draft, rule)]
-    pools = by_domain([(item.domain, item.pool) for item in mine if item.pool.defined])
+    pools = by_domain([(each.domain, each.pool) for each in draft_pools(inputs, [rule], [draft]) if each.pool.defined])
     if not pools:
-        raise OptionInvalid(
-            f"{rule} has no rounds on the text of {inquiry.run.path}",
-            "name a rule that applies to this text: strict if it is greedy, one_hot or lossless if it is sampled",
-        )
+        hint = "name a rule that applies to this text: strict if it is greedy, one_hot or lossless if it is sampled"
+        raise OptionInvalid(f"{rule} has no rounds on the text of {inputs.run.path}", hint)
     return pools
 
 
 def _spread(named: Mapping[str, float], pools: Mapping[str, DocumentTotals], run: Run) -> dict[str, float]:
     """Thresholds of every domain that has one; a domain's own goes before that of every domain."""
-    if unknown := [domain for domain in named if domain != EVERY and domain not in pools]:
+    own = {domain: least for domain, least in named.items() if domain != EVERY}
+    if unknown := [domain for domain in own if domain not in pools]:
         known = ", ".join(map(short, pools))
         raise OptionInvalid(f"{run.path} has no domain {short(unknown[0])!r} with rounds", f"it has: {known}")
-    general = dict.fromkeys(pools, named[EVERY]) if EVERY in named else {}
-    return general | {domain: least for domain, least in named.items() if domain != EVERY}
+    return (dict.fromkeys(pools, named[EVERY]) if EVERY in named else {}) | own
 
 
-def _value(pool: DocumentTotals, measure: str, gamma: int | None, times: StepTimes | None) -> float | None:
-    """The estimate of a measure; None where there is nothing to take it from."""
-    if measure == SPEEDUP:
-        faster = speedup([pool.counts(gamma)], [1.0], times) if times is not None and gamma is not None else None
-        return faster.value if faster is not None else None
-    totals, counts = accepted_of(pool, gamma if measure == LENGTH else None)
-    if not counts.sum():
+def one_rule(inputs: ReportInputs) -> str:
+    """The rule of the decision. Raises `OptionInvalid` where greedy and sampled text have one each, or there is neither."""
+    rules = inputs.decisive
+    if not rules:
+        raise OptionInvalid("no text of the run is the target's own, so no rule has rounds on it", "name one: --rule strict")
+    if len(rules) > 1:
+        raise OptionInvalid("the run holds greedy and sampled text, each with a rule of its own", "name one: --rule strict")
+    return rules[0]
+
+
+@dataclass(frozen=True)
+class PairedText:
+    """The paired documents of one domain and kind of text. `gamma`: that was served; None: alpha is known. `identical`:
+    both sides have the same rows; `doubt`: why they may be two drafts all the same.
+    """
+
+    domain: str
+    old: DocumentTotals
+    new: DocumentTotals
+    gamma: int | None
+    identical: bool = False
+    doubt: str | None = None
+
+    def why_not_judged(self, rule: str) -> str | None:
+        """Why this text cannot be judged; None where it can."""
+        if self.old.policy not in parse_rule(rule).rule.policies:
+            return f"{rule} does not apply to its text ({text_kind(self.old.continuation, self.old.sampling)})"
+        if self.gamma is not None and not all(pool["tokens"].sum() for pool in (self.old, self.new)):
+            return "no text of one run is longer than one token, which the prefill emits"
+        if proposes_nothing(self.old, self.gamma):
+            return f"the baseline's draft proposes nothing there{', nor does this one' if self.silent else ''}"
         return None
-    return float(totals.sum() / counts.sum()) + (measure == LENGTH)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the new side proposes nothing at all."""
+        return proposes_nothing(self.new, self.gamma)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether one draft did the same twice."""
+        return self.identical and self.doubt is None and not self.silent
+
+    def equal_totals(self) -> bool:
+        """Whether each document has the same counts on both sides; acceptance that is a probability, to six digits."""
+        names = ["proposals"]
+        if self.gamma is not None:
+            names = ["tokens", f"rounds_{self.gamma}", f"drafted_depths_{self.gamma}", f"accepted_depths_{self.gamma}"]
+        elif not np.allclose(self.old["accepted"], self.new["accepted"], rtol=NO_SPREAD, atol=0):
+            return False
+        return all(np.array_equal(self.old[name], self.new[name], equal_nan=True) for name in names)
+
+    @cached_property
+    def sides(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Totals and counts of each side, [units]: accepted and proposed positions; at a gamma, rounds and tokens."""
+        if self.gamma is None:
+            return summed(self.old), summed(self.new)
+        times = free_draft(self.gamma)
+        return spent_and_base(self.old.counts(self.gamma), times), spent_and_base(self.new.counts(self.gamma), times)
+
+    def difference(self, confidence: float) -> Interval:
+        """The new side's alpha less the old one's; at a gamma, tokens per round. With an interval over units."""
+        if self.gamma is None:
+            return share_difference(*self.sides, confidence)
+        return inverse_difference(*self.sides, confidence, self.gamma)
+
+    def bounds(self, tail: float) -> tuple[float, float]:
+        """One-sided bounds of the difference, each wrong with probability `tail`."""
+        difference = self.difference(1 - 2 * tail)
+        return difference.low, difference.high
+
+    def item(self, threshold: float, confidence: float, results: Iterator[GateResult]) -> Item:
+        """What became of it; it has the next of the `results` unless it is silent or unchanged."""
+        measure: Measure = "alpha_difference" if self.gamma is None else "tokens_per_round_difference"
+        item, units, note = partial(Item, measure, self.domain, threshold), distinct(self.old.cluster), None
+        if self.silent:  # alpha is not known then, and rounds have one token each
+            value = self.difference(0.5).value if self.gamma is not None else None
+            return item(value, None, None, units, "fail", LOST)
+        if self.unchanged:  # nothing is estimated: a margin, which is never below 0, is kept
+            return item(0.0, None, None, units, "pass", f"the same draft, {_identical(self)}")
+        compared = min(int(np.count_nonzero(counts)) for _, counts in self.sides)
+        if self.identical:
+            most = percent(differing(compared, 1 - confidence))
+            note = f"{_identical(self)}, but {self.doubt}: at most {most} of documents can differ"
+        result = next(results)
+        return item(self.difference(confidence).value, result.low, result.high, compared, result.outcome, note)
 
 
-def _silent(pool: DocumentTotals, measure: Measure, gamma: int | None) -> bool:
-    """Whether the draft proposes nothing on texts that it had every chance on: no luck of the documents, and no unknown."""
-    if measure == SPEEDUP or pool["tokens"].sum() == 0:
-        return False
-    return proposes_nothing(pool, None if measure == ALPHA else gamma)
+def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool) -> Check:
+    """Compares a draft with an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
+    imported runs, no domain's tokens per round. Raises `NotComparable` with the reason.
+    """
+    require_comparable(old, new, allow_target_change)
+    gamma = new.run.gammas[0] if new.run.imported else None
+    inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
+    chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
+    (before, after), rows, unpaired = paired_pools(old, new, [chosen])
+    every = [PairedText(key[0], pool, after[key], gamma) for key, pool in before.items()]
+    reasons = [text.why_not_judged(chosen) for text in every]
+    unjudged = [Unjudged(text.domain, reason) for text, reason in zip(every, reasons, strict=True) if reason]
+    texts = _compared(old, new, [text for text, reason in zip(every, reasons, strict=True) if not reason])
+    if not texts:
+        raise _nothing_to_judge(old, unjudged)
+    # Texts that need no bounds have no part in the correction of the others.
+    gates = [Gate(-margin, text.bounds) for text in texts if not text.silent and not text.unchanged]
+    results = iter(judge(gates, confidence))
+    items = tuple(text.item(-margin, confidence, results) for text in texts)
+    unjudged += _unpaired(old.run, new.run, {text.domain for text in every})
+    outcome = together([item.outcome for item in items])
+    same = f"the same draft, {_identical(*texts)}" if all(text.unchanged for text in texts) else None
+    return Check(
+        outcome=outcome,
+        reason=reason_of(items, outcome, unjudged, same),
+        run=new.label,
+        baseline=old.label,
+        draft=new.draft,
+        rule=chosen,
+        gamma=gamma,
+        confidence=confidence,
+        items=items,
+        unjudged=tuple(unjudged),
+        paired=len(rows[0]),
+        unpaired=unpaired[::-1],
+    )
 
 
-def _item(asked: tuple[Measure, str, float], pool: DocumentTotals, value: float | None, result: GateResult | None) -> Item:
-    """Returns a threshold with its `result`, which is None where the draft proposes nothing."""
-    measure, domain, least = asked
-    documents = distinct(pool.cluster)
-    if result is None:
-        return Item(measure, domain, least, None, None, None, documents, "fail", "the draft proposes nothing there")
-    return Item(measure, domain, least, value, result.low, result.high, documents, result.outcome)
+def _identical(*texts: PairedText) -> str:
+    return f"identical on all {many(sum(len(text.old.cluster) for text in texts), 'document')}"
 
 
-def _bounds(
-    pool: DocumentTotals, measure: str, gamma: int | None, times: StepTimes | None, tail: float
-) -> tuple[float, float]:
-    """Returns the one-sided bounds of a measure, each wrong with probability `tail`."""
-    if measure == ALPHA:
-        alpha = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], 1 - 2 * tail)
-        return (alpha.low, alpha.high) if alpha else (0.0, 1.0)
-    if gamma is None:
-        raise ValueError(f"{measure} needs a gamma")
-    if measure == SPEEDUP:
-        faster = speedup([pool.counts(gamma)], [1.0], times) if times is not None else None
-        return faster.deciding(tail) if faster is not None else (0.0, np.inf)
-    accepted, rounds = by_cluster(pool.cluster, *accepted_of(pool, gamma))
-    if not rounds.sum():
-        return 1.0, gamma + 1.0
-    low, high = bounded_interval(ratio(accepted, rounds), 0.0, float(gamma), tail)
-    return 1 + low, 1 + high
+def _compared(old: RunDraft, new: RunDraft, texts: Sequence[PairedText]) -> list[PairedText]:
+    """The texts with what is known of their rows. Logs are read only where totals are equal, and a shard at a time."""
+    doubt = _doubt(old, new)
+    identical = [text.equal_totals() for text in texts]
+    if any(identical) and not new.run.imported and old.run.has_log and new.run.has_log:
+        before, after = _row_digests(old), _row_digests(new)
+        identical = [
+            same and [before[row] for row in text.old["document"]] == [after[row] for row in text.new["document"]]
+            for text, same in zip(texts, identical, strict=True)
+        ]
+    return [replace(text, identical=same, doubt=doubt) for text, same in zip(texts, identical, strict=True)]
+
+
+def _doubt(old: RunDraft, new: RunDraft) -> str | None:
+    """Why two sides may be two drafts; None: it is the same one, of the same target, and its rows are there to show it."""
+    # The same anyway: tokenizer and `draft_processing` of sides that can be compared, continuation settings of paired
+    # documents; the parameters of a rule are in its id.
+    if new.run.imported:
+        return "an engine's metrics do not show which draft it served"
+    before, after = (side.run.manifest for side in (old, new))
+    pairs = {"draft": (before.drafts[old.draft], after.drafts[new.draft]), "target": (before.target, after.target)}
+    for name, (one, other) in pairs.items():
+        if odd := [fact for fact in ("fingerprint", "dtype") if getattr(one, fact) != getattr(other, fact)]:
+            return f"another {name} ({', '.join(odd)})"
+        if one.fingerprint.startswith(PARTIAL):
+            return f"not all weights of the {name} could be read (device_map)"
+    missing = next((side for side in (old, new) if not side.run.has_log), None)
+    return None if missing is None else f"{missing.run.path} has no position log to show it"
+
+
+def _row_digests(side: RunDraft) -> dict[int, bytes]:
+    """What the log holds of each document's text and of what the draft proposed on it, as a digest, by document."""
+    digests: dict[int, bytes] = {}
+    for shard in side.run.shards:
+        table = side.run.positions(side.draft, shard.index, ["document", *ROWS])
+        numbers = table["document"].to_numpy()
+        rows = np.stack([table[name].cast(pa.int32()).fill_null(-1).to_numpy() for name in ROWS], axis=1)
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
+            digests[int(numbers[start])] = hashlib.sha256(rows[start:stop].tobytes()).digest()
+    return digests
+
+
+def _unpaired(old: Run, new: Run, paired: Collection[str]) -> Iterator[Unjudged]:
+    """Yields the domains of either run of which no document has a partner in the other."""
+    here, there = (dict.fromkeys(run.documents()["domain"].cast(pa.string()).to_pylist()) for run in (old, new))
+    for domain in here | there:
+        if domain not in there:
+            yield Unjudged(domain, "this run does not have the domain, and the baseline does")
+        elif domain not in here:
+            yield Unjudged(domain, "the baseline does not have the domain")
+        elif domain not in paired:
+            yield Unjudged(domain, "none of its documents has a partner with the same prompt and kind of text")
+
+
+def _nothing_to_judge(old: RunDraft, unjudged: Sequence[Unjudged]) -> NotComparable:
+    """Says why nothing at all can be compared with the baseline."""
+    reasons = "; ".join(dict.fromkeys(item.reason for item in unjudged))
+    if any("proposes nothing" in item.reason for item in unjudged):
+        hint = "name a baseline whose draft proposes something, or check against --min-acceptance-length"
+    elif old.run.imported:
+        hint = "import requests with longer answers"
+    else:
+        hint = "name a rule that applies to this text: --rule strict, or one_hot"
+    return NotComparable(f"nothing can be compared with {old.label}: {reasons}", hint)

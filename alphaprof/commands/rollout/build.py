@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 
-from alphaprof.commands.validate.build import EXACT_DTYPE
-from alphaprof.commands.validate.timings import by_depth
+from alphaprof.commands.validate.build import EXACT_DTYPE, by_depth
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.render.tables import named_table, plain, show
@@ -20,12 +19,11 @@ from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
-from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, pooled_share, ratio
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, mean_interval, pooled_share, ratio
 from alphaprof.stats.paired import mean_difference
 from alphaprof.totals.documents import Documents, TextGroup
 from alphaprof.totals.replay import RoundCounts
 
-Array = np.ndarray[Any, Any]
 SAME = -1  # in place of the place where a text departs: it does not
 
 
@@ -34,7 +32,7 @@ class Rolled:
     """Documents decoded in one way: with a draft by a rule at one gamma, or plainly ("", "", 0).
 
     `rows` [texts]: which documents. Of each text: its `tokens`, `rounds`, the sum of its tokens' `regret` in nats (see
-    `speculation.Decoded`), whether it `ended` by itself, and the place of the first token that plain decoding does not have
+    `speculative.Decoded`), whether it `ended` by itself, and the place of the first token that plain decoding does not have
     there (`departs`; `SAME`). `drafted`, `tested`, `accepted` [texts, gamma]: see `depth_counts`.
     """
 
@@ -163,10 +161,8 @@ class Rollout:
         console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
         foreign = f"; left out: {fmt.count(self.foreign)} with text that the target did not write" if self.foreign else ""
         console.print(f"{fmt.many(self.documents, 'document')}{foreign}", highlight=False)
-        console.print(
-            "A lossy rule writes its own text, not the target's: what it is worth is not measured here,", style="bold"
-        )
-        console.print("and no verdict follows.\n", style="bold")
+        worth = "A lossy rule writes its own text, not the target's: what it is worth is not measured here,"
+        console.print(f"{worth}\nand no verdict follows.\n", style="bold")
         for draft in dict.fromkeys(way.draft for text in self.texts for way in text.ways):
             show(_table(self, draft), f"draft {draft}", console)
         for line in _notes(self):
@@ -175,26 +171,23 @@ class Rollout:
 
 def build_rollout(rolled: Rollouts, confidence: float) -> Rollout:
     """Estimates with intervals over independent documents, for each kind of text apart."""
-    documents = Documents.of(rolled.documents)
     texts = []
-    for group in documents.groups:
+    for group in Documents.of(rolled.documents).groups:
         own = _part(rolled.plain, group.rows)
-        ways = [
-            _way(group, _part(way, group.rows), own, confidence)
-            for way in rolled.ways
-            if group.policy in parse_rule(way.rule).rule.policies
-        ]
-        texts.append(
-            RolloutText(
-                domain=group.domain,
-                continuation=group.continuation,
-                sampling=group.sampling,
-                documents=len(group.rows),
-                clusters=distinct(group.cluster),
-                own=OwnText(_regret(group, own, False, confidence), float(own.tokens.mean()), int(own.ended.sum())),
-                ways=tuple(ways),
-            )
+        text = RolloutText(
+            domain=group.domain,
+            continuation=group.continuation,
+            sampling=group.sampling,
+            documents=len(group.rows),
+            clusters=distinct(group.cluster),
+            own=OwnText(_regret(group, own, False, confidence), float(own.tokens.mean()), int(own.ended.sum())),
+            ways=tuple(
+                _way(group, _part(way, group.rows), own, confidence)
+                for way in rolled.ways
+                if group.policy in parse_rule(way.rule).rule.policies
+            ),
         )
+        texts.append(text)
     facts = rolled.target
     return Rollout(
         target=facts.reference,
@@ -216,9 +209,8 @@ def _part(way: Rolled, rows: Array) -> Rolled:
 
 
 def _way(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> RolloutWay:
-    lossy = parse_rule(way.rule).rule.lossy
-    nothing = np.zeros(len(way.tokens))
-    counts = RoundCounts(way.tokens - 1, way.rounds, way.drafted, way.accepted[:, -1], nothing, group.cluster)
+    lossy, every = parse_rule(way.rule).rule.lossy, np.ones(len(way.tokens))
+    counts = RoundCounts(way.tokens - 1, way.rounds, way.drafted, way.accepted[:, -1], 0 * every, group.cluster)
     drafted, tested, accepted = (depths.sum(0) for depths in (way.drafted, way.tested, way.accepted))
     departs = way.departs[way.departs != SAME]
     greedy = group.policy == GREEDY
@@ -234,8 +226,8 @@ def _way(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> Rollo
         acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] else None,
         conditional=tuple(float(a / t) if t else None for a, t in zip(accepted, tested, strict=True)),
         regret=_regret(group, way, lossy, confidence),
-        excess=_excess(group, way, own, confidence) if lossy else None,
-        departed=pooled_share(group.cluster, way.departs != SAME, np.ones(len(way.departs)), confidence) if greedy else None,
+        excess=mean_difference(_summed(group, own), _summed(group, way), confidence) if lossy else None,
+        departed=pooled_share(group.cluster, way.departs != SAME, every, confidence) if greedy else None,
         departed_at=float(np.median(departs)) if greedy and len(departs) else None,
         mean_tokens=float(way.tokens.mean()),
         ended=int(way.ended.sum()),
@@ -244,45 +236,37 @@ def _way(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> Rollo
 
 def _regret(group: TextGroup, way: Rolled, lossy: bool, confidence: float) -> Interval:
     """Mean regret per token. Greedy text of the target's own has none by definition, whatever the sample."""
-    mean = ratio(*by_cluster(group.cluster, way.regret, way.tokens))
+    mean = ratio(*_summed(group, way))
     if group.policy == GREEDY and not lossy:
         return Interval(mean.value, mean.value, mean.value)
     return mean_interval(mean, confidence)
 
 
-def _excess(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> Interval:
-    sides = [by_cluster(group.cluster, side.regret, side.tokens) for side in (own, way)]
-    return mean_difference((sides[0][0], sides[0][1]), (sides[1][0], sides[1][1]), confidence)
+def _summed(group: TextGroup, way: Rolled) -> tuple[Array, Array]:
+    """Regret and tokens by independent document."""
+    regret, tokens = by_cluster(group.cluster, way.regret, way.tokens)
+    return regret, tokens
 
 
 def _table(rollout: Rollout, draft: str) -> Table:
-    table = named_table()
-    for name in ("docs", "rule", "gamma", "alpha", "tokens/round", "regret", "excess", "departed", "length"):
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=name != "rule")
-    for text in rollout.texts:
-        for way in text.ways:
-            if way.draft == draft:
-                table.add_row(*_row(text, way, rollout))
+    columns = ("docs", "rule", "gamma", "alpha", "tokens/round", "regret", "excess", "departed", "length")
+    table = named_table("domain", *columns, left=("rule",), wrapped=("rule",))
+    rows = [(text, way) for text in rollout.texts for way in text.ways if way.draft == draft]
+    for text, way in rows:
+        departed = fmt.NOTHING if way.departed is None else fmt.percent(way.departed.value)
+        table.add_row(
+            plain(text_name(text, rollout.texts)),
+            fmt.documents(text.documents, text.clusters),
+            way.rule,
+            str(way.gamma),
+            fmt.share_interval(way.alpha),
+            fmt.interval(way.tokens_per_round),
+            f"{fmt.number(way.regret.value, 3)} | {fmt.number(text.own.regret.value, 3)}",
+            fmt.difference(way.excess, 3),
+            departed if way.departed_at is None else f"{departed} at {way.departed_at:g}",
+            f"{way.mean_tokens:.0f} | {text.own.mean_tokens:.0f}",
+        )
     return table
-
-
-def _row(text: RolloutText, way: RolloutWay, rollout: Rollout) -> Iterator[RenderableType]:
-    yield plain(text_name(text, rollout.texts))
-    yield fmt.documents(text.documents, text.clusters)
-    yield way.rule
-    yield str(way.gamma)
-    yield fmt.share_interval(way.alpha)
-    yield fmt.interval(way.tokens_per_round)
-    yield f"{fmt.number(way.regret.value, 3)} | {fmt.number(text.own.regret.value, 3)}"
-    yield fmt.difference(way.excess, 3)
-    yield _departed(way.departed, way.departed_at)
-    yield f"{way.mean_tokens:.0f} | {text.own.mean_tokens:.0f}"
-
-
-def _departed(departed: Interval | None, at: float | None) -> str:
-    if departed is None:
-        return fmt.NOTHING
-    return fmt.percent(departed.value) + ("" if at is None else f" at {at:g}")
 
 
 def _notes(rollout: Rollout) -> Iterator[str]:

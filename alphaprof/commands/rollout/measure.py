@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,17 +23,9 @@ from alphaprof.profiling.decoding.speculative import (
 from alphaprof.profiling.run.pipeline import in_memory, load
 from alphaprof.profiling.run.shards import Loaded, Progress
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table
-from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
 
-
-@dataclass(frozen=True)
-class RolloutRequest:
-    """What is decoded: every draft by every rule at every gamma."""
-
-    drafts: Sequence[str]
-    rules: Sequence[BoundRule]
-    gammas: Sequence[int]
+RolloutRequest = tuple[list[str], list[BoundRule], list[int]]  # every draft is decoded by every rule at every gamma
 
 
 def rollout_request(
@@ -53,46 +45,41 @@ def rollout_request(
         require_decodable(rule, min(policies & set(rule.rule.policies) or policies))
     fixed = options.decision.gamma
     lengths = chosen_gammas(options.gammas, gammas or ([fixed] if isinstance(fixed, int) else None))
-    return RolloutRequest([name for name in options.drafts if name in (drafts or options.drafts)], chosen, lengths)
+    return [name for name in options.drafts if name in (drafts or options.drafts)], chosen, lengths
 
 
 def roll(options: ProfileOptions, request: RolloutRequest, progress: Progress) -> Rollouts:
     """Decode all documents plainly and in every way that is asked for. Raises the errors of `errors.py`."""
-    wanted = {name: draft for name, draft in options.drafts.items() if name in request.drafts}
+    drafts, rules, gammas = request
+    chosen = {name: options.drafts[name] for name in drafts}
     with in_memory():
-        return _roll(load(options.model_copy(update={"drafts": wanted}), progress), request, progress)
+        return _roll(load(options.model_copy(update={"drafts": chosen}), progress), rules, gammas, progress)
 
 
-def _roll(loaded: Loaded, request: RolloutRequest, progress: Progress) -> Rollouts:
+def _roll(loaded: Loaded, rules: Sequence[BoundRule], gammas: Sequence[int], progress: Progress) -> Rollouts:
     documents, foreign = own_documents(loaded)
-    ways = [
-        DecodingSetup(draft, rule, gamma) for draft in loaded.drafts for rule in request.rules for gamma in request.gammas
-    ]
-    rows = [[row for row, document in enumerate(documents) if _policy(document) in way.rule.rule.policies] for way in ways]
+    policies = [GREEDY if document.greedy else SAMPLED for document in documents]
+    ways = [DecodingSetup(*way) for way in itertools.product(loaded.drafts, rules, gammas)]
+    rows = [[row for row, policy in enumerate(policies) if policy in way.rule.rule.policies] for way in ways]
     progress.start("decoding", len(documents) + sum(map(len, rows)), "texts")
-    every = list(range(len(documents)))
-    plain = [_decoded(loaded, documents[row], None, progress) for row in every]
-    found = []
-    for way, chosen in zip(ways, rows, strict=True):
-        decoded = [_decoded(loaded, documents[row], way, progress) for row in chosen]
-        found.append(_collected(loaded, way, chosen, decoded, plain))
-    eos = loaded.target.eos
+
+    def decoded(row: int, way: DecodingSetup | None) -> Decoded:
+        text = decode(loaded, documents[row], way, regret=True)
+        progress.advance(1, positions=len(text.ids))
+        return text
+
+    every = range(len(documents))
+    plain = [decoded(row, None) for row in every]
+    rolled = [
+        _collected(loaded, way, chosen, [decoded(row, way) for row in chosen], plain)
+        for way, chosen in zip(ways, rows, strict=True)
+    ]
     texts = [
-        Continuation(document, item.ids, "eos" if item.ids[-1] in eos else "length")
-        for document, item in zip(documents, plain, strict=True)
+        Continuation(document, text.ids, "eos" if text.ids[-1] in loaded.target.eos else "length")
+        for document, text in zip(documents, plain, strict=True)
     ]
     table = continuation_table(texts).select([column.name for column in DOCUMENT_COLUMNS])
-    return Rollouts(loaded.target.facts(), table, _collected(loaded, None, every, plain, plain), tuple(found), foreign)
-
-
-def _policy(document: Document) -> str:
-    return GREEDY if document.greedy else SAMPLED
-
-
-def _decoded(loaded: Loaded, document: Document, way: DecodingSetup | None, progress: Progress) -> Decoded:
-    found = decode(loaded, document, way, regret=True)
-    progress.advance(1, positions=len(found.ids))
-    return found
+    return Rollouts(loaded.target.facts(), table, _collected(loaded, None, every, plain, plain), tuple(rolled), foreign)
 
 
 def _collected(

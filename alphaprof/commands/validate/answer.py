@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.commands.validate.timings import ClockError, Outcome, RelativeError
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
-from alphaprof.render.tables import named_table, plain, show
+from alphaprof.render.tables import NAME_WIDTH, named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import Interval
+
+Outcome = Literal["within", "outside", "too_noisy"]
+WORDS = {
+    "within": ("WITHIN", "bold green"),
+    "outside": ("OUTSIDE", "bold red"),
+    "too_noisy": ("TOO NOISY TO TELL", "bold yellow"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,15 @@ class RoundTime:
     draft: float  # all draft steps of a round
     verify: float  # verification by the target
     other: float  # the rest of a round
+
+
+@dataclass(frozen=True)
+class RelativeError:
+    """Predicted / measured - 1 of a speedup with its interval. `low` is -1 or above; `high` may be infinite."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,17 @@ class AgainstGenerate:
 
 
 @dataclass(frozen=True)
+class ClockError:
+    """Absolute error of predicted speedups by one clock: the median over rows with its 95 % interval, and the largest."""
+
+    median: float  # over rows
+    low: float
+    high: float
+    worst: float  # the largest of all rows
+    outcome: Outcome  # by this clock alone
+
+
+@dataclass(frozen=True)
 class Validation:
     """The whole comparison. `plain_same_text`: of all `documents`, those whose plain decoding is the profiled text.
 
@@ -127,9 +153,15 @@ class Validation:
     def terminal(self, console: Console) -> None:
         """Prints what was predicted beside what was measured, where the time of a round went, and how far off that is."""
         console.print(plain(f"{self.target} in {self.dtype} on {self.device}, batch 1"))
-        for line in _facts(self):
-            console.print(line, highlight=False)
-        console.print()
+        facts = f"{fmt.many(self.documents, 'document')}, {fmt.many(self.repeats, 'repeat')}"
+        facts += f"; left out: {fmt.count(self.short)} with fewer than two tokens" if self.short else ""
+        facts += f"; left out: {fmt.count(self.foreign)} with text that the target did not write" if self.foreign else ""
+        if self.contexts:
+            facts += f"\nsteps were timed at {' and '.join(map(fmt.count, self.contexts))} tokens of context"
+            facts += f"; these documents have {self.mean_context:.0f} on average"
+        if self.run is not None:
+            facts += f"\nthe prediction is that of the run {self.run}"
+        console.print(f"{facts}\n", highlight=False)
         show(_speedups(self), "predicted | measured", console)
         show(_rounds(self.cells), "where the time goes, in ms: predicted | measured", console)
         if self.generate:
@@ -141,30 +173,21 @@ class Validation:
         console.print(_summary(self), highlight=False)
 
 
-def within_interval(cell: Cell) -> bool | None:
-    """Whether the measured tokens per round lie within the predicted interval; None where one of them is not known."""
-    held, measured = cell.predicted_tokens, cell.tokens_per_round.measured
-    return None if held is None or measured is None else held.low <= measured <= held.high
-
-
 def require_within(validation: Validation, undecided_fails: bool) -> None:
     """Raise `OutsideTolerance`, `StepsNotTimed` where nothing was predicted, or `CheckUndecided` where that is asked for."""
     if validation.outcome is None:
         raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "the lines above say why")
     if validation.outcome == "outside":
-        raise OutsideTolerance(
-            f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}",
-            "the round times show where the time goes; alphaprof latency times the steps again",
-        )
+        hint = "the round times show where the time goes; alphaprof latency times the steps again"
+        raise OutsideTolerance(f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}", hint)
     if validation.outcome == "too_noisy" and undecided_fails:
         raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", narrowing(validation))
 
 
 def verdict_reason(validation: Validation) -> str:
     """Why the outcome is what it is, in words."""
-    clocks = ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time"))
     medians = []
-    for clock, by in clocks:
+    for clock, by in ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time")):
         if clock is not None:
             high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
             medians.append(f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] {by}")
@@ -195,29 +218,18 @@ def _legend(validation: Validation) -> Iterator[str]:
         )
 
 
-def _facts(validation: Validation) -> Iterator[str]:
-    left = [
-        (validation.short, "with fewer than two tokens"),
-        (validation.foreign, "with text that the target did not write"),
-    ]
-    without = "".join(f"; left out: {fmt.count(count)} {why}" for count, why in left if count)
-    yield f"{fmt.many(validation.documents, 'document')}, {fmt.many(validation.repeats, 'repeat')}{without}"
-    if validation.contexts:
-        timed = f"steps were timed at {' and '.join(map(fmt.count, validation.contexts))} tokens of context"
-        yield f"{timed}; these documents have {validation.mean_context:.0f} on average"
-    if validation.run is not None:
-        yield f"the prediction is that of the run {validation.run}"
+def _table(*columns: str) -> Table:
+    """An empty table of cells: draft, domain, and other columns."""
+    table = named_table("draft", "domain", *columns, left=("domain", "rule"), wrapped=("domain",))
+    table.columns[1].overflow, table.columns[1].max_width = "fold", NAME_WIDTH
+    return table
 
 
 def _speedups(validation: Validation) -> Table:
-    cells = validation.cells
-    table = named_table("draft")
-    table.add_column("domain", overflow="fold", max_width=22)
-    cpu = ("CPU", "error") if validation.cpu is not None else ()
-    for name in ("rule", "gamma", "tokens/round", "speedup", "wall", "error", *cpu):
-        table.add_column(name, justify="left" if name == "rule" else "right", no_wrap=True)
+    cells, by_cpu = validation.cells, validation.cpu is not None
+    table = _table("rule", "gamma", "tokens/round", "speedup", "wall", "error", *(("CPU", "error") if by_cpu else ()))
     for cell in cells:
-        by_cpu = (fmt.number(cell.cpu_speedup, unit="x"), _error(cell.cpu_error)) if cpu else ()
+        cpu = (fmt.number(cell.cpu_speedup, unit="x"), _error(cell.cpu_error))
         table.add_row(
             plain(cell.draft),
             plain(text_name(cell, cells)),
@@ -227,7 +239,7 @@ def _speedups(validation: Validation) -> Table:
             fmt.number(cell.predicted_speedup, unit="x"),
             fmt.number(cell.wall_speedup, unit="x"),
             _error(cell.error),
-            *by_cpu,
+            *(cpu if by_cpu else ()),
         )
     return table
 
@@ -244,28 +256,21 @@ def _calls(calls: tuple[AgainstGenerate, ...]) -> Table:
 
 
 def _rounds(cells: tuple[Cell, ...]) -> Table:
-    table = named_table("draft")
-    table.add_column("domain", overflow="fold", max_width=22)
-    for name in ("gamma", "plain step", "drafting", "verification", "other", "round"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("gamma", "plain step", "drafting", "verification", "other", "round")
     for cell in cells:
-        sides = (cell.predicted_round_ms, cell.measured_round_ms)
-        parts = [
-            _both(PredictedMeasured(*(_part(side, name) for side in sides)), 2)
-            for name in ("draft", "verify", "other", "total")
-        ]
-        table.add_row(plain(cell.draft), plain(text_name(cell, cells)), str(cell.gamma), _both(cell.decode_ms, 2), *parts)
+        sides = [_parts(cell.predicted_round_ms), _parts(cell.measured_round_ms)]
+        parts = [_both(PredictedMeasured(*part)) for part in zip(*sides, strict=True)]
+        table.add_row(plain(cell.draft), plain(text_name(cell, cells)), str(cell.gamma), _both(cell.decode_ms), *parts)
     return table
 
 
-def _part(time: RoundTime | None, name: str) -> float | None:
-    if time is None:
-        return None
-    return time.draft + time.verify + time.other if name == "total" else float(getattr(time, name))
+def _parts(time: RoundTime | None) -> list[float | None]:
+    """The parts of a round, and all of it."""
+    return [None] * 4 if time is None else [time.draft, time.verify, time.other, time.draft + time.verify + time.other]
 
 
-def _both(both: PredictedMeasured, digits: int = 2) -> str:
-    return f"{fmt.number(both.predicted, digits)} | {fmt.number(both.measured, digits)}"
+def _both(both: PredictedMeasured) -> str:
+    return f"{fmt.number(both.predicted)} | {fmt.number(both.measured)}"
 
 
 def _error(error: RelativeError | None) -> str:
@@ -276,39 +281,34 @@ def _error(error: RelativeError | None) -> str:
 
 
 def _checks(validation: Validation) -> Iterator[str]:
-    """What was equal, text by text: in float32 everything should be."""
-    known = [cell for cell in validation.cells if cell.same_text is not None]
-    texts = sum(cell.documents for cell in known)
-    same = sum(cell.same_text or 0 for cell in known)
-    rounds = sum(cell.same_rounds or 0 for cell in known)
+    """Yields what was equal, text by text: in float32 everything should be."""
+    fixed = [cell for cell in validation.cells if cell.same_text is not None]
+    texts = sum(cell.documents for cell in fixed)
+    same = sum(cell.same_text or 0 for cell in fixed)
+    rounds = sum(cell.same_rounds or 0 for cell in fixed)
     yield (
         f"plain texts equal to the profiled ones: {validation.plain_same_text} of {validation.documents}; "
         f"with a draft: {same} of {texts}; rounds equal to the replay: {rounds} of {texts}"
     )
-    if known and not validation.exact:
+    if fixed and not validation.exact:
         yield f"in {validation.dtype} near-ties fall either way; tokens per round are of the text that was decoded"
-    elif known and (same < texts or rounds < texts):
+    elif fixed and (same < texts or rounds < texts):
         yield "in float32 all of them should be equal: near-ties, or a draft that proposes less than expected"
-    by_chance = [cell for cell in validation.cells if cell.same_text is None]
-    if by_chance:
-        held = sum(within_interval(cell) is True for cell in by_chance)
+    if by_chance := [cell for cell in validation.cells if cell.same_text is None]:
+        pairs = [(cell.predicted_tokens, cell.tokens_per_round.measured) for cell in by_chance]
+        within = sum(
+            bool(expected and measured and expected.low <= measured <= expected.high) for expected, measured in pairs
+        )
         yield (
             "lossless draws other texts than the run did, so tokens per round also differ by chance: measured within the "
-            f"predicted 95 % interval in {held} of {len(by_chance)} rows"
+            f"predicted 95 % interval in {within} of {len(by_chance)} rows"
         )
 
 
 def _summary(validation: Validation) -> Text:
-    """What was decided, and why."""
     if validation.outcome is None:
         return Text("NOT PREDICTED: no steps were timed, so there is no speedup to compare with the clock\n", "bold red")
-    words = {
-        "within": ("WITHIN", "bold green"),
-        "outside": ("OUTSIDE", "bold red"),
-        "too_noisy": ("TOO NOISY TO TELL", "bold yellow"),
-    }
-    word, colour = words[validation.outcome]
-    text = Text.assemble((word, colour), f": {verdict_reason(validation)}")
+    text = Text.assemble(WORDS[validation.outcome], f": {verdict_reason(validation)}")
     if validation.outcome == "too_noisy":
         text.append(f"\nto narrow the intervals: {narrowing(validation)}")
     return text.append("\n")

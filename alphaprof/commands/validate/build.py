@@ -2,65 +2,233 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.commands.validate.answer import AgainstGenerate, Cell, PredictedMeasured, RoundTime, Validation
-from alphaprof.commands.validate.timings import (
-    Decodings,
-    DecodingTimes,
-    Generated,
+from alphaprof.commands.validate.answer import (
+    AgainstGenerate,
+    Cell,
+    ClockError,
+    Outcome,
+    PredictedMeasured,
     RelativeError,
-    TimedGroup,
-    TimedPair,
-    clock_error,
-    together,
+    RoundTime,
+    Validation,
 )
 from alphaprof.costs.cost_model import open_costs
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
 from alphaprof.log.store import Run
 from alphaprof.report.speeds import tokens_interval
+from alphaprof.rules import default_rule, parse_rule
+from alphaprof.stats.estimate import Array, influences, log_interval, small_sample
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.documents import Documents, mean_context
+from alphaprof.totals.documents import Documents, TextGroup, mean_context
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.pool import DocumentTotals, pools
 from alphaprof.totals.replay import RoundCounts
 
-Array = np.ndarray[Any, Any]
+# The variance that one source of error gives the logarithm of a speedup, and the degrees of freedom with which that was
+# estimated (infinite where it is known).
+ErrorPart = tuple[float, float]
 EXACT_DTYPE = "float32"
 CONFIDENCE = 0.95
+TAIL = 0.0125  # with which an end of a row's interval misses; see `clock_error`
+SHORTEST_CONTEXT = 8  # tokens; `costs.context` takes no fewer
 
 
 @dataclass(frozen=True)
-class _MeasuredGroup:
-    """Documents of one kind of text: their places among the measured ones, and what the log says of them."""
+class Decodings:
+    """The same documents decoded in one way: with a draft at one gamma, or plainly (`draft` None, `gamma` 0).
 
-    domain: str
-    rule: str
-    rows: Array
-    pool: DocumentTotals
+    Seconds [repeats, documents]: `wall_s` and `cpu_s` of everything after the first token, `prefill_s` (wall) of what
+    comes before, `draft_s` and `verify_s` (wall) the parts of `wall_s` that drafting and verification took. Counts of
+    the first repeat: `tokens` emitted by rounds, `rounds` [documents]; `drafted`, `accepted` [documents, gamma] rounds
+    whose first d = 1..gamma tokens were drafted, and accepted. `same_text` [documents]: the text is the profiled one.
+    """
+
+    draft: str | None
+    gamma: int
+    wall_s: Array
+    cpu_s: Array
+    prefill_s: Array
+    draft_s: Array
+    verify_s: Array
+    tokens: Array
+    rounds: Array
+    drafted: Array
+    accepted: Array
+    same_text: Array
+
+
+@dataclass(frozen=True)
+class DecodingTimes:
+    """Real decoding of some documents of a run. `documents` [documents]: their numbers, ascending; `rules` [documents]: id
+    of the rule that each was verified by; `short`: documents of fewer than two tokens, which have no decode time, and
+    `foreign`: documents whose text the target did not write here; both are left out. `generated`, where it was asked for:
+    the same by `generate`; `not_generated`: what was left out of that, and why.
+    """
+
+    documents: Array
+    rules: tuple[str, ...]
+    plain: Decodings
+    drafted: tuple[Decodings, ...]
+    short: int
+    foreign: int
+    generated: tuple[AgainstGenerate, ...] = ()
+    not_generated: tuple[str, ...] = ()
+
+
+def decoded_rule(decision: str, policy: str) -> str:
+    """The rule that text of a policy is decoded by: the decision's where it can be, else what engines do by default."""
+    if decision != "auto":
+        rule = parse_rule(decision).rule
+        if rule.chained and not rule.logged and policy in rule.policies:
+            return decision
+    return default_rule(policy)
+
+
+def by_depth(counts: Array, gamma: int) -> Array:
+    """How many of some rounds [rounds] reached a depth of d = 1..gamma, [gamma]."""
+    return np.asarray((np.arange(1, gamma + 1) <= counts[:, None]).sum(0))
+
+
+def contexts_of(prompt_tokens: Array, continuation_tokens: Array) -> list[int]:
+    """The smallest and the largest mean context of some documents [documents], in tokens: where steps are to be timed.
+
+    A document's mean context is its prompt and half of its continuation. One context where both are the same.
+    """
+    contexts = prompt_tokens + continuation_tokens / 2
+    return sorted({max(SHORTEST_CONTEXT, round(float(context))) for context in (contexts.min(), contexts.max())})
+
+
+def beside_generate(
+    draft: str, gamma: int, seconds: Array, *, rounds: Array, tokens: Array, same_text: Array
+) -> AgainstGenerate:
+    """A few documents decoded by transformers' `generate` beside the loop that is predicted, with one draft at one gamma.
+
+    `seconds` [4, repeats, documents] of whole calls, prefill included: by the loop with the draft and plainly, by `generate`
+    with and without it. Medians over repeats count, summed over documents. `rounds` of the loop, `tokens` of its plain text,
+    and `same_text`: whether both wrote the same with the draft, [documents].
+    """
+    loop_s, plain_loop_s, generate_s, plain_generate_s = np.median(seconds, axis=1).sum(1).tolist()
+    return AgainstGenerate(
+        draft=draft,
+        gamma=gamma,
+        documents=len(rounds),
+        loop_speedup=plain_loop_s / loop_s,
+        generate_speedup=plain_generate_s / generate_s,
+        added_ms=1e3 * (generate_s - loop_s) / float(rounds.sum()),
+        plain_added_ms=1e3 * (plain_generate_s - plain_loop_s) / float(tokens.sum()),
+        same_text=int(same_text.sum()),
+    )
+
+
+@dataclass(frozen=True)
+class TimedPair:
+    """The same documents decoded plainly and with a draft: seconds [repeats, documents] by one clock, tokens [documents]."""
+
+    plain: Array
+    drafted: Array
+    plain_tokens: Array
+    drafted_tokens: Array
+
+    def speedup(self) -> float | None:
+        """Plain decode time per token / that with the draft; None where nothing was decoded.
+
+        The median over repeats of each document, summed over documents. Where the texts are equal, as in float32, this is
+        the ratio of the times.
+        """
+        if not (self.plain_tokens.sum() > 0 and self.drafted_tokens.sum() > 0):
+            return None
+        if not (self.plain.sum(1).all() and self.drafted.sum(1).all()):  # a clock whose ticks are longer than that
+            return None
+        ratio = np.median(self.plain, axis=0).sum() / np.median(self.drafted, axis=0).sum()
+        return float(ratio * self.drafted_tokens.sum() / self.plain_tokens.sum())
+
+    def error(self, predicted: float, cost_per_token: Array, timing: ErrorPart) -> RelativeError | None:
+        """How far a predicted speedup is off, None where nothing was decoded.
+
+        `cost_per_token` [documents]: the predicted time per token with the draft, in units of a plain one; `timing`: the
+        error of the step times in the prediction. The variances of documents, repeats and step times add up, with Welch and
+        Satterthwaite's degrees of freedom. That of documents holds most of the clock's noise too, and is added to that of
+        repeats nevertheless: repeats alone show what disturbs all documents at once.
+        """
+        measured = self.speedup()
+        if measured is None:
+            return None
+        parts = [self._by_documents(cost_per_token), self._by_repeats(), timing]
+        variance = sum(part for part, _ in parts)
+        moments = sum(part**2 / freedom for part, freedom in parts if part > 0 and freedom > 0)
+        freedom = 0.0 if math.isinf(variance) else variance**2 / moments if moments > 0 else math.inf
+        low, high = log_interval(predicted / measured, math.sqrt(variance), freedom, TAIL)
+        return RelativeError(predicted / measured - 1, low - 1, high - 1)
+
+    def _by_documents(self, cost_per_token: Array) -> ErrorPart:
+        """What documents contribute: how much slower than predicted each was with the draft, less the same without."""
+        # Their rounds stand on both sides, so these residuals are of the time that a round takes and of the clock.
+        kept = (self.plain_tokens > 0) & (self.drafted_tokens > 0)
+        if kept.sum() < 2:
+            return math.inf, 0.0
+        base, spent = self.plain_tokens[kept], (self.drafted_tokens * cost_per_token)[kept]
+        plain, drafted = (np.median(seconds[:, kept], axis=0) for seconds in (self.plain, self.drafted))
+        slower = influences(drafted, spent) * (spent.sum() / drafted.sum())
+        slower -= influences(plain, base) * (base.sum() / plain.sum())
+        return float((slower**2).sum()), small_sample(base)[1]
+
+    def _by_repeats(self) -> ErrorPart:
+        """What repeats contribute: how the speedup of all documents differs between them."""
+        repeats = len(self.plain)
+        if repeats < 2:
+            return math.inf, 0.0
+        each = np.log(self.plain.sum(1) / self.drafted.sum(1))
+        median = math.pi / 2 if repeats > 2 else 1.0  # its variance is up to this multiple of that of the mean
+        return float(each.var(ddof=1)) * median / repeats, repeats - 1
+
+
+def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError | None:
+    """What the rows say together, by one clock; None without rows.
+
+    The interval of the median goes from the median of the rows' lower ends to that of their upper ends. Rows share step
+    times and plain decodings, so nothing is gained from their number. Where no row is off by more than the tolerance, one
+    lies outside with a probability of at most 2 TAIL, and half of them at once with at most 4 TAIL = 5 %, however they
+    depend on each other (Markov's inequality; Rueger 1978: twice the median of p-values is a p-value). Where every row is
+    off by more than the tolerance, `within` is as rare.
+    """
+    if not errors:
+        return None
+    values = np.array([(abs(each.value), max(0.0, each.low, -each.high), max(-each.low, each.high)) for each in errors])
+    median, low, high = (float(value) for value in np.median(values, axis=0))
+    outcome: Outcome = "outside" if low > tolerance else "within" if high <= tolerance else "too_noisy"
+    return ClockError(median, low, high, float(values[:, 0].max()), outcome)
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """What several clocks say: outside where all do, within where some do and none says outside."""
+    if set(outcomes) == {"outside"}:
+        return "outside"
+    return "within" if "within" in outcomes and "outside" not in outcomes else "too_noisy"
 
 
 def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool) -> Validation:
     """Compares a run with decodings of its documents. `kept`: whether the run stays, and is worth naming."""
-    manifest = run.manifest
-    documents = run.documents()
+    manifest, documents = run.manifest, run.documents()
     numbers = pa.array(measured.documents, documents["document"].type)
     documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
     context = mean_context(documents) or 0.0
     book = open_costs(run, manifest.config["costs"], context)
-    times = book.times(1) if book else {}
-    on_cpu = manifest.target.device == "cpu"
-    cells = []
-    for draft in manifest.drafts:
-        for group in _groups(run, draft, documents, measured):
-            ways = [way for way in measured.drafted if way.draft == draft]
-            cells += [_cell(group, way, measured.plain, times.get(draft), on_cpu) for way in ways]
+    times, on_cpu = book.times(1) if book else {}, manifest.target.device == "cpu"
+    cells = [
+        _cell(group, pool, way, measured, times.get(draft), on_cpu)
+        for draft in manifest.drafts
+        for group, pool in _groups(run, draft, documents, measured)
+        for way in measured.drafted
+        if way.draft == draft
+    ]
     wall = clock_error([cell.error for cell in cells if cell.error], tolerance)
     cpu = clock_error([cell.cpu_error for cell in cells if cell.cpu_error], tolerance)
     return Validation(
@@ -81,39 +249,40 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         wall=wall,
         cpu=cpu,
         cells=tuple(cells),
-        generate=tuple(_against(calls) for calls in measured.generated),
+        generate=measured.generated,
         not_generated=measured.not_generated,
     )
 
 
-def _groups(run: Run, draft: str, documents: pa.Table, measured: DecodingTimes) -> Iterator[_MeasuredGroup]:
-    """The measured documents by kind of text, each under the rule that it was decoded by."""
+def _groups(run: Run, draft: str, table: pa.Table, measured: DecodingTimes) -> Iterator[tuple[TextGroup, DocumentTotals]]:
+    """Yields the measured documents by kind of text, each with its totals under the rule that it was decoded by."""
     rules = list(dict.fromkeys(measured.rules))
     totals = read_totals(run, draft, TotalsRequest(rules, run.gammas))
-    measured_documents = Documents.of(documents)
+    documents = Documents.of(table)
     for rule in rules:
-        each = pools([totals], measured_documents, rule, run.gammas)
-        for group, (domain, pool) in zip(measured_documents.groups, each, strict=True):
+        for group, (_, pool) in zip(documents.groups, pools([totals], documents, rule, run.gammas), strict=True):
             if measured.rules[group.rows[0]] == rule:
-                yield _MeasuredGroup(domain, rule, group.rows, pool)
+                yield group, pool
 
 
-def _cell(group: _MeasuredGroup, way: Decodings, plain: Decodings, times: StepTimes | None, on_cpu: bool) -> Cell:
-    pool, rows, counts = group.pool, group.rows, group.pool.counts(way.gamma)
+def _cell(
+    group: TextGroup, pool: DocumentTotals, way: Decodings, measured: DecodingTimes, times: StepTimes | None, on_cpu: bool
+) -> Cell:
+    rows, counts, plain = group.rows, pool.counts(way.gamma), measured.plain
     free = speedup([counts], [1.0], free_draft(way.gamma))
     faster = speedup([counts], [1.0], times) if times is not None else None
     tokens, plain_tokens = way.tokens[rows], plain.tokens[rows]
     wall = TimedPair(plain.wall_s[:, rows], way.wall_s[:, rows], plain_tokens, tokens)
     cpu = TimedPair(plain.cpu_s[:, rows], way.cpu_s[:, rows], plain_tokens, tokens) if on_cpu else None
     by_chance = bool(counts.control.any())
-    rounds = way.rounds[rows].sum()
-    steps = plain_tokens.sum()
+    rounds, steps = way.rounds[rows].sum(), plain_tokens.sum()
+    decode_ms = _typical(plain.wall_s, rows) / float(steps) if steps else None
     return Cell(
         draft=str(way.draft),
         domain=group.domain,
-        continuation=pool.continuation,
-        sampling=pool.sampling,
-        rule=group.rule,
+        continuation=group.continuation,
+        sampling=group.sampling,
+        rule=measured.rules[rows[0]],
         gamma=way.gamma,
         documents=len(rows),
         tokens_per_round=PredictedMeasured(free.value if free else None, float(tokens.sum() / rounds) if rounds else None),
@@ -126,9 +295,7 @@ def _cell(group: _MeasuredGroup, way: Decodings, plain: Decodings, times: StepTi
         cpu_error=_error(cpu, faster, counts, times),
         same_text=None if by_chance else int(way.same_text[rows].sum()),
         same_rounds=None if by_chance else _same_rounds(way, rows, pool),
-        decode_ms=PredictedMeasured(
-            times.decode.ms if times else None, _typical(plain.wall_s, rows) / float(steps) if steps else None
-        ),
+        decode_ms=PredictedMeasured(times.decode.ms if times else None, decode_ms),
         predicted_round_ms=_predicted_round(counts, times) if times else None,
         measured_round_ms=_measured_round(way, rows) if rounds else None,
         prefill_ms=_typical(way.prefill_s, rows) / len(rows),
@@ -141,26 +308,8 @@ def _error(
 ) -> RelativeError | None:
     if pair is None or predicted is None or times is None:
         return None
-    timing = TimedGroup(predicted.timing_error**2, predicted.timing_freedom)
+    timing = (predicted.timing_error**2, predicted.timing_freedom)
     return pair.error(predicted.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
-
-
-def _against(calls: Generated) -> AgainstGenerate:
-    """Medians over repeats, summed over documents."""
-    loop, plain_loop, drafted, plain = (
-        float(np.median(seconds, axis=0).sum())
-        for seconds in (calls.loop_s, calls.plain_loop_s, calls.generate_s, calls.plain_generate_s)
-    )
-    return AgainstGenerate(
-        draft=calls.draft,
-        gamma=calls.gamma,
-        documents=len(calls.rounds),
-        loop_speedup=plain_loop / loop,
-        generate_speedup=plain / drafted,
-        added_ms=1e3 * (drafted - loop) / float(calls.rounds.sum()),
-        plain_added_ms=1e3 * (plain - plain_loop) / float(calls.tokens.sum()),
-        same_text=int(calls.same_text.sum()),
-    )
 
 
 def _same_rounds(way: Decodings, rows: Array, pool: DocumentTotals) -> int:
@@ -177,13 +326,11 @@ def _typical(seconds: Array, rows: Array) -> float:
 
 
 def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
-    rounds = float(counts.rounds.sum())
     *verify, draft, after_full, lookup, bookkeeping = time_spent(counts, times).sum() * time_shares(counts, times)
-    unit = times.decode.ms / rounds
+    unit = times.decode.ms / float(counts.rounds.sum())
     return RoundTime(float(draft + after_full + lookup) * unit, float(sum(verify)) * unit, float(bookkeeping) * unit)
 
 
 def _measured_round(way: Decodings, rows: Array) -> RoundTime:
-    rounds = float(way.rounds[rows].sum())
     parts = (way.draft_s, way.verify_s, way.wall_s - way.draft_s - way.verify_s)
-    return RoundTime(*(_typical(seconds, rows) / rounds for seconds in parts))
+    return RoundTime(*(_typical(seconds, rows) / float(way.rounds[rows].sum()) for seconds in parts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from alphaprof.commands.validate.timings import Decodings, DecodingTimes, Generated, by_depth, contexts_of, decoded_rule
+from alphaprof.commands.validate.answer import AgainstGenerate
+from alphaprof.commands.validate.build import Decodings, DecodingTimes, beside_generate, by_depth, contexts_of, decoded_rule
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
@@ -53,14 +54,6 @@ class DecodableText:
     document: Document
     ids: Ids
     rule: str
-
-
-@dataclass(frozen=True)
-class Called:
-    """What a call of `generate` wrote [tokens], and the seconds that it took, prefill included."""
-
-    ids: Ids
-    seconds: float
 
 
 def validate(
@@ -107,7 +100,7 @@ def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress
     for way in ways:  # warm-up
         _decode(plan, way, texts[places[0] if way.generate else 0])
         progress.advance(1)
-    decoded: dict[tuple[int, int, int], Decoded | Called] = {}
+    decoded: dict[tuple[int, int, int], Decoded] = {}
     for repeat, place in itertools.product(range(repeats), whole):
         for step in range(len(ways)):
             index = (step + repeat + place) % len(ways)
@@ -115,7 +108,7 @@ def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress
                 decoded[index, repeat, place] = _decode(plan, ways[index], texts[place])
                 progress.advance(1, positions=len(decoded[index, repeat, place].ids))
 
-    def table(index: int, of: Sequence[int]) -> list[list[Any]]:
+    def table(index: int, of: Sequence[int]) -> list[list[Decoded]]:
         return [[decoded[index, repeat, place] for place in of] for repeat in range(repeats)]
 
     decodings = [_collected(way, table(index, whole), texts) for index, way in enumerate(ways[:loop])]
@@ -123,7 +116,7 @@ def _measure(plan: Plan, gammas: Sequence[int], repeats: int, progress: Progress
     generated = []
     for index, way in enumerate(calls[1:], start=loop + 1):
         own = next(place for place, other in enumerate(ways) if other.draft is way.draft and other.gamma == way.gamma)
-        generated.append(_generated(way, *(table(each, places) for each in (own, 0, index, loop))))
+        generated.append(_generated(way, [table(each, places) for each in (own, 0, index, loop)]))
     rules = tuple(text.rule for text in texts)
     return DecodingTimes(numbers, rules, decodings[0], tuple(decodings[1:]), short, foreign, tuple(generated), left_out)
 
@@ -135,47 +128,28 @@ def _calls(
     places = [place for place, text in enumerate(texts) if text.document.greedy][:GENERATED]
     if not places:
         return [], [], ("generate draws sampled text by random numbers of its own, and there is no greedy text",)
-    left_out = dict(_not_assisting(plan))
-    drafts = [draft for draft in plan.drafts if draft.name not in left_out]
-    calls = [DecodingMode(draft, gamma, generate=True) for draft in drafts for gamma in gammas]
-    return [DecodingMode(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out.values())
-
-
-def _not_assisting(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Drafts that `generate` does not take, each with the reason."""
+    calls, left_out = [], []
     for draft in plan.drafts:
         if draft.generate_arguments(1) is None:
-            yield draft.name, f"{draft.name} is left out of generate, which has no such draft"
+            left_out.append(f"{draft.name} is left out of generate, which has no such draft")
         elif draft.vocabulary != plan.target.vocabulary:
             sizes = f"{draft.vocabulary} and {plan.target.vocabulary} logits"
-            yield draft.name, f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies"
+            left_out.append(f"{draft.name} is left out of generate, which takes {sizes} for two vocabularies")
+        else:
+            calls += [DecodingMode(draft, gamma, generate=True) for gamma in gammas]
+    return [DecodingMode(None, 0, generate=True), *calls] if calls else [], places, tuple(left_out)
 
 
-def _generated(
-    way: DecodingMode,
-    loop: list[list[Decoded]],
-    plain_loop: list[list[Decoded]],
-    drafted: list[list[Called]],
-    plain: list[list[Called]],
-) -> Generated:
-    """The decodings [repeats][documents] of one way by our loop and by `generate`, with and without the draft."""
-
-    def whole(table: list[list[Decoded]]) -> np.ndarray[Any, Any]:
-        return np.array([[each.prefill_s + each.decode_s for each in row] for row in table])
-
-    def called(table: list[list[Called]]) -> np.ndarray[Any, Any]:
-        return np.array([[each.seconds for each in row] for row in table])
-
-    return Generated(
-        draft=way.draft.name if way.draft is not None else "",
-        gamma=way.gamma,
-        loop_s=whole(loop),
-        plain_loop_s=whole(plain_loop),
-        generate_s=called(drafted),
-        plain_generate_s=called(plain),
-        rounds=np.array([len(each.drafted) for each in loop[0]]),
-        tokens=np.array([len(each.ids) for each in plain_loop[0]]),
-        same_text=np.array([np.array_equal(ours.ids, call.ids) for ours, call in zip(loop[0], drafted[0], strict=True)]),
+def _generated(way: DecodingMode, tables: Sequence[list[list[Decoded]]]) -> AgainstGenerate:
+    """Decodings [repeats][documents] of one way, in the order of `beside_generate`."""
+    loop, plain_loop, called, _ = (table[0] for table in tables)
+    return beside_generate(
+        way.draft.name if way.draft is not None else "",
+        way.gamma,
+        np.array([[[each.prefill_s + each.decode_s for each in row] for row in table] for table in tables]),
+        rounds=np.array([len(each.drafted) for each in loop]),
+        tokens=np.array([len(each.ids) for each in plain_loop]),
+        same_text=np.array([np.array_equal(ours.ids, call.ids) for ours, call in zip(loop, called, strict=True)]),
     )
 
 
@@ -188,24 +162,24 @@ def _texts(plan: Plan) -> tuple[list[DecodableText], int, int]:
     decision = plan.options.decision.rule
     own, foreign = own_documents(plan)
     texts = [
-        DecodableText(document, stored[document.document], decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
+        DecodableText(document, ids, decoded_rule(decision, GREEDY if document.greedy else SAMPLED))
         for document in own
-        if len(stored[document.document]) >= 2
+        if len(ids := stored[document.document]) >= 2
     ]
     if not texts:
         raise DataEmpty("no text has a second token, so there is nothing to time", "raise max_new_tokens, or --documents")
     return texts, len(own) - len(texts), foreign
 
 
-def _decode(plan: Plan, way: DecodingMode, text: DecodableText) -> Decoded | Called:
+def _decode(plan: Plan, way: DecodingMode, text: DecodableText) -> Decoded:
     if way.generate:
         return _call(plan, way, text.document)
     drafting = None if way.draft is None else DecodingSetup(way.draft, parse_rule(text.rule), way.gamma)
     return decode(plan, text.document, drafting)
 
 
-def _call(plan: Plan, way: DecodingMode, document: Document) -> Called:
-    """Greedy text by `generate`, with as many drafted tokens a round as our loop drafts."""
+def _call(plan: Plan, way: DecodingMode, document: Document) -> Decoded:
+    """Greedy text by `generate`, with as many drafted tokens a round as our loop drafts. Its parts are not known."""
     network = plan.target.network
     how = (way.draft.generate_arguments(way.gamma) if way.draft is not None else None) or {}
     prompt = torch.from_numpy(document.prompt.astype(np.int64))[None].to(plan.target.device)
@@ -217,14 +191,16 @@ def _call(plan: Plan, way: DecodingMode, document: Document) -> Called:
 
     with without_advice():
         taken = seconds(plan.target.device, write)
-    return Called(written[0][0, prompt.shape[1] :].cpu().numpy(), taken)
+    nothing = np.zeros(0, dtype=np.int64)
+    ids = written[0][0, prompt.shape[1] :].cpu().numpy()
+    return Decoded(ids, nothing, nothing, 0.0, taken, 0.0, 0.0, 0.0, 0.0, None)
 
 
 def _collected(way: DecodingMode, table: list[list[Decoded]], texts: Sequence[DecodableText]) -> Decodings:
     """The decodings [repeats][documents] of one way."""
 
     def taken(name: str) -> np.ndarray[Any, Any]:
-        return np.array([[getattr(found, name) for found in row] for row in table])
+        return np.array([[getattr(decoded, name) for decoded in row] for row in table])
 
     first = table[0]
     return Decodings(
@@ -235,9 +211,9 @@ def _collected(way: DecodingMode, table: list[list[Decoded]], texts: Sequence[De
         prefill_s=taken("prefill_s"),
         draft_s=taken("draft_s"),
         verify_s=taken("verify_s"),
-        tokens=np.array([len(found.ids) - 1 for found in first]),
-        rounds=np.array([len(found.drafted) for found in first]),
-        drafted=np.array([by_depth(found.drafted, way.gamma) for found in first]),
-        accepted=np.array([by_depth(found.accepted, way.gamma) for found in first]),
-        same_text=np.array([np.array_equal(found.ids, text.ids) for found, text in zip(first, texts, strict=True)]),
+        tokens=np.array([len(decoded.ids) - 1 for decoded in first]),
+        rounds=np.array([len(decoded.drafted) for decoded in first]),
+        drafted=np.array([by_depth(decoded.drafted, way.gamma) for decoded in first]),
+        accepted=np.array([by_depth(decoded.accepted, way.gamma) for decoded in first]),
+        same_text=np.array([np.array_equal(decoded.ids, text.ids) for decoded, text in zip(first, texts, strict=True)]),
     )

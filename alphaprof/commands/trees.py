@@ -1,0 +1,521 @@
+"""`alphaprof trees`: what static draft trees would give on the text that a run measured, by exact replay of ranks.
+
+There is no verdict: verification of trees is not timed. Not here: the mathematics of trees (`theory`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from alphaprof.costs.speedup import Mix, free_draft, spent_and_base
+from alphaprof.errors import OptionInvalid, cut
+from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.store import Run
+from alphaprof.render.tables import NAME_WIDTH, fitted, named_table, plain, show
+from alphaprof.render.wording import text_name
+from alphaprof.report import format as fmt
+from alphaprof.report.decision import held_out
+from alphaprof.report.speeds import tokens_interval
+from alphaprof.report.verdict import Question
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, ratio, share_interval
+from alphaprof.stats.paired import inverse_difference
+from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
+from alphaprof.totals.documents import Documents, TextGroup, observed_weights, strata_of
+from alphaprof.totals.replay import RoundCounts
+from alphaprof.version import __version__
+
+MOST_NODES, MOST_LEVELS, MOST_RANK = 1024, 64, 1024  # beyond what any engine verifies at once
+SHOWN = 8  # ranks whose shares are shown
+CHOICE = 64  # largest rank of a chosen tree
+NODES = (4, 8, 16, 32, 64)
+NOTE = "paths: ranks from 1, the draft's top token; lists of Medusa and EAGLE count from 0"
+ONE = Mix(("text",), (1.0,))  # one kind of text alone
+OPTIMAL = "optimal"
+LEVELS = ("nodes by depth",)
+NUMBERS = ("tokens/round", "chain of that depth", "iid ranks")
+SHARE_WIDTH = 14  # columns that a share takes above its interval
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: what the others are compared with)."""
+
+    name: str  # what the other tables call it
+    kind: str
+    nodes: int  # without the root
+    depth: int  # levels without the root
+    levels: tuple[int, ...]  # nodes at depth 1, 2, ...
+    paths: tuple[NodePath, ...]  # ranks from 1, shallow nodes first
+
+
+@dataclass(frozen=True)
+class TreeTokens:
+    """Rounds with one tree on some documents; None where there are none. `marginal[d-1]`: share of the rounds with a
+    proposal that accepted at least d drafts.
+    """
+
+    tree: str  # name of the tree
+    rounds: int
+    tokens_per_round: Interval | None  # over all rounds
+    iid_tokens_per_round: float | None  # if ranks were independent, with the shares that these documents have
+    iid_error: float | None  # by what share that is too high
+    marginal: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class OwnTree:
+    """The tree of the largest size that was chosen for one text alone, on the same half. `difference`: its tokens per round
+    less those of the tree of that size for all traffic, paired; None where that is the `same` tree.
+    """
+
+    tree: StaticTree  # the tree itself
+    tokens: TreeTokens  # rounds with it
+    same: bool  # it is the tree for all traffic
+    difference: Interval | None
+
+
+@dataclass(frozen=True)
+class TextTrees:
+    """One domain and kind of text. Rank shares are of all its documents, the rest of those that are tested."""
+
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    on_policy: bool  # the target chose this text, greedily or by a draw
+    documents: int
+    clusters: int  # independent units among them
+    positions: int
+    ranks: tuple[Interval, ...]  # share of positions whose token has rank 1, 2, ... in the draft's distribution
+    beyond: Interval  # share with a larger rank
+    silent: Interval  # share without a proposal
+    tested_documents: int  # that rounds are counted on
+    tested_clusters: int  # independent units among those
+    trees: tuple[TreeTokens, ...]  # empty where there are no rounds
+    own: OwnTree | None  # None: no tree was chosen
+    reason: str  # why there are no rounds; empty where there are
+
+
+@dataclass(frozen=True)
+class TreesReport:
+    """Static draft trees for one draft of a run. `held_out`: trees were chosen on one half of the documents, and all rounds
+    are those of the other half.
+    """
+
+    format: ClassVar[str] = "alphaprof-trees"
+    version: ClassVar[int] = 1
+
+    alphaprof: str
+    run: str
+    draft: str
+    complete: bool
+    confidence: float
+    held_out: bool
+    chosen_on: int  # documents
+    tested_on: int  # documents
+    weights: dict[str, float]  # shares of output tokens by domain
+    weights_observed: bool
+    note: str  # what else to know; may be empty
+    trees: tuple[StaticTree, ...]  # all trees with their paths
+    traffic: tuple[TreeTokens, ...]  # domains by their weights
+    texts: tuple[TextTrees, ...]
+
+    def terminal(self, console: Console) -> None:
+        """Prints shares of ranks, then tokens per round of every tree, for the whole traffic and by domain."""
+        console.print(plain(f"alphaprof {self.alphaprof}   run {self.run}   draft {self.draft}"))
+        tested, chosen = fmt.count(self.tested_on), fmt.count(self.chosen_on)
+        documents = f"no tree is chosen, so all {tested} documents test"
+        if self.held_out:
+            documents = f"{chosen} documents choose the trees, the other {tested} test them: all rounds are theirs"
+        console.print(f"static draft trees, rounds replayed from ranks; {documents}\n", highlight=False)
+        _ranks(self, console)
+        if any(row.tokens_per_round for row in self.traffic):
+            _traffic_table(self, console)
+        for text in self.texts:
+            if text.trees:
+                _text_table(self, text, console)
+        _own_table(self, console)
+        for note in _notes(self):
+            console.print(Text("note: ", "yellow").append_text(plain(note)))
+        for line in _definitions(self):
+            console.print(line, style="dim", highlight=False)
+
+
+def _notes(report: TreesReport) -> Iterator[str]:
+    """What is missing, and why."""
+    for text in report.texts:
+        if text.reason:
+            yield f"{_name(report, text)}: {text.reason}"
+    if any(text.trees for text in report.texts) and not any(row.tokens_per_round for row in report.traffic):
+        missing = [_name(report, text) for text in report.texts if text.on_policy and not text.tested_documents]
+        yield (
+            "the whole traffic has no tokens per round: a domain of it has no rounds on tested documents"
+            + (f" ({', '.join(missing)}): profile four documents or more of it" if missing else "")
+        )
+    if report.held_out and not any(tree.kind == OPTIMAL for tree in report.trees):
+        yield "no tree was chosen: there is no document of the target's own text to choose it on"
+    if not report.complete:
+        yield f"{report.run} is an interrupted run: its first documents only; finish it with alphaprof profile --resume"
+
+
+def _ranks(report: TreesReport, console: Console) -> None:
+    """Shares of positions by rank, in as many tables as it takes."""
+    if not report.texts:
+        return
+    silent = any(text.silent.value > 0 for text in report.texts)
+    deepest = len(report.texts[0].ranks)
+    names = [*map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else [])]
+    title = "share of positions by the rank of the target's token in the draft's distribution, all documents"
+    most = max(1, (console.width - NAME_WIDTH - SHARE_WIDTH) // SHARE_WIDTH)
+    parts = -(-len(names) // most)
+    side_by_side = -(-len(names) // parts)
+    for start in range(0, len(names), side_by_side):
+        part = slice(start, start + side_by_side)
+        table = named_table("domain", "docs", *names[part])
+        for text in report.texts:
+            shares = [*text.ranks, text.beyond, text.silent][: len(names)]
+            cells = [fmt.share_interval(share).replace(" [", "\n[") for share in shares[part]]
+            table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
+        show(table, title, console)
+
+
+def _traffic_table(report: TreesReport, console: Console) -> None:
+    """Every tree on the whole traffic, with its shape."""
+    table = named_table("tree", "nodes", "depth", *LEVELS, *NUMBERS, left=LEVELS, wrapped=LEVELS)
+    for tree, _, numbers in _rows(report, report.traffic, console):
+        table.add_row(plain(fmt.short(tree.name)), *_shape_cells(tree), *numbers)
+    origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
+    show(table, "whole traffic: tokens per round", console)
+    shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in report.weights.items())
+    console.print(Padding(plain(f"weights ({origin}): {shares}"), (0, 0, 1, 2)))
+
+
+def _text_table(report: TreesReport, text: TextTrees, console: Console) -> None:
+    """Every tree on one domain and kind of text."""
+    depths = ("accepted by depth",)
+    table = named_table("tree", *NUMBERS, *depths, left=depths, wrapped=depths)
+    for tree, tokens, numbers in _rows(report, text.trees, console):
+        table.add_row(
+            plain(fmt.short(tree.name)), *numbers, Text(" ".join(fmt.share(share, 2) for share in tokens.marginal))
+        )
+    documents = fmt.documents(text.tested_documents, text.tested_clusters)
+    show(table, f"{_name(report, text)}: tokens per round on {documents} documents", console)
+
+
+def _rows(
+    report: TreesReport, rows: Sequence[TreeTokens], console: Console
+) -> Iterator[tuple[StaticTree, TreeTokens, list[Text]]]:
+    """Yields each tree but chains with its NUMBERS: tokens per round, measured, of the chain as deep, and as promised."""
+    pairs = list(zip(report.trees, rows, strict=True))
+    chains = {tree.depth: tokens.tokens_per_round for tree, tokens in pairs if tree.kind == "chain"}
+    for tree, tokens in pairs:
+        if tree.kind != "chain":
+            promised = fmt.number(tokens.iid_tokens_per_round)
+            if tokens.iid_error is not None:
+                promised += f" ({fmt.signed_percent(tokens.iid_error)})"
+            cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chains.get(tree.depth)), promised]
+            yield tree, tokens, list(map(Text, fitted(cells, console)))
+
+
+def _shape_cells(tree: StaticTree) -> tuple[str, str, str]:
+    return str(tree.nodes), str(tree.depth), " ".join(map(str, tree.levels))
+
+
+def _own_table(report: TreesReport, console: Console) -> None:
+    """What a tree of its own would give each text; nothing to tell where there is one text alone."""
+    texts = [(text, text.own) for text in report.texts if text.own is not None]
+    if len(texts) < 2:
+        return
+    common = [tree.name for tree in report.trees if tree.kind == OPTIMAL][-1]
+    columns = ("docs", "nodes", "depth", *LEVELS, "tokens/round", f"more than {common}")
+    table = named_table("domain", *columns, wrapped=LEVELS)
+    for text, own in texts:
+        more = "the same tree" if own.same else fmt.difference(own.difference, 2)
+        cells = fitted([fmt.interval(own.tokens.tokens_per_round), more], console)
+        documents = fmt.documents(text.tested_documents, text.tested_clusters)
+        table.add_row(plain(_name(report, text)), documents, *_shape_cells(own.tree), *map(Text, cells))
+    show(table, f"a tree of its own for each domain, of the same size as {common}", console)
+
+
+def _name(report: TreesReport, text: TextTrees) -> str:
+    return text_name(text, report.texts, not text.on_policy)
+
+
+def _definitions(report: TreesReport) -> Iterator[str]:
+    yield f"Brackets: {fmt.level(report.confidence)} intervals over documents. Rank 1 is the draft's top token."
+    yield (
+        "tokens/round: tokens emitted per verification, the target's own included. The target chooses each token by itself, "
+        "greedily or by sampling, and a round goes on along the tree while the tree holds that token."
+    )
+    yield (
+        "A tree pays on an engine where a round costs fewer decode steps than tokens/round. It costs depth c + "
+        "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has; a chain of that depth "
+        "costs depth c + T(depth + 1)/T(1). Verification of trees was not timed, so there is no speedup and no verdict."
+    )
+    yield (
+        "iid ranks: tokens/round if ranks were independent from position to position, the model that trees are chosen by; "
+        "by how much that is too high."
+    )
+    yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."
+    yield "The paths of the trees, to configure an engine with, are in --format json."
+
+
+def read_trees(paths: Sequence[Path], top: int) -> dict[str, Tree]:
+    """Trees by the names of their files; by whole paths where names are the same. `top`: see `read_tree`."""
+    distinct = list(dict.fromkeys(paths))
+    names = [path.name for path in distinct]
+    return {str(path) if names.count(path.name) > 1 else path.name: read_tree(path, top) for path in distinct}
+
+
+def read_tree(path: Path, top: int) -> Tree:
+    """The tree in a file; `top`: how it calls the draft's top token, 0 or 1. Raises `OptionInvalid`."""
+    name = cut(str(path))
+    form = f"write the paths of all nodes without the root: [[{top}], [{top + 1}], [{top}, {top}]]"
+    other = f"ranks count from {top} (--top {1 - top} changes that), and each path needs the path of its parent"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionInvalid(f"cannot read the tree {name}: {error.strerror}", "correct the path after --tree") from None
+    except (ValueError, RecursionError):
+        raise OptionInvalid(f"{name} is not JSON", form) from None
+    paths = isinstance(content, list) and content and all(isinstance(path, list) and path for path in content)
+    if not paths or not all(type(rank) is int for path in content for rank in path):
+        raise OptionInvalid(f"{name} is not a list of paths", form)
+    if len(content) > MOST_NODES or max(map(len, content)) > MOST_LEVELS or max(map(max, content)) > MOST_RANK:
+        limits = f"at most {MOST_NODES} nodes, {MOST_LEVELS} levels and rank {MOST_RANK}"
+        raise OptionInvalid(f"{name} holds a larger tree than any engine verifies", f"give a tree of {limits}")
+    try:
+        tree = Tree.from_paths(content, top)
+    except ValueError as error:
+        raise OptionInvalid(f"{name} is not a tree: {error}", other) from None
+    if (1,) not in tree.paths:
+        raise OptionInvalid(f"{name} never drafts the draft's top token", other)
+    return tree
+
+
+@dataclass(frozen=True)
+class TreeSample:
+    """The documents of a run. `cluster`, `choosing`, `tested` [documents]: the independent unit of each, and the halves that
+    trees are chosen and tested on; where nothing is chosen all are tested. Text that the target did not choose is in
+    neither. `weights`: shares of output tokens of the domains that have other text, adding up to 1; `weights_observed`: not
+    from the profile; `strata` [units]: see `strata_of`.
+    """
+
+    texts: tuple[TextGroup, ...]
+    cluster: Array
+    ranks: RankCounts
+    choosing: Mask
+    tested: Mask
+    weights: dict[str, float]
+    weights_observed: bool
+    strata: Array
+
+    def domain(self, name: str, chosen: Mask) -> Array:
+        """The chosen documents that lie in a domain."""
+        rows = np.concatenate([text.rows for text in self.texts if text.domain == name])
+        return np.asarray(rows[chosen[rows]])
+
+    def pooled(self, chosen: Mask) -> Array | None:
+        """b_r of the traffic from the chosen documents, [width]: domains by their weights. None without such documents."""
+        rows = {domain: self.domain(domain, chosen) for domain, weight in self.weights.items() if weight > 0}
+        counted = {domain: self.weights[domain] for domain in rows if len(rows[domain])}
+        parts = [weight * self.ranks.shares(rows[domain]) for domain, weight in counted.items()]
+        return np.asarray(sum(parts) / sum(counted.values())) if parts else None
+
+
+def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
+    """The documents of complete shards, ranks 1 to `width`; `chooses`: one half chooses trees. Raises as `rank_counts`."""
+    table = run.documents()
+    documents = Documents.of(table)
+    own = np.zeros(len(table), dtype=bool)
+    for text in documents.groups:
+        own[text.rows] = text.on_policy
+    tested = own.copy()
+    if chooses:  # no cluster lies in both halves
+        rows = {f"{text.domain} {text.continuation} {text.sampling}": text.rows for text in documents.groups if text.policy}
+        for name, mask in held_out({name: documents.units.take(part).lots for name, part in rows.items()}).items():
+            tested[rows[name]] = mask
+    observed = observed_weights(table.filter(pa.array(own)))
+    weights = run.manifest.config["decision"]["weights"]
+    total = 0.0
+    if weights is not None and set(weights) == {text.domain for text in documents.groups}:
+        total = sum(weights[domain] for domain in observed)
+    return TreeSample(
+        documents.groups,
+        documents.units.codes,
+        rank_counts(run, draft, width),
+        own & ~tested,
+        tested,
+        {domain: weights[domain] / total for domain in observed} if total > 0 else observed,
+        total <= 0,
+        strata_of(documents, run.manifest),
+    )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A tree on some documents: `rows` of the documents table, ascending, and the rounds on each; `accepted` [documents,
+    depth]: rounds that accepted at least d = 1, ..., depth drafts.
+    """
+
+    shape: StaticTree
+    rows: Array
+    rounds: RoundCounts
+    accepted: Array
+
+    def counts(self, rows: Array) -> RoundCounts:
+        """Rounds of some of its documents."""
+        return self.rounds.rows(np.searchsorted(self.rows, rows))
+
+
+def build_trees(
+    side: RunDraft, nodes: Collection[int] = NODES, depth: int | None = None, given: Mapping[str, Tree] | None = None
+) -> TreesReport:
+    """What trees give one draft of a run. Raises `OptionInvalid` for a draft without ranks, and `RunUnreadable`.
+
+    `nodes`: sizes of the trees that are chosen (0: none); `depth`: most levels of those, by default the largest gamma of the
+    run; `given`: the user's trees by name.
+    """
+    manifest, given, sizes = side.run.manifest, given or {}, sorted(set(nodes) - {0})
+    confidence = Question.of(manifest.config).confidence
+    depth = depth or max(side.run.gammas)
+    width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
+    sample = tree_sample(side.run, side.draft, width, bool(sizes))
+    shapes = _shapes(sample, sizes, depth, given)
+    common = _replays(side, sample, [(shape, sample.tested) for shape in shapes])
+    largest = next((replay for replay in reversed(common) if replay.shape.kind == OPTIMAL), None)
+    alone = _alone(sample, sizes[-1], depth) if largest else {}
+    own = dict(zip(alone, _replays(side, sample, alone.values()), strict=True))
+    weights = {domain: weight for domain, weight in sample.weights.items() if weight > 0}
+    mix = Mix(tuple(weights), None, sample.strata) if sample.weights_observed else Mix.of(weights)
+    rows, shares = [sample.domain(domain, sample.tested) for domain in weights], sample.pooled(sample.tested)
+    return TreesReport(
+        alphaprof=__version__,
+        run=str(side.run.path),
+        draft=side.draft,
+        complete=manifest.status == "complete",
+        confidence=confidence,
+        held_out=bool(sizes),
+        chosen_on=int(sample.choosing.sum()),
+        tested_on=int(sample.tested.sum()),
+        weights=sample.weights,
+        weights_observed=sample.weights_observed,
+        note=NOTE,
+        trees=shapes,
+        traffic=tuple(_tokens(replay, rows, mix, shares, confidence) for replay in common),
+        texts=tuple(
+            _text(text, sample, common, _own(own.get(index), largest, sample, confidence), confidence)
+            for index, text in enumerate(sample.texts)
+        ),
+    )
+
+
+def _shapes(sample: TreeSample, sizes: Sequence[int], depth: int, given: Mapping[str, Tree]) -> tuple[StaticTree, ...]:
+    """The trees for all traffic: chosen ones by size, the user's, and a chain for every depth that these have."""
+    shares, shapes = sample.pooled(sample.choosing), list[StaticTree]()
+    if shares is not None:
+        shapes += [_shape(f"optimal {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in sizes]
+    shapes += [_shape(name, "file", tree) for name, tree in given.items()]
+    depths = sorted({shape.depth for shape in shapes} - {0})
+    return (*shapes, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
+
+
+def _alone(sample: TreeSample, size: int, depth: int) -> dict[int, tuple[StaticTree, Mask]]:
+    """The best tree of a size for each text alone, by its index, with the documents to test it on."""
+    trees = {}
+    for index, text in enumerate(sample.texts):
+        chosen, mask = text.rows[sample.choosing[text.rows]], np.zeros(len(sample.tested), dtype=bool)
+        mask[text.rows] = sample.tested[text.rows]
+        if len(chosen) and mask.any():
+            tree = optimal_tree(sample.ranks.shares(chosen)[:CHOICE], size, depth)
+            trees[index] = (_shape(f"own {size}", OPTIMAL, tree), mask)
+    return trees
+
+
+def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
+    levels = np.bincount([len(path) for path in tree.paths], minlength=1)[1:]
+    return StaticTree(name, kind, tree.nodes, tree.depth, tuple(levels.tolist()), tree.paths)
+
+
+def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticTree, Mask]]) -> list[Replay]:
+    every = replayed(side.run, side.draft, [(Tree(shape.paths), mask) for shape, mask in trees])
+    return [
+        Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted)
+        for (shape, mask), rounds in zip(trees, every, strict=True)
+    ]
+
+
+def _tokens(replay: Replay, rows: Sequence[Array], mix: Mix, shares: Array | None, confidence: float) -> TreeTokens:
+    """Rounds with one tree on `rows` of each domain of a mix; `shares`: b_r [width] of all of them."""
+    shape, counts = replay.shape, [replay.counts(part) for part in rows]
+    rounds = int(sum(part.rounds.sum() for part in counts))
+    free = mix.speedup(counts, free_draft(shape.depth))
+    if free is None or shares is None:
+        return TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth)
+    promised = expected_tokens(Tree(shape.paths), shares)
+    scale = [1.0] * len(counts)
+    if mix.weights is not None:
+        scale = [weight / part.tokens.sum() for weight, part in zip(mix.weights, counts, strict=True)]
+    ready = sum(factor * part.drafted[:, :1].sum() for factor, part in zip(scale, counts, strict=True))
+    reached = [replay.accepted[np.searchsorted(replay.rows, part)].sum(0) for part in rows]
+    accepted = np.asarray(sum(factor * depths for factor, depths in zip(scale, reached, strict=True)))
+    return TreeTokens(
+        tree=shape.name,
+        rounds=rounds,
+        tokens_per_round=tokens_interval(free, shape.depth, confidence),
+        iid_tokens_per_round=promised,
+        iid_error=promised / free.value - 1,
+        marginal=tuple(float(count / ready) if ready else None for count in accepted),
+    )
+
+
+def _text(
+    text: TextGroup, sample: TreeSample, common: Sequence[Replay], own: OwnTree | None, confidence: float
+) -> TextTrees:
+    ranks, tested = sample.ranks, text.rows[sample.tested[text.rows]]
+
+    def share(positions: Array) -> Interval:
+        return share_interval(ratio(*by_cluster(text.cluster, positions[text.rows], ranks.positions[text.rows])), confidence)
+
+    reason = "" if len(tested) else "none of its documents is in the tested half: profile four or more"
+    if not text.policy:
+        reason = "the target did not choose this text, so no tree has rounds on it"
+    shares = ranks.shares(tested) if len(tested) else None
+    return TextTrees(
+        domain=text.domain,
+        continuation=text.continuation,
+        sampling=text.sampling,
+        on_policy=text.on_policy,
+        documents=len(text.rows),
+        clusters=distinct(text.cluster),
+        positions=int(ranks.positions[text.rows].sum()),
+        ranks=tuple(share(ranks.counts[:, rank]) for rank in range(SHOWN)),
+        beyond=share(ranks.positions - ranks.silent - ranks.counts[:, :SHOWN].sum(1)),
+        silent=share(ranks.silent),
+        tested_documents=len(tested),
+        tested_clusters=distinct(sample.cluster[tested]),
+        trees=tuple(_tokens(replay, [tested], ONE, shares, confidence) for replay in common) if len(tested) else (),
+        own=own,
+        reason=reason,
+    )
+
+
+def _own(own: Replay | None, common: Replay | None, sample: TreeSample, confidence: float) -> OwnTree | None:
+    """A text's own tree against the one of that size for all traffic, on the documents that test it."""
+    if own is None or common is None:
+        return None
+    tokens = _tokens(own, [own.rows], ONE, sample.ranks.shares(own.rows), confidence)
+    same = own.shape.paths == common.shape.paths
+    if tokens.tokens_per_round is None or same:
+        return OwnTree(own.shape, tokens, same, None)
+    one, two = (spent_and_base(tree.counts(own.rows), free_draft(tree.shape.depth)) for tree in (common, own))
+    return OwnTree(own.shape, tokens, same, inverse_difference(one, two, confidence, own.shape.depth))
