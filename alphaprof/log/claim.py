@@ -19,7 +19,7 @@ from typing import Any
 
 from alphaprof.errors import DiskFull, RunExists
 from alphaprof.log.files import NAME as PART
-from alphaprof.log.files import WRITTEN, replacing, unwritable
+from alphaprof.log.files import WRITTEN, replacing, writing
 
 NAME = ".owner-{:06d}.json"
 NOTHING = ""  # the digest of no profile
@@ -117,13 +117,9 @@ class Claim:
 
     def require(self) -> None:
         """Raise `DiskFull` where the directory is gone, and `RunExists` where another process has taken it over."""
-        try:
-            number = _latest(self.folder)
-            owner = _owner(self.folder, number)
-        except FileNotFoundError:
-            owner = None
-        except OSError as error:
-            raise unwritable(self.folder, error) from None
+        owner = None
+        with writing(self.folder), contextlib.suppress(FileNotFoundError):
+            owner = _owner(self.folder, _latest(self.folder))
         if owner is None:
             raise DiskFull(
                 f"{self.folder} was deleted or renamed while it was written",
@@ -146,14 +142,12 @@ def claimed(
     from a process that may be gone, on another machine for example. Raises `RunExists`, which names the owner, and
     `DiskFull`.
     """
-    try:
+    with writing(folder):
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         with TAKING:
             claim = _take(folder, Owner.this(_digest(config)), resume, say)
             HELD.add(claim.owner.token)
-    except OSError as error:
-        raise unwritable(folder, error) from None
     try:
         yield claim
     finally:

@@ -28,8 +28,8 @@ from alphaprof.log.files import (
     remove_parts,
     replacing,
     require_same,
-    unwritable,
     write_part,
+    writing,
 )
 from alphaprof.log.manifest import File, Manifest, Shard, read_manifest
 from alphaprof.log.schema import (
@@ -53,10 +53,8 @@ TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without th
 
 def require_writable(folder: Path) -> None:
     """Raise `DiskFull` where a directory cannot be made or written: known before any work."""
-    try:
+    with writing(folder):
         parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    except OSError as error:
-        raise unwritable(folder, error) from None
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = "is not a directory" if not parent.is_dir() else "is not writable"
         raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or correct its permissions")
@@ -67,14 +65,12 @@ def require_new(folder: Path, hint: str = "add --resume to finish it, or choose 
 
     `hint`: what to do where it holds a run already.
     """
-    try:
+    with writing(folder):
         if (folder / "manifest.json").exists():
             raise RunExists(f"{folder} holds a run already", hint)
         # Hidden files are the owner's name, and what a killed process left of a half-written manifest.
-        if folder.exists() and not (folder.is_dir() and all(item.name.startswith(".") for item in folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and all(file.name.startswith(".") for file in folder.iterdir())):
             raise RunExists(f"{folder} exists and is not empty", "choose a new directory for --out")
-    except OSError as error:
-        raise unwritable(folder, error) from None
     require_writable(folder)
 
 
@@ -82,17 +78,15 @@ def begin(claim: Claim, hint: str = "add --resume to finish it, or choose anothe
     """Raise `RunExists` where a claimed directory is not empty. What a killed process wrote before it had a manifest, as an
     import does, is removed.
     """
-    try:
+    with writing(claim.folder):
         claim.clear()
-    except OSError as error:
-        raise unwritable(claim.folder, error) from None
     require_new(claim.folder, hint)
     claim.begin()
 
 
 @contextlib.contextmanager
 def run_directory(out: Path | None) -> Iterator[Path]:
-    """A directory for a new run: `out`, or where there is none one that is removed in the end."""
+    """Yields a directory for a new run: `out`, or where that is None one that is removed in the end."""
     if out is not None:
         yield out
         return
@@ -113,14 +107,16 @@ def _require_declared(path: Path, table: pa.Table, columns: Sequence[Column]) ->
 
 
 def table_bytes(table: pa.Table, columns: Sequence[Column]) -> int:
-    """The size of the Parquet file that `write_table` would write; nothing is written."""
+    """Returns the size of the Parquet file that `write_table` would write; nothing is written."""
     buffer = io.BytesIO()
     _write(buffer, table, columns)
     return buffer.tell()
 
 
 def _write(where: Path | io.BytesIO, table: pa.Table, columns: Sequence[Column]) -> None:
-    floats = [column.name for column in columns if pa.types.is_float32(column.type) and not _binary(column)]
+    # Acceptance columns are mostly 0 and 1: a dictionary is smaller than split bytes.
+    split = (column for column in columns if not column.name.startswith("accept_"))
+    floats = [column.name for column in split if pa.types.is_float32(column.type)]
     others = [column.name for column in columns if column.name not in floats and not pa.types.is_nested(column.type)]
     pq.write_table(
         table,
@@ -130,11 +126,6 @@ def _write(where: Path | io.BytesIO, table: pa.Table, columns: Sequence[Column])
         column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
         write_page_checksum=True,
     )
-
-
-def _binary(column: Column) -> bool:
-    """Acceptance columns are mostly 0 and 1: a dictionary is smaller than split bytes."""
-    return column.name.startswith("accept_")
 
 
 class Run:
@@ -171,14 +162,12 @@ class Run:
 
     def remove_leftovers(self) -> None:
         """Remove half-written files and shards of a process that was killed. Only for a run that nobody is writing."""
-        try:
+        with writing(self.path):
             for leftover in self.path.rglob(".*.tmp"):
                 if WRITTEN.fullmatch(leftover.name):
                     leftover.unlink(missing_ok=True)
             if self.manifest.status == "running":
                 remove_parts([self.path / "continuations", *self.path.glob("positions/draft=*")], len(self.shards))
-        except OSError as error:
-            raise unwritable(self.path, error) from None
 
     def part(self, table: str, index: int, draft: str | None = None) -> Path:
         """The path of one shard of a table (positions, continuations)."""
@@ -198,20 +187,16 @@ class Run:
         self._make(path.parent)
         with replacing(path) as temporary:
             write_part(temporary, table)
-        try:
+        with writing(path.parent):
             covered = [part.path for part in parts_in(path.parent) if part.last >= shards[0] and part.first <= shards[1]]
-        except OSError as error:
-            raise unwritable(path.parent, error) from None
         self._record(path, covered)
 
     def remove_covered(self) -> None:
         """Remove totals that the manifest does not name: others cover their shards, or a process was killed."""
-        try:
+        with writing(self.path):
             for part in [part for draft in self.manifest.drafts for part in parts_in(self._totals(draft))]:
                 if self._name(part.path) not in self.manifest.files:
                     part.path.unlink(missing_ok=True)
-        except OSError as error:
-            raise unwritable(self.path, error) from None
 
     def _totals(self, draft: str) -> Path:
         return self.path / "totals" / f"draft={draft}"
@@ -241,14 +226,12 @@ class Run:
         meanwhile is not made again.
         """
         self.require_claim()
-        try:
+        with writing(folder):
             if self.claim is None:
                 self.path.mkdir(parents=True, exist_ok=True)
             for place in reversed([folder, *folder.parents]):
                 if place.is_relative_to(self.path) and place != self.path:
                     place.mkdir(exist_ok=True)
-        except OSError as error:
-            raise unwritable(folder, error) from None
 
     def _record(self, path: Path, instead_of: Iterable[Path] = ()) -> None:
         """Take a file that was written into the manifest, which is not written yet, and take others out of it."""
@@ -309,9 +292,9 @@ class Run:
     def positions(self, draft: str, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of a draft's position log: all of its columns, or some of them."""
         self.require_positions()
-        wanted = [column for column in self.log_rules.columns if columns is None or column.name in columns]
         path = self.part("positions", index, draft)
-        return self._rows(self._read(path, self._anew, wanted), self._shard(index).positions, path)
+        table = self._read(path, self._anew, self.log_rules.columns, columns)
+        return self._rows(table, self._shard(index).positions, path)
 
     def logged(self, draft: str, index: int) -> Path:
         """The file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` where its size or its
@@ -324,9 +307,8 @@ class Run:
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
         self.require_positions()
-        wanted = [column for column in CONTINUATION_COLUMNS if columns is None or column.name in columns]
         path = self.part("continuations", index)
-        return self._rows(self._read(path, ANEW, wanted), self._shard(index).documents, path)
+        return self._rows(self._read(path, ANEW, CONTINUATION_COLUMNS, columns), self._shard(index).documents, path)
 
     def documents(self) -> pa.Table:
         """All documents of complete shards: the rows of documents.parquet, which a complete run has; collected from the
@@ -366,9 +348,7 @@ class Run:
         try:
             named = [part for part in parts_in(self._totals(draft)) if self._name(part.path) in self.manifest.files]
         except OSError as error:
-            raise RunUnreadable(
-                f"{self._totals(draft)} cannot be read: {error.strerror}", "give read access to it"
-            ) from None
+            raise _unreadable(self._totals(draft), error) from None
         return [part for part in readable(named, len(self.shards)) if self._is_whole(part)]
 
     def _is_whole(self, part: TotalsPart) -> bool:
@@ -437,11 +417,12 @@ class Run:
     def _shard(self, index: int) -> Shard:
         return self.shards[bisect_left(self.shards, index, key=lambda shard: shard.index)]
 
-    def _read(self, path: Path, hint: str, columns: Sequence[Column]) -> pa.Table:
-        """Columns of a file that the manifest names and that is as it was written."""
+    def _read(self, path: Path, hint: str, columns: Sequence[Column], names: Sequence[str] | None = None) -> pa.Table:
+        """Columns of a file that the manifest names and that is as it was written: all, or those with some names."""
         require_same(path, self._file(path, hint), hint)
+        wanted = [column.name for column in columns if names is None or column.name in names]
         with _naming(path, hint):
-            return pq.ParquetFile(path, page_checksum_verification=True).read([column.name for column in columns])
+            return pq.ParquetFile(path, page_checksum_verification=True).read(wanted)
 
     def _file(self, path: Path, hint: str) -> File:
         """What the manifest says of a file."""
@@ -470,7 +451,11 @@ def _is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read: {error.strerror}", "give read access to it") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> RunUnreadable:
+    return RunUnreadable(f"{path} cannot be read: {error.strerror}", "give read access to it")
 
 
 @contextlib.contextmanager
