@@ -86,10 +86,9 @@ class OpenedRun:
     def _read(self, table: str, columns: Sequence[str] | None, filters: list[Any] | None) -> pa.Table:
         run = self._run
         if table == "totals":
-            parts = {draft: run.totals_parts(draft) for draft in self.drafts}
-            lacking = any(sum(part.last - part.first + 1 for part in found) < len(run.shards) for found in parts.values())
-            paths = [part.path for found in parts.values() for part in found]
-            data = self._worked_out() if lacking else self._stored(table, paths)
+            parts = [part for draft in self.drafts for part in run.totals_parts(draft)]
+            whole = sum(part.last - part.first + 1 for part in parts) == len(run.shards) * len(self.drafts)
+            data = self._stored(table, [part.path for part in parts]) if whole else self._worked_out()
         else:
             paths = [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards]
             data = self._stored(table, paths)
@@ -134,8 +133,8 @@ class OpenedRun:
         request, tables = TotalsRequest(self._run.rules, self._run.gammas), []
         for number, name in enumerate(self.drafts):
             table = read_totals(self._run, name, request)
-            drafts = pa.DictionaryArray.from_arrays(pa.array([number] * len(table), pa.int32()), pa.array(self.drafts))
-            tables.append(table.append_column("draft", drafts))
+            codes = pa.repeat(pa.scalar(number, pa.int32()), len(table))
+            tables.append(table.append_column("draft", pa.DictionaryArray.from_arrays(codes, self.drafts)))
         return ds.dataset(pa.concat_tables(tables))
 
 

@@ -128,3 +128,8 @@ def small_sample(sizes: Array) -> tuple[float, float]:
     residual = np.eye(len(h)) - np.outer(np.ones(len(h)), h)  # of each document's own ratio from that of all of them
     matrix = residual.T @ np.diag(h**2) @ residual
     return float(np.sum(h**2) / np.trace(matrix)), float(np.trace(matrix) ** 2 / np.trace(matrix @ matrix))
+
+
+def accepted_lengths(rounds: Any) -> Array:
+    """How many rounds accepted exactly 0, 1, ..., depth drafts, [documents, depth + 1]."""
+    return -np.diff(np.column_stack([rounds.rounds, rounds.accepted]), axis=1, append=0)

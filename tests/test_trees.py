@@ -20,7 +20,6 @@ from alphaprof.theory.trees import (
     MultiDraft,
     NodePath,
     Tree,
-    accepted_lengths,
     expected_tokens,
     optimal_tree,
     path_lengths,
@@ -30,6 +29,7 @@ from alphaprof.theory.trees import (
     tree_by_program,
 )
 from alphaprof.totals.replay import Rounds, Trace, replay, run_lengths
+from tests.reference import accepted_lengths
 
 Array = np.ndarray[Any, Any]
 READY = 256  # `proposed` of a draft that is always ready

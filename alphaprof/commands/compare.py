@@ -261,7 +261,7 @@ def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> dict[t
     gammas = side.run.gammas
     totals = read_totals(side.run, side.draft, TotalsRequest(rules, gammas))
     by_text: dict[tuple[str, ...], DocumentTotals] = {}
-    for rule in rules_of(list(rules)):
+    for rule in rules_of(rules):
         for domain, pool in pools([totals], documents, rule.id, gammas):
             by_text[domain, pool.continuation, pool.policy, str(pool.sampling), rule.id] = pool
     return by_text

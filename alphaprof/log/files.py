@@ -167,13 +167,6 @@ def readable(parts: Sequence[TotalsPart], shards: int) -> list[TotalsPart]:
     return chosen
 
 
-def remove_parts(folders: Sequence[Path], first: int) -> None:
-    """Remove the files of shards from `first` on."""
-    for part in itertools.chain.from_iterable(map(parts_in, folders)):
-        if part.last >= first:
-            part.path.unlink(missing_ok=True)
-
-
 def ranges(shards: Sequence[Shard], complete: bool) -> Iterator[tuple[int, int]]:
     """The shards that files should cover, (first, last) each: those of `ENOUGH` documents together, whether the run goes on
     or not; the last ones together once it is complete, and one by one before.

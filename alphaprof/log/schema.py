@@ -226,22 +226,6 @@ LATENCY_COLUMNS = (
 )
 
 
-def accept_column(rule: str) -> Column:
-    """`accept_<rule>`: the probability that the rule keeps the draft's proposal at a position."""
-    return _probability(f"accept_{rule}", f"Probability that {rule} keeps the draft's proposal; null: no proposal.", True)
-
-
-def emitted_column(rule: str) -> Column:
-    """`emitted_<rule>`: a_t of a rule that needs whole distributions, so that it cannot be had from other columns."""
-    doc = f"Probability that the emitted token was an accepted draft of {rule}, a_t."
-    return replace(_probability(f"emitted_{rule}", doc, True), needs=DISTRIBUTION)
-
-
-def threshold_column(rule: str) -> Column:
-    """`threshold_<rule>`: how far a draft must be from the target before the rule can reject all that it proposes."""
-    return _nats(f"threshold_{rule}", f"Least KL(p || q) at which {rule} can reject; infinite: it never can.")
-
-
 CERTIFICATE_COLUMNS = (
     _probability("target_top_10_prob", "Sum of the 10 largest target probabilities."),
     Column(
@@ -265,8 +249,16 @@ class LogRules:
     @property
     def columns(self) -> tuple[Column, ...]:
         """All columns of the position log, in order."""
-        certificates = (*CERTIFICATE_COLUMNS, *map(threshold_column, self.certified)) if self.certified else ()
-        return (*POSITION_COLUMNS, *map(accept_column, self.accepted), *map(emitted_column, self.emitted), *certificates)
+        accept = "Probability that {} keeps the draft's proposal; null: no proposal."
+        emitted = "Probability that the emitted token was an accepted draft of {}, a_t."
+        threshold = "Least KL(p || q) at which {} can reject; infinite: it never can."
+        return (
+            *POSITION_COLUMNS,
+            *(_probability(f"accept_{rule}", accept.format(rule), nullable=True) for rule in self.accepted),
+            *_needing(DISTRIBUTION, *(_probability(f"emitted_{rule}", emitted.format(rule)) for rule in self.emitted)),
+            *(CERTIFICATE_COLUMNS if self.certified else ()),
+            *(_nats(f"threshold_{rule}", threshold.format(rule)) for rule in self.certified),
+        )
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
@@ -342,11 +334,10 @@ def violations(table: pa.Table, columns: Iterable[Column]) -> list[str]:
 
     The values inside a list obey the unit and range of its column, and are never null.
     """
-    columns = tuple(columns)
-    names = [column.name for column in columns]
-    if table.column_names != names:
-        return [f"columns {table.column_names} instead of {names}"]
-    return [problem for column in columns for problem in _column_violations(column, table[column.name])]
+    declared = {column.name: column for column in columns}
+    if table.column_names != list(declared):
+        return [f"columns {table.column_names} instead of {list(declared)}"]
+    return [problem for name, column in declared.items() for problem in _column_violations(column, table[name])]
 
 
 def _column_violations(column: Column, values: pa.ChunkedArray) -> Iterator[str]:
@@ -362,8 +353,7 @@ def _column_violations(column: Column, values: pa.ChunkedArray) -> Iterator[str]
     if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
         yield f"{column.name} holds NaN"
     if column.low is not None or column.high is not None:
-        extremes = pc.min_max(values).as_py()
-        low, high = extremes["min"], extremes["max"]
+        low, high = pc.min_max(values).as_py().values()
         if column.low is not None and low is not None and low < column.low:
             yield f"{column.name} holds {low}, below {column.low}"
         if column.high is not None and high is not None and high > column.high * (1 + 1e-6):

@@ -25,7 +25,6 @@ from alphaprof.log.files import (
     part_name,
     parts_in,
     readable,
-    remove_parts,
     replacing,
     require_same,
     write_part,
@@ -166,8 +165,10 @@ class Run:
             for leftover in self.path.rglob(".*.tmp"):
                 if WRITTEN.fullmatch(leftover.name):
                     leftover.unlink(missing_ok=True)
-            if self.manifest.status == "running":
-                remove_parts([self.path / "continuations", *self.path.glob("positions/draft=*")], len(self.shards))
+            folders = [self.path / "continuations", *self.path.glob("positions/draft=*")]
+            for part in [part for folder in folders for part in parts_in(folder)]:
+                if self.manifest.status == "running" and part.last >= len(self.shards):
+                    part.path.unlink(missing_ok=True)
 
     def part(self, table: str, index: int, draft: str | None = None) -> Path:
         """The path of one shard of a table (positions, continuations)."""
@@ -315,13 +316,11 @@ class Run:
         shards where that file is damaged or missing.
         """
         path = self.path / "documents.parquet"
-        if self.imported:
-            return self._counted(self._read(path, AGAIN, DOCUMENT_COLUMNS), path)
-        if self.manifest.status == "complete" and self._name(path) in self.manifest.files:
+        if self.imported or (self.manifest.status == "complete" and self._name(path) in self.manifest.files):
             try:
-                return self._counted(self._read(path, ANEW, DOCUMENT_COLUMNS), path)
+                return self._counted(self._read(path, AGAIN if self.imported else ANEW, DOCUMENT_COLUMNS), path)
             except RunUnreadable:
-                if not _is_there(self.path / "continuations"):
+                if self.imported or not _is_there(self.path / "continuations"):
                     raise
                 self.damaged.add(path.name)
         return self._counted(self._collected(), path)

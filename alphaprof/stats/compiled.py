@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import llvmlite.binding
 import numba
@@ -67,20 +67,17 @@ def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambd
 
 def inlined(function: Function) -> Function:
     """A formula for the inside of `vectorised` loops."""
-    found: Function = numba.njit(inline="always", fastmath=REORDERED)(function)
-    return found
+    return cast(Function, numba.njit(inline="always", fastmath=REORDERED)(function))
 
 
 def _compile(function: Function, fastmath: Any) -> Function:
-    found: Function
     make = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=fastmath)
     folder = _folder()
     try:
         with _kept_in(folder):
-            found = make(cache=folder is not None)(function)
+            return cast(Function, make(cache=folder is not None)(function))
     except RuntimeError:  # numba keeps nothing of what is no file: compiled again in every process
-        found = make()(function)
-    return found
+        return cast(Function, make()(function))
 
 
 @functools.cache

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from alphaprof.stats.estimate import quantile
+from alphaprof.stats.estimate import Array, quantile
 
-Array = np.ndarray[Any, Any]
 PRIOR_MEAN, PRIOR_VARIANCE = 0.5, 0.25  # of outcomes in [0, 1]; they count as one document
 BOLDEST = 0.9  # the share of the wealth that one document can lose at most
 POINTS = 200  # thresholds of a confidence sequence, besides the one that is asked about

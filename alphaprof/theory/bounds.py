@@ -16,7 +16,8 @@ import numpy as np
 from scipy.special import expit, rel_entr, xlog1py
 
 from alphaprof.rules import BoundRule
-from alphaprof.theory.certificates import Array, Divergence, js_term, pooled
+from alphaprof.stats.estimate import Array
+from alphaprof.theory.certificates import Divergence, js_term, pooled
 from alphaprof.totals.replay import Ints, run_lengths
 
 SMALL, LARGE = 1e-4, 6.0  # nats between which the curve of `beta_bound` is solved for; beyond, its limits are as precise

@@ -21,16 +21,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from scipy.special import rel_entr, xlog1py
 
 from alphaprof.rules import BoundRule
+from alphaprof.stats.estimate import Array
 
 Divergence = Literal["kl", "rkl", "tv", "js"]
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
-Array = np.ndarray[Any, Any]
 CHUNK = 8192  # positions at a time: temporaries that stay in cache
 TAIL_SLACK = 1e-6  # float32 probabilities may add up to this much too much
 CLOSE = 1e-8  # relative precision of the place of a minimum: its value is then right to about 1e-16
@@ -108,12 +108,10 @@ def trtllm(target: Target, k: int, delta: float) -> Accepted:
 
 def _at_least(target: Target, floor: Array) -> Accepted:
     """Those with p >= floor, the top token itself always included: rounding must not reject what cannot be beaten."""
-    logged = target.top.shape[1]
-    floor = np.minimum(floor, target.top[:, 0])
-    found = (target.top >= floor[:, None]).sum(1)
-    everything = floor <= 0
-    known = (found < logged) | everything | (logged == target.vocabulary)
-    return Accepted(np.where(everything, target.vocabulary, found), known, floor)
+    logged, floor = target.top.shape[1], np.minimum(floor, target.top[:, 0])
+    count, everything = (target.top >= floor[:, None]).sum(1), floor <= 0
+    known = (count < logged) | everything | (logged == target.vocabulary)
+    return Accepted(np.where(everything, target.vocabulary, count), known, floor)
 
 
 ACCEPTED: dict[str, Callable[..., Accepted]] = {
@@ -279,7 +277,10 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
     geometric = divergence == "rkl"
     block, high, low, best = [high[0], low[-1]], high[1:], low[:-1], low[0]
     while True:
-        level = _geometric_mean(block) if geometric else sum(block) / len(block)
+        if geometric:  # of probabilities so small that their product may not be a number
+            level = math.exp(math.fsum(map(math.log, block)) / len(block)) if min(block) > 0 else 0.0
+        else:
+            level = sum(block) / len(block)
         if high and high[0] > level:
             block.append(high.pop(0))
         elif low and low[-1] < level:
@@ -292,11 +293,6 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
         return -math.log(left) if best > 0 and left > 0 else math.inf
     costs = {"kl": (x * math.log(x / level) for x in block if x > 0), "tv": (max(x - level, 0.0) for x in block)}
     return float(sum(costs[divergence]))
-
-
-def _geometric_mean(block: list[float]) -> float:
-    """Of probabilities so small that their product may not be a number."""
-    return math.exp(math.fsum(map(math.log, block)) / len(block)) if min(block) > 0 else 0.0
 
 
 def _js_at(u: float, high: list[float], low: list[float]) -> tuple[float, float]:

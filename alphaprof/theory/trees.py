@@ -15,11 +15,11 @@ import numpy as np
 
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.store import Run
+from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import Ints, Rounds, Trace, replay
 
 NodePath = tuple[int, ...]
 SLACK = 1e-4  # by how much probabilities in float32 may miss a sum of 1
-Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -50,18 +50,18 @@ class Tree:
         """A tree from the paths of its nodes, in any order. `top`: how they call the draft's top token; Medusa's and
         EAGLE's lists call it 0. ValueError for a path that is empty, double, impossible or parentless; TypeError for 1.5.
         """
-        found: dict[NodePath, NodePath] = {}
+        nodes: dict[NodePath, NodePath] = {}
         for given in map(tuple, paths):
             path = tuple(operator.index(rank) - top + 1 for rank in given)
             if not path or min(path) < 1:
                 raise ValueError(f"path {given} is not a node: ranks count from {top} (see `top`), and the root is left out")
-            if path in found:
+            if path in nodes:
                 raise ValueError(f"path {given} is there twice")
-            found[path] = given
-        for path, given in found.items():
-            if len(path) > 1 and path[:-1] not in found:
+            nodes[path] = given
+        for path, given in nodes.items():
+            if len(path) > 1 and path[:-1] not in nodes:
                 raise ValueError(f"path {given} needs its parent {given[:-1]}, which the tree lacks")
-        return cls(tuple(sorted(found, key=lambda path: (len(path), path))))
+        return cls(tuple(sorted(nodes, key=lambda path: (len(path), path))))
 
     @property
     def nodes(self) -> int:
@@ -120,18 +120,13 @@ def replay_tree(ranks: Array, start: Ints, stop: Ints, tree: Tree) -> Rounds:
     return replay(Trace(lengths, proposed, start, stop, stop - start, np.zeros(len(ranks), dtype=bool)), tree.depth)
 
 
-def accepted_lengths(rounds: Rounds) -> Array:
-    """How many rounds accepted exactly 0, 1, ..., depth drafts, [documents, depth + 1]."""
-    return -np.diff(np.column_stack([rounds.rounds, rounds.accepted]), axis=1, append=0)
-
-
 def rank_shares(ranks: Array, width: int) -> Array:
     """b_r = share of positions whose emitted token has rank r, for r = 1..width, [width]; `ranks` [positions] as in
     `path_lengths`. Positions without a proposal count as positions. ValueError where there are no positions.
     """
     _at_least("number of positions", len(ranks), 1)
-    found = np.asarray(ranks)[(ranks >= 1) & (ranks <= width)].astype(np.int64)
-    return np.bincount(found, minlength=width + 1)[1:] / len(ranks)
+    counted = np.asarray(ranks)[(ranks >= 1) & (ranks <= width)].astype(np.int64)
+    return np.bincount(counted, minlength=width + 1)[1:] / len(ranks)
 
 
 def expected_tokens(tree: Tree, shares: Array) -> float:
@@ -325,38 +320,26 @@ class RankCounts:
 
 def rank_counts(run: Run, draft: str, width: int) -> RankCounts:
     """Ranks of every document of complete shards, in the order of `run.documents()`. Raises as `read_ranks`."""
-    none = np.zeros((0, width + 2), dtype=np.int64)
-    tables = [none]
+    tables = [np.zeros((0, width + 2), dtype=np.int64)]
     for shard in read_ranks(run, draft):
         document = np.repeat(np.arange(len(shard.start)), shard.stop - shard.start)
         place = document * (width + 2) + np.minimum(shard.ranks, width + 1)
         tables.append(np.bincount(place, minlength=len(shard.start) * (width + 2)).reshape(-1, width + 2))
-    found = np.concatenate(tables)
-    return RankCounts(found[:, 1 : width + 1], found.sum(1), found[:, 0])
+    counts = np.concatenate(tables)
+    return RankCounts(counts[:, 1 : width + 1], counts.sum(1), counts[:, 0])
 
 
 def replayed(run: Run, draft: str, jobs: Sequence[tuple[Tree, Mask]]) -> list[Rounds]:
-    """Rounds with each tree of the documents that its mask [documents of the run] names, counted per named document.
-
-    One pass over the log; what is held are counts. Raises as `read_ranks`.
+    """Rounds with each tree of the documents that its mask [documents of the run] names, counted per named document, in one
+    pass over the log. Raises as `read_ranks`.
     """
-    found = [Rounds.none(int(chosen.sum()), tree.depth) for tree, chosen in jobs]
-    filled, first = [0] * len(jobs), 0
+    parts, first = [[Rounds.none(0, tree.depth)] for tree, _ in jobs], 0
     for shard in read_ranks(run, draft):
-        rows = slice(first, first + len(shard.start))
-        for index, (tree, chosen) in enumerate(jobs):
-            part = shard.of(chosen[rows])
-            target = slice(filled[index], filled[index] + len(part.start))
-            _put(found[index], target, replay_tree(part.ranks, part.start, part.stop, tree))
-            filled[index] = target.stop
-        first = rows.stop
-    return found
-
-
-def _put(whole: Rounds, rows: slice, part: Rounds) -> None:
-    """Counts of some documents in their place among all."""
-    for name in ("rounds", "tokens", "drafted", "tested", "accepted"):
-        getattr(whole, name)[rows] = getattr(part, name)
+        for counted, (tree, chosen) in zip(parts, jobs, strict=True):
+            some = shard.of(chosen[first : first + len(shard.start)])
+            counted.append(replay_tree(some.ranks, some.start, some.stop, tree))
+        first += len(shard.start)
+    return [Rounds(*map(np.concatenate, zip(*(vars(part).values() for part in each), strict=True))) for each in parts]
 
 
 def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:

@@ -85,7 +85,7 @@ def counts(
     ready = columns["proposed"] > 0
     shared = _shared_counts(columns, shape, target.measured_noise)
     by_rule: Counts = {}
-    for rule in rules_of(list(request.rules)):
+    for rule in rules_of(request.rules):
         accept = np.where(ready, rule.accept(columns), 0.0)
         data = by_rule[rule.id] = shared | {"accepted": shape.sums(accept)} | _thinking(columns, shape, accepted=accept)
         emitted = rule.emitted(columns)
@@ -154,7 +154,7 @@ def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: Totals
 
 def columns_of(rules: Sequence[str], flavour: Flavour = "engine") -> list[str]:
     """Columns of the log that these rules and replay read."""
-    logged = [rule for rule in rules_of(list(rules)) if rule.rule.logged]
+    logged = [rule for rule in rules_of(rules) if rule.rule.logged]
     more = ["proposed_before_eos"] if flavour == "hf" else []
     more += [f"accept_{rule.id}" for rule in logged]
     return [*READ, *more, *(f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy)]

@@ -89,7 +89,7 @@ class DraftTotals:
     def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """Yields what `read_totals` joins, one table of documents after the other; the next one is read meanwhile."""
         run = self.run
-        if unknown := [rule.id for rule in rules_of(list(request.rules)) if rule.rule.logged and rule.id not in run.rules]:
+        if unknown := [rule.id for rule in rules_of(request.rules) if rule.rule.logged and rule.id not in run.rules]:
             raise OptionInvalid(
                 f"the log of {run.path} is not enough for {', '.join(unknown)}, which needs whole distributions",
                 "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",

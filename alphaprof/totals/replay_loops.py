@@ -20,9 +20,8 @@ Documents = tuple[Array, Array]
 
 @compiled
 def one_round(positions: Arrays, at: int, stop: int, gamma: int, hf: bool) -> tuple[int, int, int]:
-    """What a round that starts `at` drafts, accepts and emits in a document that ends at `stop`.
-
-    The draft's next end may be another document's.
+    """What a round that starts `at` drafts, accepts and emits in a document that ends at `stop`. The draft's next end may be
+    another document's.
     """
     run, most, next_end = positions
     drafted = min(gamma, most[at])
@@ -80,13 +79,7 @@ def count_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: boo
 
 
 @compiled
-def expect_rounds(
-    positions: Arrays,
-    documents: Documents,
-    gammas: Array,
-    hf: bool,
-    found: tuple[Array, Array, Array],
-) -> None:
+def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bool, found: Arrays) -> None:
     """The same in expectation: `positions` = (tokens drafted at most, a_t, beta_t); `found` = those of above, and the
     control variate [gammas, documents].
     """
