@@ -202,7 +202,8 @@ def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
     """Rows of the latency table as step times."""
     keys = ("model", "step", "tokens", "batch", "context", "relative_error")
     return [
-        StepRow(**{key: row[key] for key in keys}, ms=row["median_ms"], rounds=tuple(row["rounds_ms"])) for row in latency
+        StepRow(**{key: row[key] for key in keys}, ms=row["median_ms"], rounds=tuple(row["rounds_ms"] or ()))
+        for row in latency
     ]
 
 

@@ -402,9 +402,8 @@ def _relative(time: StepTime, rounds: int) -> Array:
 
 
 def _freedom(variances: Sequence[float], ratios: Sequence[Ratio], documents: int) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a sum of domains with `documents` different clusters in all.
-
-    At most the sum over domains, less the share of it that clusters in several of them count more than once.
+    """Welch and Satterthwaite's degrees of freedom of a sum of domains with `documents` different clusters in all; at most
+    the sum over domains, less the share of it that clusters in several of them count more than once.
     """
     if not all(math.isfinite(variance) for variance in variances):
         return 0

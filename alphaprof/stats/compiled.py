@@ -82,9 +82,8 @@ def _compile(function: Function, fastmath: Any) -> Function:
 
 @functools.cache
 def _folder() -> Path | None:
-    """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says.
-
-    None where that cannot be written (numba would write beside the code then): every process compiles again.
+    """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says; None
+    where that cannot be written.
     """
     base = numba.config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:

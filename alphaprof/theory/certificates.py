@@ -81,11 +81,6 @@ def additive(target: Target, epsilon: float) -> Accepted:
     return _at_least(target, target.top[:, 0] - epsilon)
 
 
-def multiplicative(target: Target, factor: float) -> Accepted:
-    """Those with p >= factor p_(1)."""
-    return _at_least(target, factor * target.top[:, 0])
-
-
 def top_m(target: Target, m: int) -> Accepted:
     """The m most probable tokens, of equal ones the first; with 1, strict decoding that compares indices."""
     n = len(target.top)
@@ -117,7 +112,7 @@ def _at_least(target: Target, floor: Array) -> Accepted:
 ACCEPTED: dict[str, Callable[..., Accepted]] = {
     "strict": lambda target: top_m(target, 1),
     "additive": additive,
-    "multiplicative": multiplicative,
+    "multiplicative": lambda target, factor: _at_least(target, factor * target.top[:, 0]),
     "top_m": top_m,
     "typical": typical,
     "trtllm": trtllm,
@@ -297,12 +292,11 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
 
 def _js_at(u: float, high: list[float], low: list[float]) -> tuple[float, float]:
     """For the q that is c u in the block of tokens beyond u, and c p elsewhere: what rises through 0 where it is the nearest
-    to p, and its Jensen-Shannon divergence from p. A u so low that the block gives away all of a p whose sum exceeds 1 by
-    rounding has no c: it is below the root, and -1 says so.
+    to p, and its Jensen-Shannon divergence from p.
     """
     block = np.array([x for x in high if x > u] + [x for x in low if x < u])
     left = 1 - (block - u).sum()
-    if left <= 0:
+    if left <= 0:  # the block gives away all of a p whose sum exceeds 1 by rounding: u is below the root
         return -1.0, math.inf
     c = 1 / left
     divergence = js_term(block, c * u).sum() + (1 - block.sum()) * js_term(np.array(1.0), c)

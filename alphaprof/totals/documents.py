@@ -112,9 +112,7 @@ def _ends(names: pa.Array) -> Array:
 
 
 def _connected(prompts: Array, clusters: Array, size: int) -> Array:
-    """For each of `size` prompts the one that its unit is named after; `prompts` and `clusters` of documents in order.
-
-    Each pair of a cluster and a prompt that comes puts what its cluster was connected to below what its prompt was. So a
+    """For each of `size` prompts the one that its unit is named after; `prompts` and `clusters` of documents in order. A
     cluster whose prompts are in no other one is named after its last prompt that is new.
     """
     root = np.arange(size)

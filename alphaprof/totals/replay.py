@@ -217,11 +217,8 @@ def _by_gamma(
 
 
 def _next_draft_end(trace: Trace) -> Ints:
-    """For each position the first one from it on where the draft proposes EOS; [positions].
-
-    It counts up to the draft's first wrong proposal. Beyond that the draft is on a path of its own that the log does not
-    hold: whether it ended there is unknown, and `drafted` of such a round may be too large. Rounds and accepted tokens do
-    not depend on it.
+    """For each position the first one from it on where the draft proposes EOS; [positions]. After the draft's first wrong
+    proposal it is on a path of its own that the log does not hold: `drafted` of such a round may be too large.
     """
     total = len(trace.run)
     far = np.where(trace.draft_ends, np.arange(total), 2 * total + 256)
