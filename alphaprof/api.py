@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.errors import OptionInvalid, RunUnreadable, cut, shown
+from alphaprof.errors import OptionInvalid, cut, shown
+from alphaprof.log.files import reading
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
     from alphaprof.report.model import Report
+
+AGAIN = "copy the run again, or profile again into a new directory"
 
 
 class OpenedRun:
@@ -93,7 +95,7 @@ class OpenedRun:
             paths = [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards]
             data = self._stored(table, paths)
         scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, filters)
-        with self._reading(table):
+        with reading(self.path / table, AGAIN):
             return scanner.to_table()
 
     def _stored(self, table: str, paths: Sequence[Path]) -> ds.Dataset:
@@ -106,21 +108,8 @@ class OpenedRun:
         base = str(self.path / table)
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
-        with self._reading(table):
+        with reading(self.path / table, AGAIN):
             return ds.dataset(list(map(str, paths)), format=parquet, partitioning=partitioning, partition_base_dir=base)
-
-    @contextlib.contextmanager
-    def _reading(self, table: str) -> Iterator[None]:
-        """Raise `RunUnreadable` where a file of a table is missing or damaged."""
-        import pyarrow as pa
-
-        try:
-            yield
-        except (OSError, pa.ArrowException) as error:
-            raise RunUnreadable(
-                f"the {table} of {self.path} cannot be read: {cut(str(error).splitlines()[0])}",
-                "copy the run again, or profile again into a new directory",
-            ) from None
 
     def _worked_out(self) -> ds.Dataset:
         """The totals of all drafts, as far as they are not stored from the position log."""

@@ -21,10 +21,10 @@ from alphaprof.log.files import write_part
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.rules import DEFAULT_RULES, RULES, parse_rule
-from alphaprof.theory.trees import MultiDraft
 from alphaprof.totals.count import Shape, TotalsRequest, columns_of, counts, table_of, trace_of
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
+from tests.reference import MultiDraft
 from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)

@@ -54,7 +54,16 @@ class ModelShape:
         Norms, biases and routers are not counted (together less than 0.2 % of the parameters). A sliding window is read as
         full attention. Raises `ModelUnloadable` for other architectures and for configs that lack a number.
         """
-        _check_known(config)
+        if config.get("kv_lora_rank"):
+            raise ModelUnloadable(
+                "this config has a latent KV cache (kv_lora_rank), which is not counted in keys and values by head",
+                "measure step times instead, or write a ModelShape by hand that moves as many bytes",
+            )
+        if (kind := config.get("model_type")) not in KNOWN:
+            raise ModelUnloadable(
+                f"model_type {kind!r} is not one whose parameters are counted here: {', '.join(KNOWN)}",
+                "of a multimodal model give its text_config; else write a ModelShape by hand",
+            )
         layers, hidden, vocabulary = (_whole(config, key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
         heads = _whole(config, "num_attention_heads")
         kv_heads = _whole(config, "num_key_value_heads", heads)
@@ -130,19 +139,6 @@ def mlp_elements(config: Mapping[str, Any]) -> int:
     mixture = _Mixture.of(config, layers)
     dense = 0 if mixture.layers == layers else _whole(config, "intermediate_size")
     return max(3 * dense, 3 * mixture.shared_width, mixture.per_token * (4 * mixture.width + hidden))
-
-
-def _check_known(config: Mapping[str, Any]) -> None:
-    if config.get("kv_lora_rank"):
-        raise ModelUnloadable(
-            "this config has a latent KV cache (kv_lora_rank), which is not counted in keys and values by head",
-            "measure step times instead, or write a ModelShape by hand that moves as many bytes",
-        )
-    if (kind := config.get("model_type")) not in KNOWN:
-        raise ModelUnloadable(
-            f"model_type {kind!r} is not one whose parameters are counted here: {', '.join(KNOWN)}",
-            "of a multimodal model give its text_config; else write a ModelShape by hand",
-        )
 
 
 def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

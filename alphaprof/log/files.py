@@ -83,6 +83,16 @@ def writing(path: Path) -> Iterator[None]:
         raise DiskFull(f"cannot write {path}: {error.strerror or error}", hint) from None
 
 
+@contextlib.contextmanager
+def reading(path: Path, hint: str) -> Iterator[None]:
+    """Raise `RunUnreadable`, which names the path, where it cannot be read."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, KeyError) as error:
+        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+        raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
+
+
 def file_of(path: Path) -> File:
     """What identifies a file that was just written. Raises `DiskFull` where it cannot be read back."""
     with writing(path), path.open("rb") as stream:
@@ -93,15 +103,12 @@ def require_same(path: Path, file: File, hint: str, whole: bool | None = None) -
     """Raise `RunUnreadable`, with a hint, unless a file is what was written. `whole`: compare all of it, or the size and the
     footer alone; None: all of it where it is small.
     """
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            if size != file.size:
-                raise RunUnreadable(f"{path} is damaged: it has {size} bytes, and {file.size} were written", hint)
-            everything = size <= SMALL if whole is None else whole
-            same = _whole(stream) == file.whole if everything else _footer(stream.fileno()) == file.footer
-    except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read: {error.strerror or error}", hint) from None
+    with reading(path, hint), path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        if size != file.size:
+            raise RunUnreadable(f"{path} is damaged: it has {size} bytes, and {file.size} were written", hint)
+        everything = size <= SMALL if whole is None else whole
+        same = _whole(stream) == file.whole if everything else _footer(stream.fileno()) == file.footer
     if not same:
         raise RunUnreadable(f"{path} is damaged: its content is not what was written", hint)
 

@@ -25,6 +25,7 @@ from alphaprof.log.files import (
     part_name,
     parts_in,
     readable,
+    reading,
     replacing,
     require_same,
     write_part,
@@ -45,6 +46,7 @@ from alphaprof.log.schema import (
 
 ANEW = "profile again into a new directory"
 TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
+ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
 COPY = "copy it again from the run that has the position log"
 TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports have no step times"
@@ -273,7 +275,7 @@ class Run:
 
     @property
     def has_log(self) -> bool:
-        """Whether there is a position log: not in an imported run, nor where a copy of the run left it behind."""
+        """Whether there is a position log: not in an imported run, nor where a copy of the run left it out."""
         return not self.imported and _is_there(self.path / "positions")
 
     def require_positions(self) -> None:
@@ -344,10 +346,8 @@ class Run:
         """The files that hold a draft's totals, of complete shards only, in their order; see `log.files`. One that is
         damaged is left out where the position log can tell what it held.
         """
-        try:
+        with reading(self._totals(draft), ACCESS):
             named = [part for part in parts_in(self._totals(draft)) if self._name(part.path) in self.manifest.files]
-        except OSError as error:
-            raise _unreadable(self._totals(draft), error) from None
         return [part for part in readable(named, len(self.shards)) if self._is_whole(part)]
 
     def _is_whole(self, part: TotalsPart) -> bool:
@@ -363,7 +363,7 @@ class Run:
 
     def totals(self, part: TotalsPart, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
-        with _naming(part.path, AGAIN if self.imported else COPY):
+        with reading(part.path, AGAIN if self.imported else COPY):
             return part.read(rules, columns)
 
     def latency(self) -> pa.Table | None:
@@ -375,7 +375,7 @@ class Run:
     def verify(self) -> None:
         """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ.
 
-        Folders that a copy of the run left behind, and step times that somebody deleted, are not looked for.
+        Folders that a copy of the run left out, and step times that somebody deleted, are not looked for.
         """
         failures, optional = {}, ("positions", "continuations", "latency.parquet")
         left = {name for name in optional if not self.imported and not _is_there(self.path / name)}
@@ -420,7 +420,7 @@ class Run:
         """Columns of a file that the manifest names and that is as it was written: all, or those with some names."""
         require_same(path, self._file(path, hint), hint)
         wanted = [column.name for column in columns if names is None or column.name in names]
-        with _naming(path, hint):
+        with reading(path, hint):
             return pq.ParquetFile(path, page_checksum_verification=True).read(wanted)
 
     def _file(self, path: Path, hint: str) -> File:
@@ -447,21 +447,5 @@ class Run:
 
 def _is_there(path: Path) -> bool:
     """Whether a file or folder exists. Raises `RunUnreadable` where the system does not say."""
-    try:
+    with reading(path, ACCESS):
         return path.exists()
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> RunUnreadable:
-    return RunUnreadable(f"{path} cannot be read: {error.strerror}", "give read access to it")
-
-
-@contextlib.contextmanager
-def _naming(path: Path, hint: str) -> Iterator[None]:
-    """Raise `RunUnreadable`, which names the file, where it cannot be read."""
-    try:
-        yield
-    except (OSError, pa.ArrowException, KeyError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None

@@ -45,9 +45,9 @@ def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], con
     return Interval(value, max(least, value - half), value + half)
 
 
-def _errors(side: tuple[Array, Array], found: Ratio) -> Array:
-    """What each unit contributes to the error of a side; with fewer than two there is nothing to tell it from."""
-    return influences(*side) if found.documents > 1 else np.zeros(len(side[0]))
+def _errors(side: tuple[Array, Array], estimate: Ratio) -> Array:
+    """What each unit contributes to the error of a side; 0 with fewer than two."""
+    return influences(*side) if estimate.documents > 1 else np.zeros(len(side[0]))
 
 
 def _difference(possible: Interval, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Interval:

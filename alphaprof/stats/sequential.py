@@ -144,12 +144,10 @@ def rejections(
     least, largest = bounds.of_gains(thresholds)
     if side == "below":
         gains, least, largest = -gains, -largest, -least
-    found = np.full(len(thresholds), len(base) + 1)
-    certain = least >= 0
-    found[certain] = 0
+    documents, certain = np.zeros(len(thresholds), dtype=np.int64), least >= 0
     won = log_wealth(gains[~certain], least[~certain], largest[~certain]) >= -math.log(error)
-    found[~certain] = np.where(won.any(1), won.argmax(1) + 1, len(base) + 1) if len(base) else 1
-    return found
+    documents[~certain] = np.where(won.any(1), won.argmax(1) + 1, len(base) + 1) if len(base) else 1
+    return documents
 
 
 def log_wealth(gains: Array, least: Array, largest: Array) -> Array:

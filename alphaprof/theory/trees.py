@@ -211,66 +211,6 @@ def _unfold(splits: list[Array], nodes: int) -> list[NodePath]:
     return paths
 
 
-@dataclass(frozen=True)
-class MultiDraft:
-    """Recursive rejection sampling: child r, drawn from q independently of the others, is kept with probability
-    min(1, p^(r)/q), where p^(1) = p and p^(r+1) is (p^(r) - q)_+ made to sum to 1. If none is kept, the token is drawn from
-    the last p^(r); its law is p (SpecInfer, arXiv:2305.09781). Children drawn without replacement are another matter.
-
-    `targets` [..., width + 1, V]: p^(1), p^(2), ...; `draft` [..., V]: q; `reached` [..., width + 1]: probability that the
-    children before child r are all rejected, the product of their 1 - beta; the last one is that none is kept.
-    """
-
-    targets: Array
-    draft: Array
-    reached: Array
-
-    @classmethod
-    def of(cls, p: Array, q: Array, width: int) -> MultiDraft:
-        """From p and q, both [V] or [n, V]. ValueError where they are no distributions over the same V, or width < 1."""
-        _at_least("width", width, 1)
-        if np.shape(p) != np.shape(q):
-            raise ValueError(f"p has shape {np.shape(p)} and q {np.shape(q)}")
-        draft, targets = _distribution("q", q), [_distribution("p", p)]
-        reached = [np.ones(draft.shape[:-1])]
-        for _ in range(width):
-            excess = np.maximum(targets[-1] - draft, 0.0)
-            mass = excess.sum(-1, keepdims=True)  # 1 - beta; 0 where no child is ever rejected: then the next p^(r) is idle
-            targets.append(np.divide(excess, mass, out=targets[-1].copy(), where=mass > 0))
-            reached.append(reached[-1] * mass[..., 0])
-        return cls(np.stack(targets, axis=-2), draft, np.stack(reached, axis=-1))
-
-    @property
-    def beta(self) -> Array:
-        """Probability that child r is kept if it is tried: sum min(p^(r), q), [..., width]."""
-        return np.asarray(np.minimum(self.targets[..., :-1, :], self.draft[..., None, :]).sum(-1))
-
-    @property
-    def total(self) -> Array:
-        """Probability that one of the children is kept, [...]."""
-        return np.asarray(1 - self.reached[..., -1])
-
-    def emitted(self, tokens: Array | int) -> Array:
-        """a^(r): probability that child r was kept, given that the emitted token is x [...]; [..., width].
-
-        a^(r) = reached_r min(p^(r)(x), q(x)) / p(x), and 0 where p(x) = 0. What they lack in 1 is that none was kept.
-        """
-        index = np.asarray(tokens)[..., None, None]
-        target = np.take_along_axis(self.targets, index, -1)[..., 0]
-        draft = np.take_along_axis(self.draft[..., None, :], index, -1)[..., 0]
-        joint = self.reached[..., :-1] * np.minimum(target[..., :-1], draft)
-        return np.asarray(np.divide(joint, target[..., :1], out=np.zeros_like(joint), where=target[..., :1] > 0))
-
-
-def _distribution(name: str, values: Array) -> Array:
-    """Probabilities [..., V] in float64 that sum to 1."""
-    values = np.asarray(values, dtype=np.float64)
-    total = values.sum(-1, keepdims=True)
-    if not ((values >= 0).all() and (np.abs(total - 1) <= SLACK).all()):
-        raise ValueError(f"{name} is no probability distribution along its last axis")
-    return np.asarray(values / total)
-
-
 def _checked(shares: Array, nodes: int = 0, depth: int | None = None) -> Array:
     """Shares b_r [R] in float64, after a look at the size that is asked for."""
     _at_least("nodes", nodes, 0)

@@ -91,10 +91,10 @@ def decile_edges(run: Run, draft: str) -> dict[str, Array]:
     Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
     """
     stride = 1 + run.manifest.positions // SAMPLE
-    names, found = list(AXES.values()), {}
+    names, edges = list(AXES.values()), {}
     parts = [{name: columns[name][::stride] for name in names} for columns, _ in shards(run, draft, names)]
     for axis, name in AXES.items():
         values = np.concatenate([part[name] for part in parts])
         between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
-        found[axis] = between[between > values.min()]
-    return found
+        edges[axis] = between[between > values.min()]
+    return edges

@@ -30,9 +30,8 @@ SINGLE = ("rounds", "control")  # and at each gamma, where it has rounds
 class DocumentTotals:
     """Totals of several documents of one kind of text, one array [documents] a column; depth counts are [documents, gamma].
 
-    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `sampling`: the settings that p and
-    q were processed with; None: the plain softmax. Where rounds are not `defined` no method on them may be used. Counts by
-    depth are NaN where an engine drafted trees, or a number of tokens that adapts itself.
+    `policy`, `sampling`: as of `TextGroup`. Where rounds are not `defined` no method on them may be used. Counts by depth
+    are NaN where an engine drafted trees, or a number of tokens that adapts itself.
     """
 
     columns: dict[str, Array]
