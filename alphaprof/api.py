@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.errors import OptionInvalid, RunUnreadable, cut, shown
+from alphaprof.errors import OptionInvalid, cut, shown
+from alphaprof.log.files import reading
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
     from alphaprof.report.model import Report
+
+AGAIN = "copy the run again, or profile again into a new directory"
 
 
 class OpenedRun:
@@ -86,15 +88,14 @@ class OpenedRun:
     def _read(self, table: str, columns: Sequence[str] | None, filters: list[Any] | None) -> pa.Table:
         run = self._run
         if table == "totals":
-            parts = {draft: run.totals_parts(draft) for draft in self.drafts}
-            lacking = any(sum(part.last - part.first + 1 for part in found) < len(run.shards) for found in parts.values())
-            paths = [part.path for found in parts.values() for part in found]
-            data = self._worked_out() if lacking else self._stored(table, paths)
+            parts = [part for draft in self.drafts for part in run.totals_parts(draft)]
+            whole = sum(part.last - part.first + 1 for part in parts) == len(run.shards) * len(self.drafts)
+            data = self._stored(table, [part.path for part in parts]) if whole else self._worked_out()
         else:
             paths = [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards]
             data = self._stored(table, paths)
         scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, filters)
-        with self._reading(table):
+        with reading(self.path / table, AGAIN):
             return scanner.to_table()
 
     def _stored(self, table: str, paths: Sequence[Path]) -> ds.Dataset:
@@ -107,21 +108,8 @@ class OpenedRun:
         base = str(self.path / table)
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
         parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
-        with self._reading(table):
+        with reading(self.path / table, AGAIN):
             return ds.dataset(list(map(str, paths)), format=parquet, partitioning=partitioning, partition_base_dir=base)
-
-    @contextlib.contextmanager
-    def _reading(self, table: str) -> Iterator[None]:
-        """Raise `RunUnreadable` where a file of a table is missing or damaged."""
-        import pyarrow as pa
-
-        try:
-            yield
-        except (OSError, pa.ArrowException) as error:
-            raise RunUnreadable(
-                f"the {table} of {self.path} cannot be read: {cut(str(error).splitlines()[0])}",
-                "copy the run again, or profile again into a new directory",
-            ) from None
 
     def _worked_out(self) -> ds.Dataset:
         """The totals of all drafts, as far as they are not stored from the position log."""
@@ -134,8 +122,8 @@ class OpenedRun:
         request, tables = TotalsRequest(self._run.rules, self._run.gammas), []
         for number, name in enumerate(self.drafts):
             table = read_totals(self._run, name, request)
-            drafts = pa.DictionaryArray.from_arrays(pa.array([number] * len(table), pa.int32()), pa.array(self.drafts))
-            tables.append(table.append_column("draft", drafts))
+            codes = pa.repeat(pa.scalar(number, pa.int32()), len(table))
+            tables.append(table.append_column("draft", pa.DictionaryArray.from_arrays(codes, self.drafts)))
         return ds.dataset(pa.concat_tables(tables))
 
 

@@ -39,139 +39,99 @@ class AlphaprofError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int) -> None:
+        super().__init_subclass__()
+        cls.exit_code = exit_code
+
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(bounded(message))
         self.message = bounded(message)
         self.hint = bounded(hint)
 
 
-class ProfileInvalid(AlphaprofError):
+class ProfileInvalid(AlphaprofError, exit_code=2):
     """The profile file, or an option that overrides it, cannot be used as it is written."""
 
-    exit_code = 2
 
-
-class OptionInvalid(AlphaprofError):
+class OptionInvalid(AlphaprofError, exit_code=2):
     """An option or argument of a command names something that does not exist."""
 
-    exit_code = 2
 
-
-class CostsUnreadable(AlphaprofError):
+class CostsUnreadable(AlphaprofError, exit_code=2):
     """The file of step times that a profile names cannot be used as it is written."""
 
-    exit_code = 2
 
-
-class RuleNotDecodable(AlphaprofError, ValueError):
+class RuleNotDecodable(AlphaprofError, ValueError, exit_code=2):
     """There is no speculative decoding here by this rule, or not of text that is chosen like this."""
 
-    exit_code = 2
 
-
-class ExtraMissing(AlphaprofError):
+class ExtraMissing(AlphaprofError, exit_code=2):
     """A command needs packages that the plain installation leaves out."""
 
-    exit_code = 2
 
-
-class DataUnreadable(AlphaprofError):
+class DataUnreadable(AlphaprofError, exit_code=3):
     """A data source is missing, malformed or unreachable."""
 
-    exit_code = 3
 
-
-class ColumnMissing(AlphaprofError):
+class ColumnMissing(AlphaprofError, exit_code=3):
     """The profile names a column that the data does not have, or that holds something else."""
 
-    exit_code = 3
 
-
-class DataEmpty(AlphaprofError):
+class DataEmpty(AlphaprofError, exit_code=3):
     """A data source yields no document that can be profiled."""
 
-    exit_code = 3
 
-
-class ModelUnloadable(AlphaprofError):
+class ModelUnloadable(AlphaprofError, exit_code=4):
     """A model or tokenizer is missing, unsupported or unreachable."""
 
-    exit_code = 4
 
-
-class VocabularyMismatch(AlphaprofError):
+class VocabularyMismatch(AlphaprofError, exit_code=4):
     """Target and draft give different meanings to the same token id."""
 
-    exit_code = 4
 
-
-class StepsNotTimed(AlphaprofError):
+class StepsNotTimed(AlphaprofError, exit_code=4):
     """The steps of a model cannot be timed."""
 
-    exit_code = 4
 
-
-class LogitsNotFinite(AlphaprofError):
+class LogitsNotFinite(AlphaprofError, exit_code=4):
     """A model produced NaN or infinite logits."""
 
-    exit_code = 4
 
-
-class OutOfMemory(AlphaprofError):
+class OutOfMemory(AlphaprofError, exit_code=5):
     """A single document does not fit into memory."""
 
-    exit_code = 5
 
-
-class DiskFull(AlphaprofError):
+class DiskFull(AlphaprofError, exit_code=5):
     """The run directory or an answer cannot be written, or a disk fails while something is read."""
 
-    exit_code = 5
 
-
-class RunExists(AlphaprofError):
+class RunExists(AlphaprofError, exit_code=6):
     """The output directory holds something that a new run would overwrite."""
 
-    exit_code = 6
 
-
-class RunUnreadable(AlphaprofError):
+class RunUnreadable(AlphaprofError, exit_code=6):
     """A directory is not a run, or a run of another version, or is damaged."""
 
-    exit_code = 6
 
-
-class NoPositionLog(AlphaprofError):
+class NoPositionLog(AlphaprofError, exit_code=6):
     """A run was imported from an engine's metrics, and what is asked needs every position."""
 
-    exit_code = 6
 
-
-class RunMismatch(AlphaprofError):
+class RunMismatch(AlphaprofError, exit_code=6):
     """A run cannot be continued or reused, because profile, models or data are not those that made it."""
 
-    exit_code = 6
 
-
-class CheckFailed(AlphaprofError):
+class CheckFailed(AlphaprofError, exit_code=10):
     """A check found a quantity below its threshold; the check has been printed."""
 
-    exit_code = 10
 
-
-class CheckUndecided(AlphaprofError):
+class CheckUndecided(AlphaprofError, exit_code=11):
     """A check, or a comparison with the clock, could not tell, and is asked to fail then; it has been printed."""
 
-    exit_code = 11
 
-
-class NotComparable(AlphaprofError):
+class NotComparable(AlphaprofError, exit_code=12):
     """Two runs have too little in common for a difference between them to mean anything."""
 
-    exit_code = 12
 
-
-class OutsideTolerance(AlphaprofError):
+class OutsideTolerance(AlphaprofError, exit_code=13):
     """What was predicted is too far from what a clock says; the comparison has been printed."""
-
-    exit_code = 13

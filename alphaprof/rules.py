@@ -1,11 +1,9 @@
-"""Acceptance rules: when is a drafted token kept? One small function a rule, over columns of the log; and their
-spelling.
-"""
+"""Acceptance rules: when is a drafted token kept? One small function a rule, over columns of the log; and their spelling."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +25,8 @@ NOT_MODELLED = {
     "fly": "a mismatch is forgiven when what follows agrees (vLLM's FLy)",
 }
 DEFAULT_RULES = (
-    "strict",
-    "lossless",
-    "one_hot",
-    "additive_0p1",
-    "multiplicative_0p3",
-    "top_m_3",
-    "typical_0p09_0p3",
-    "trtllm_10_0p6",
+    *("strict", "lossless", "one_hot", "additive_0p1", "multiplicative_0p3", "top_m_3"),
+    *("typical_0p09_0p3", "trtllm_10_0p6"),
 )
 
 
@@ -145,12 +137,12 @@ def trtllm(columns: Columns, k: int, delta: float) -> Values:
 def tree(columns: Columns, width: int) -> Values:
     """1[x_t is among the draft's `width` most probable tokens]: a full tree of that width holds it. The text stays."""
     ranks = columns["draft_rank_of_token"]
-    return np.where(_known(ranks), _ranked(ranks, width), agrees(columns))
+    return np.where(ranks >= 1, _ranked(ranks, width), agrees(columns))
 
 
 def multi_draft(p: Any, q: Any, token: Any, width: int) -> tuple[Any, Any]:
     """1 - prod (1 - beta_r), r = 1..`width`: one of `width` tokens drawn from q is kept, tried in turn by recursive
-    rejection sampling; and the sum of a^(r): the emitted token was one of them (`trees.MultiDraft` in float32).
+    rejection sampling; and the sum of a^(r): the emitted token was one of them (docs/theory.md, part 8).
     """
     chosen = token.clamp(max=p.shape[1] - 1)[:, None]
     p_token, q_token = p.gather(1, chosen)[:, 0], q.gather(1, chosen)[:, 0]
@@ -173,12 +165,8 @@ def _kept(columns: Columns, threshold: Values) -> Values:
 
 
 def _ranked(ranks: Values, most: int) -> Values:
-    return np.asarray(_known(ranks) & (ranks <= most), dtype=np.float32)
-
-
-def _known(ranks: Values) -> Values:
-    """Where there is a rank; null is -1 or NaN in columns that come from a log."""
-    return np.asarray(ranks >= 1)
+    """1[rank <= most]; null is -1 or NaN in columns that come from a log."""
+    return np.asarray((ranks >= 1) & (ranks <= most), dtype=np.float32)
 
 
 RULES = {
@@ -202,9 +190,7 @@ RULES = {
     ),
     "additive": Rule("p(d) >= p(x0) - epsilon", additive, None, BOTH, (Parameter("epsilon", 0, 1, +1),)),
     "multiplicative": Rule("p(d) >= factor p(x0)", multiplicative, None, BOTH, (Parameter("factor", 0, 1, -1),)),
-    "top_m": Rule(
-        "d is among the m most probable tokens of p", top_m, None, BOTH, (Parameter("m", 1, 1e6, +1, whole=True),)
-    ),
+    "top_m": Rule("d is among the m most probable tokens of p", top_m, None, BOTH, (Parameter("m", 1, 1e6, +1, True),)),
     "typical": Rule(
         "p(d) >= min(epsilon, delta exp(-H(p)))",
         typical,
@@ -278,9 +264,7 @@ class BoundRule:
         return self._measured(columns, "emitted", self.rule.emitted(columns, **self.arguments))
 
     def _measured(self, columns: Columns, name: str, otherwise: Values) -> Values:
-        """The values that the log was written with, of a rule that needs whole distributions; `otherwise` where they are NaN
-        since the draft has none.
-        """
+        """The values that the log was written with, of a rule that needs whole distributions; else `otherwise`."""
         if self.rule.measure is None:
             return otherwise
         values = columns[f"{name}_{self.id}"]
@@ -288,7 +272,7 @@ class BoundRule:
 
 
 def default_rule(policy: str) -> str:
-    """What engines do unless told otherwise, on greedy and on sampled text."""
+    """What engines do by default, on greedy and on sampled text."""
     return "one_hot" if policy == SAMPLED else "strict"
 
 
@@ -317,7 +301,7 @@ def parse_rule(specification: object) -> BoundRule:
     return _bound(name, [])
 
 
-def rules_of(ids: list[str]) -> list[BoundRule]:
+def rules_of(ids: Iterable[str]) -> list[BoundRule]:
     """Rules from their ids."""
     return [parse_rule(name) for name in ids]
 
@@ -332,9 +316,8 @@ def _bound(name: str, given: object) -> BoundRule:
     names = [parameter.name for parameter in parameters]
     if isinstance(given, Mapping):
         if set(given) != set(names):
-            raise ValueError(
-                f"{name} has the parameters {', '.join(names) or 'none'} (not {cut(', '.join(map(str, given)), VALUE)})"
-            )
+            strange = cut(", ".join(map(str, given)), VALUE)
+            raise ValueError(f"{name} has the parameters {', '.join(names) or 'none'} (not {strange})")
         values = [given[parameter] for parameter in names]
     else:
         values = list(given) if isinstance(given, (list, tuple)) else [given]
@@ -350,10 +333,8 @@ def _checked(rule: str, parameter: Parameter, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{rule}: {parameter.name} is not a number: {shown(value)}")
     if not parameter.low <= value <= parameter.high or (parameter.whole and value != int(value)):
-        kind = "a whole number" if parameter.whole else "a number"
-        raise ValueError(
-            f"{rule}: {parameter.name} must be {kind} from {parameter.low:g} to {parameter.high:g}, not {shown(value)}"
-        )
+        kind = f"{'a whole' if parameter.whole else 'a'} number from {parameter.low:g} to {parameter.high:g}"
+        raise ValueError(f"{rule}: {parameter.name} must be {kind}, not {shown(value)}")
     return int(value) if parameter.whole else float(value) + 0.0  # no negative zero: additive_-0 is no column name
 
 

@@ -4,9 +4,14 @@ the small-sample correction of a ratio from explicit matrices.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from alphaprof.theory.certificates import Divergence, js_term
+from alphaprof.theory.trees import SLACK
 
 Array = np.ndarray[Any, Any]
 
@@ -128,3 +133,115 @@ def small_sample(sizes: Array) -> tuple[float, float]:
     residual = np.eye(len(h)) - np.outer(np.ones(len(h)), h)  # of each document's own ratio from that of all of them
     matrix = residual.T @ np.diag(h**2) @ residual
     return float(np.sum(h**2) / np.trace(matrix)), float(np.trace(matrix) ** 2 / np.trace(matrix @ matrix))
+
+
+def accepted_lengths(rounds: Any) -> Array:
+    """How many rounds accepted exactly 0, 1, ..., depth drafts, [documents, depth + 1]."""
+    return -np.diff(np.column_stack([rounds.rounds, rounds.accepted]), axis=1, append=0)
+
+
+def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = "kl") -> float:
+    """D* of one whole distribution p [V], in any order, whose `accepted` most probable tokens are accepted: `thresholds`
+    token by token. 0 where nothing is accepted, infinite where fewer than `width` tokens are rejected. Raises the same.
+    """
+    ranked = np.sort(np.asarray(p, dtype=np.float64))[::-1]
+    if accepted == 0 or accepted + width > len(ranked):
+        return math.inf if accepted else 0.0
+    high, low = list(ranked[:accepted]), list(ranked[accepted : accepted + width])
+    listed = sum(high) + sum(low)
+    if divergence == "js":
+        from scipy.optimize import brentq  # here, because it takes longer to load than most reports do without
+
+        level = brentq(lambda u: _js_at(u, high, low)[0], max(low[-1], 1e-15), high[0], xtol=1e-16)
+        return _js_at(level, high, low)[1]
+    geometric = divergence == "rkl"
+    block, high, low, best = [high[0], low[-1]], high[1:], low[:-1], low[0]
+    while True:
+        if geometric:  # of probabilities so small that their product may not be a number
+            level = math.exp(math.fsum(map(math.log, block)) / len(block)) if min(block) > 0 else 0.0
+        else:
+            level = sum(block) / len(block)
+        if high and high[0] > level:
+            block.append(high.pop(0))
+        elif low and low[-1] < level:
+            block.append(low.pop())
+        else:
+            break
+    if geometric:
+        total = max(1.0, listed)  # float32 probabilities may add up to more
+        left = (total - listed + sum(high) + sum(low) + len(block) * level) / total
+        return -math.log(left) if best > 0 and left > 0 else math.inf
+    costs = {"kl": (x * math.log(x / level) for x in block if x > 0), "tv": (max(x - level, 0.0) for x in block)}
+    return float(sum(costs[divergence]))
+
+
+def _js_at(u: float, high: list[float], low: list[float]) -> tuple[float, float]:
+    """For the q that is c u in the block of tokens beyond u, and c p elsewhere: what rises through 0 where it is the nearest
+    to p, and its Jensen-Shannon divergence from p.
+    """
+    block = np.array([x for x in high if x > u] + [x for x in low if x < u])
+    left = 1 - (block - u).sum()
+    if left <= 0:  # the block gives away all of a p whose sum exceeds 1 by rounding: u is below the root
+        return -1.0, math.inf
+    c = 1 / left
+    divergence = js_term(block, c * u).sum() + (1 - block.sum()) * js_term(np.array(1.0), c)
+    return float(np.log(u * (1 + c) / (block + c * u)).sum()), float(divergence)
+
+
+@dataclass(frozen=True)
+class MultiDraft:
+    """Recursive rejection sampling: child r, drawn from q independently of the others, is kept with probability
+    min(1, p^(r)/q), where p^(1) = p and p^(r+1) is (p^(r) - q)_+ made to sum to 1. If none is kept, the token is drawn from
+    the last p^(r); its law is p (SpecInfer, arXiv:2305.09781). Children drawn without replacement are another matter.
+
+    `targets` [..., width + 1, V]: p^(1), p^(2), ...; `draft` [..., V]: q; `reached` [..., width + 1]: probability that the
+    children before child r are all rejected, the product of their 1 - beta; the last one is that none is kept.
+    """
+
+    targets: Array
+    draft: Array
+    reached: Array
+
+    @classmethod
+    def of(cls, p: Array, q: Array, width: int) -> MultiDraft:
+        """From p and q, both [V] or [n, V]. ValueError where they are no distributions over the same V, or width < 1."""
+        if np.shape(p) != np.shape(q):
+            raise ValueError(f"p has shape {np.shape(p)} and q {np.shape(q)}")
+        draft, targets = _distribution("q", q), [_distribution("p", p)]
+        reached = [np.ones(draft.shape[:-1])]
+        for _ in range(width):
+            excess = np.maximum(targets[-1] - draft, 0.0)
+            mass = excess.sum(-1, keepdims=True)  # 1 - beta; 0 where no child is ever rejected: then the next p^(r) is idle
+            targets.append(np.divide(excess, mass, out=targets[-1].copy(), where=mass > 0))
+            reached.append(reached[-1] * mass[..., 0])
+        return cls(np.stack(targets, axis=-2), draft, np.stack(reached, axis=-1))
+
+    @property
+    def beta(self) -> Array:
+        """Probability that child r is kept if it is tried: sum min(p^(r), q), [..., width]."""
+        return np.asarray(np.minimum(self.targets[..., :-1, :], self.draft[..., None, :]).sum(-1))
+
+    @property
+    def total(self) -> Array:
+        """Probability that one of the children is kept, [...]."""
+        return np.asarray(1 - self.reached[..., -1])
+
+    def emitted(self, tokens: Array | int) -> Array:
+        """a^(r): probability that child r was kept, given that the emitted token is x [...]; [..., width].
+
+        a^(r) = reached_r min(p^(r)(x), q(x)) / p(x), and 0 where p(x) = 0. What they lack in 1 is that none was kept.
+        """
+        index = np.asarray(tokens)[..., None, None]
+        target = np.take_along_axis(self.targets, index, -1)[..., 0]
+        draft = np.take_along_axis(self.draft[..., None, :], index, -1)[..., 0]
+        joint = self.reached[..., :-1] * np.minimum(target[..., :-1], draft)
+        return np.asarray(np.divide(joint, target[..., :1], out=np.zeros_like(joint), where=target[..., :1] > 0))
+
+
+def _distribution(name: str, values: Array) -> Array:
+    """Probabilities [..., V] in float64 that sum to 1."""
+    values = np.asarray(values, dtype=np.float64)
+    total = values.sum(-1, keepdims=True)
+    if not ((values >= 0).all() and (np.abs(total - 1) <= SLACK).all()):
+        raise ValueError(f"{name} is no probability distribution along its last axis")
+    return np.asarray(values / total)

@@ -28,8 +28,8 @@ from alphaprof.log.schema import CONTINUATION_COLUMNS, DEPTH_COUNTS, LATENCY_COL
 from alphaprof.log.store import Run
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.rules import rules_of
-from alphaprof.theory.trees import MultiDraft
 from alphaprof.totals.files import write_totals
+from tests.reference import MultiDraft
 
 Array = np.ndarray[Any, Any]
 VOCABULARY = 1000

@@ -153,7 +153,7 @@ def test_a_value_that_changed_in_the_log_is_found_where_it_is_read(stored: Run, 
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     content[column.data_page_offset + column.total_compressed_size - 20] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RunUnreadable, match=r"the positions of .*copy cannot be read: "):
+    with pytest.raises(RunUnreadable, match=r"copy/positions cannot be read: "):
         alphaprof.open(copy).positions()
 
 

@@ -24,9 +24,9 @@ from alphaprof.profiling.scoring.statistics import ProcessedLogits, top_probs
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import DEFAULT_RULES, BoundRule, parse_rule
-from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Divergence, draft_width, threshold
-from alphaprof.theory.trees import MultiDraft
+from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Divergence, draft_width
 from tests import reference
+from tests.reference import MultiDraft, threshold
 from tests.test_scoring import LOOKUP, continuation, logits_alone, model
 from tests.tiny import llama, noisy
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import (
     ACCELERATORS,
     KNOWN,
@@ -18,7 +19,6 @@ from alphaprof.costs.roofline import (
     bytes_moved,
     draft_memory,
     experts_touched,
-    fit_ratios,
     fit_times,
     flops,
     step_ms,
@@ -241,9 +241,9 @@ PUBLISHED = {1: 1.01, 8: 1.08, 32: 1.26, 64: 1.41, 256: 1.75}  # T(4) / T(1), Ll
 ENDS = [(Load(4, batch, 1024), PUBLISHED[batch]) for batch in (1, 256)]
 
 
-def test_two_published_ratios_give_the_ones_between() -> None:
-    shape = ModelShape.from_config(LLAMA)
-    efficiency = fit_ratios(shape, H100, ENDS)
+def test_the_usual_efficiencies_give_published_ratios() -> None:
+    shape, usual = ModelShape.from_config(LLAMA), RooflineSetting("h100-sxm")
+    efficiency = Efficiency(usual.memory_efficiency, usual.compute_efficiency)
     for batch, ratio in PUBLISHED.items():
         verify, decode = (step_ms(shape, H100, efficiency, tokens, batch, 1024) for tokens in (4, 1))
         assert verify / decode == pytest.approx(ratio, rel=0.15 if batch in (8, 32, 64) else 0.01)
@@ -257,9 +257,6 @@ def test_fitted_efficiencies_are_those_that_made_the_times() -> None:
     for measured in (times[:2], times):
         found = fit_times(shape, H100, measured)
         assert (found.memory, found.compute) == pytest.approx((0.7, 0.5))
-    ratios = [(load, ms / step_ms(shape, H100, truth, 1, load.batch, load.context)) for load, ms in times if load.tokens > 1]
-    found = fit_ratios(shape, H100, ratios, memory=0.7)
-    assert (found.memory, found.compute) == pytest.approx((0.7, 0.5), rel=1e-4)
 
 
 def test_times_that_do_not_tell_are_refused() -> None:
@@ -271,9 +268,6 @@ def test_times_that_do_not_tell_are_refused() -> None:
         fit_times(shape, H100, [one, (Load(4, 64), 10.0)])
     with pytest.raises(ValueError, match="shares in"):
         fit_times(shape, H100, [(Load(), 1.0), (Load(4, 256), 100.0)])  # 15 GB in a millisecond
-    for measured in ([], [(Load(4), 1.0)], [(Load(4), 4.5)]):
-        with pytest.raises(ValueError, match="do not tell how bandwidth and compute relate"):
-            fit_ratios(shape, H100, measured)
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 1.1), (0.5, 0.5, -1.0)])
@@ -292,17 +286,10 @@ def test_accelerators_are_in_plain_units() -> None:
 
 def test_what_a_draft_takes_of_the_targets_memory_by_hand() -> None:
     target = dataclasses.replace(TOY, kv_bytes=4)  # 2000 bytes of weights, 32 a token
-    device = Accelerator("small", 1, 1, memory=6000)
-    found = draft_memory(target, dataclasses.replace(TOY, parameters=500), device)
-    assert (found.pool_bytes, found.weight_bytes, found.kv_bytes_per_token) == (4000, 1000, 16)
-    assert found.weight_share == 0.25
-    assert (found.context_tokens, found.context_tokens_left) == (125, 3000 / 48)
-    assert found.lost_share == 0.5
-    assert draft_memory(target, TOY, device, tp=2).pool_bytes == 10000
-    assert draft_memory(target, dataclasses.replace(TOY, parameters=5000), device).context_tokens_left == 0
-    part = draft_memory(target, TOY, device, shares_weights=True)
-    assert (part.weight_bytes, part.weight_share, part.context_tokens_left) == (0, 0, 4000 / 48)
-    copies = draft_memory(target, TOY, device, tp=2)  # one KV head: both devices hold it
-    assert (copies.kv_bytes_per_token, copies.context_tokens, copies.context_tokens_left) == (32, 10000 / 64, 8000 / 96)
-    with pytest.raises(ValueError, match="do not fit on 1 small"):
-        draft_memory(dataclasses.replace(TOY, parameters=3000), TOY, device)
+    # 1000 of the 4000 bytes that are left; 125 tokens fit without the draft, 3000 / 48 with it.
+    assert draft_memory(target, dataclasses.replace(TOY, parameters=500), 6000) == (0.25, 0.5)
+    # 2000 of 10000 bytes; with one KV head both devices hold it: 10000 / 64 tokens without, 8000 / 96 with it.
+    assert draft_memory(target, TOY, 6000, tp=2) == pytest.approx((0.2, 1 - 8000 / 96 / (10000 / 64)))
+    assert draft_memory(target, dataclasses.replace(TOY, parameters=5000), 6000) == (2.5, 1)
+    assert draft_memory(target, TOY, 6000, shares_weights=True) == pytest.approx((0, 1 - 4000 / 48 / 125))
+    assert draft_memory(dataclasses.replace(TOY, parameters=3000), TOY, 6000) is None

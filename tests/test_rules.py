@@ -25,7 +25,7 @@ from alphaprof.rules import (
     parse_rule,
     rules_of,
 )
-from alphaprof.theory.trees import MultiDraft
+from tests.reference import MultiDraft
 
 Array = np.ndarray[Any, Any]
 LOSSY = [name for name, rule in RULES.items() if rule.lossy]

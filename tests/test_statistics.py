@@ -28,8 +28,8 @@ from alphaprof.profiling.scoring.statistics import (
     top_probs,
 )
 from alphaprof.profiling.scoring.statistics import laws as probabilities
-from alphaprof.theory.trees import MultiDraft
 from tests import reference
+from tests.reference import MultiDraft
 
 
 def both(

@@ -17,13 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.files import write_part
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.rules import DEFAULT_RULES, RULES, parse_rule
-from alphaprof.theory.trees import MultiDraft
-from alphaprof.totals.count import Shape, TotalsRequest, columns_of, counts, shard_totals, table_of, trace_of
+from alphaprof.totals.count import Shape, TotalsRequest, columns_of, counts, table_of, trace_of
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import Flavour
+from tests.reference import MultiDraft
 from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)
@@ -73,7 +74,7 @@ def documents(
 
 def totals(positions: pa.Table, texts: pa.Table | None = None, draft: DraftFacts = DRAFT, **request: Any) -> list[dict]:
     asked = TotalsRequest(**({"rules": ["strict"], "gammas": [1, 2]} | request))
-    table = shard_totals(positions, documents() if texts is None else texts, FACTS, draft, asked)
+    table = table_of([counts(positions, documents() if texts is None else texts, (FACTS, draft), asked)], asked.gammas)
     return [listed(row, asked.gammas) for row in table.to_pylist()]
 
 
@@ -152,7 +153,8 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
 @pytest.mark.parametrize(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
 def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
     facts = dataclasses.replace(FACTS, eos=eos)
-    rows = shard_totals(log(), documents(), facts, DRAFT, TotalsRequest(["strict"], [2], "hf")).to_pylist()
+    asked = TotalsRequest(["strict"], [2], "hf")
+    rows = table_of([counts(log(), documents(), (facts, DRAFT), asked)], asked.gammas).to_pylist()
     assert rows[0]["drafted_2"] == drafted
 
 
@@ -630,7 +632,7 @@ def poison(run: Run, draft: str) -> Run:
     for path in (part.path for part in run.totals_parts(draft)):
         table = pq.ParquetFile(path).read()
         place = table.schema.get_field_index("accepted")
-        pq.write_table(table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table))), path)
+        write_part(path, table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table))))
     return signed(run)
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from alphaprof.profiling.models.load import Model
-from alphaprof.theory.trees import Tree, accepted_lengths, replay_tree
+from alphaprof.theory.trees import Tree, replay_tree
+from tests.reference import accepted_lengths
 from tests.test_huggingface import DOCUMENTS, pair, profiled  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]

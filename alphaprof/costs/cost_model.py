@@ -5,24 +5,21 @@ shows them.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from alphaprof.costs.engine_table import read_engine_table
-from alphaprof.costs.roofline import ACCELERATORS, Accelerator, Efficiency, ModelShape, draft_memory, step_ms
+from alphaprof.costs.roofline import ACCELERATORS, Efficiency, ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
 from alphaprof.log.manifest import CHAIN, DraftFacts, Manifest, ModelFacts
 from alphaprof.log.store import Run
+from alphaprof.stats.estimate import Array
 
-Array = np.ndarray[Any, Any]
 MEASURED, TABLE, ROOFLINE, NONE = "measured", "table", "roofline", "none"
 MEASURED_HERE = "by step times measured here in alphaprof's own loop over transformers' forward passes"
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
@@ -71,23 +68,17 @@ def roofline_rows(
             ms = setting.ms(target, True, tokens, batch, context) + setting.overhead_ms
             rows.append(StepRow(TARGET, "decode" if tokens == 1 else "verify", tokens, batch, context, ms))
         for name, shape in drafts.items():
-            rows += _draft_rows(name, shape, setting, batch, context)
+            if shape is None:
+                rows.append(StepRow(name, "lookup", 1, batch, context, 0.0))
+                continue
+            for tokens in (1, 2):
+                ms = setting.ms(shape, False, tokens, batch, context) + setting.draft_overhead_ms
+                rows.append(StepRow(name, "draft", tokens, batch, context, ms))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
             prefill = [(tokens, setting.ms(shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
             rows += [StepRow(name, "prefill", tokens, 1, 0, ms) for tokens, ms in prefill]
     return tuple(rows)
-
-
-def _draft_rows(
-    name: str, shape: ModelShape | None, setting: RooflineSetting, batch: int, context: int
-) -> Iterator[StepRow]:
-    if shape is None:
-        yield StepRow(name, "lookup", 1, batch, context, 0.0)
-        return
-    for tokens in (1, 2):
-        ms = setting.ms(shape, False, tokens, batch, context) + setting.draft_overhead_ms
-        yield StepRow(name, "draft", tokens, batch, context, ms)
 
 
 def shape_of(name: str, facts: ModelFacts) -> ModelShape:
@@ -154,8 +145,9 @@ class CostModel:
 
     def times(self, concurrency: int) -> dict[str, StepTimes]:
         """Step times by draft, of drafts that have any at a concurrency."""
-        found = {draft: self.table.times(draft, self.gamma, concurrency, self.context) for draft in self.manifest.drafts}
-        return {draft: times for draft, times in found.items() if times is not None}
+        place = (self.gamma, concurrency, self.context)
+        times = {draft: self.table.times(draft, *place) for draft in self.manifest.drafts}
+        return {draft: known for draft, known in times.items() if known is not None}
 
     def timing(self, concurrency: int) -> Timing:
         """The same for a verdict, with the reasons of drafts that have none."""
@@ -187,8 +179,7 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
     if manifest.drafting != CHAIN and options["source"] != MEASURED:
         raise CostsUnreadable(
             f"step times cannot be used for {run.path}: it was served with drafting {manifest.drafting}, and what its "
-            "rounds "
-            "drafted is not known",
+            "rounds drafted is not known",
             "leave costs out: tokens per round need none",
         )
     if options["source"] == MEASURED:
@@ -207,35 +198,23 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
     return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
 
 
-def beyond_prefill(book: CostModel, prompt_tokens: Array) -> float | None:
-    """The share of prompts that are longer than any whose prefill was timed; None where none was, or a formula gives all."""
-    found = book.table.prefill_ms(TARGET, prompt_tokens) if book.options["source"] != ROOFLINE else None
-    return found[1] if found is not None else None
-
-
 def measured_rows(latency: Sequence[Mapping[str, Any]]) -> list[StepRow]:
     """Rows of the latency table as step times."""
-    names = ("model", "step", "tokens", "batch", "context", "relative_error")
+    keys = ("model", "step", "tokens", "batch", "context", "relative_error")
     return [
-        StepRow(**{name: row[name] for name in names}, ms=row["median_ms"], rounds=tuple(row["rounds_ms"] or ()))
+        StepRow(**{key: row[key] for key in keys}, ms=row["median_ms"], rounds=tuple(row["rounds_ms"] or ()))
         for row in latency
     ]
 
 
 def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, context: float | None) -> tuple[StepRow, ...]:
-    keys = ("accelerator", "tp", "draft_tp", "memory_efficiency", "compute_efficiency", "all_reduce_ms")
-    setting = RooflineSetting(**{key: options[key] for key in (*keys, "overhead_ms", "draft_overhead_ms")})
-    target, drafts = _shapes(manifest, options)
+    setting = RooflineSetting(**{field.name: options[field.name] for field in dataclasses.fields(RooflineSetting)})
+    models = manifest.drafts.items()
+    drafts = {name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in models}
+    target = _shape(TARGET, manifest.target, options, options["weight_bytes"])
     # Times are linear in the context: two places give all between.
     contexts = sorted({0, round(2 * (context or 0)) + 1})
     return roofline_rows(target, drafts, setting, gamma, options["concurrency"], contexts, PROMPTS)
-
-
-def _shapes(manifest: Manifest, options: Mapping[str, Any]) -> tuple[ModelShape, dict[str, ModelShape | None]]:
-    drafts = {
-        name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in manifest.drafts.items()
-    }
-    return _shape(TARGET, manifest.target, options, options["weight_bytes"]), drafts
 
 
 def _draft_shape(name: str, facts: DraftFacts, options: Mapping[str, Any]) -> ModelShape:
@@ -250,20 +229,12 @@ def _shape(name: str, facts: ModelFacts, options: Mapping[str, Any], weight_byte
     return dataclasses.replace(shape, weight_bytes=weight_bytes or shape.weight_bytes, kv_bytes=kv_bytes)
 
 
-def _device(manifest: Manifest, options: Mapping[str, Any]) -> tuple[Accelerator | None, int]:
-    """What holds the target, and how many of it: a roofline's accelerators, or the GPU of a measurement; else not known."""
-    if options["source"] == ROOFLINE:
-        return ACCELERATORS[options["accelerator"]], options["tp"]
-    memory = manifest.environment.get("device_memory") if options["source"] == MEASURED else None
-    return (Accelerator(manifest.target.device, math.nan, math.nan, memory) if memory else None), 1
-
-
 def _devices(options: Mapping[str, Any]) -> str:
     return f"{options['tp']} x {options['accelerator']}" if options["tp"] > 1 else str(options["accelerator"])
 
 
-def cost_of(book: CostModel, concurrency: int, beyond_prefill: float | None) -> Cost:
-    """What a report says of its step times."""
+def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
+    """What a report says of its step times; `prompt_tokens` [documents]."""
     manifest, options, times = book.manifest, book.options, book.times(concurrency)
     measured = options["source"] == MEASURED
     environment, target = manifest.environment, manifest.target
@@ -272,6 +243,7 @@ def cost_of(book: CostModel, concurrency: int, beyond_prefill: float | None) -> 
     engine = {MEASURED: f"transformers {version}", ROOFLINE: "roofline"}
     device = {MEASURED: target.device, TABLE: Path(str(options.get("path"))).name}
     first = next(iter(times.values()), None)
+    prefill = book.table.prefill_ms(TARGET, prompt_tokens) if options["source"] != ROOFLINE else None
     return Cost(
         source=options["source"],
         engine=engine.get(options["source"], "yours"),
@@ -289,26 +261,26 @@ def cost_of(book: CostModel, concurrency: int, beyond_prefill: float | None) -> 
         draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},
         lookup_ms={draft: time.lookup.ms for draft, time in times.items() if not manifest.drafts[draft].has_steps},
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
-        memory=tuple(memory(manifest, options)),
-        beyond_prefill=beyond_prefill,
+        memory=tuple(_memory_shares(manifest, options)),
+        beyond_prefill=prefill[1] if prefill else None,
     )
 
 
-def memory(manifest: Manifest, options: Mapping[str, Any]) -> list[DraftMemoryShare]:
-    """What each draft model takes, where its shape and the target's are known."""
-    found = []
+def _memory_shares(manifest: Manifest, options: Mapping[str, Any]) -> Iterator[DraftMemoryShare]:
+    """Yields what each draft model takes, where its shape and the target's are known. The memory is that of a roofline's
+    accelerators or of the GPU of a measurement; else it is not known.
+    """
+    memory, tp = None, 1
+    if options["source"] == ROOFLINE:
+        memory, tp = ACCELERATORS[options["accelerator"]].memory, options["tp"]
+    elif options["source"] == MEASURED:
+        memory = manifest.environment.get("device_memory")
     for name, facts in manifest.drafts.items():
         if facts.shape is None or manifest.target.shape is None:
             continue
         target = _shape(TARGET, manifest.target, options, options.get("weight_bytes"))
         draft, shared = _draft_shape(name, facts, options), facts.shares_target_weights
-        pool = lost = None
-        device, tp = _device(manifest, options)
-        if device is not None and target.total_weight_bytes < tp * device.memory:
-            held = draft_memory(target, draft, device, tp, shared)
-            pool, lost = held.weight_share, held.lost_share
+        shares = draft_memory(target, draft, memory, tp, shared) if memory else None
         each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token
-        found.append(
-            DraftMemoryShare(name, 0.0 if shared else draft.total_weight_bytes, own, own / (each + own), pool, lost)
-        )
-    return found
+        weights = 0.0 if shared else draft.total_weight_bytes
+        yield DraftMemoryShare(name, weights, own, own / (each + own), *(shares or (None, None)))

@@ -12,6 +12,7 @@ are the target's. No format of a `vllm bench forward` was found, and none is rea
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -54,23 +55,17 @@ class _Record:
             if default is None:
                 raise self.refuse(f"{key} is missing", f"give every row a number for {key}")
             return default
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise self.refuse(
-                f"{key} is {shown(value)}, not a number", "write numbers with a point and without units, like 12.5"
-            )
-        return number
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if not isinstance(value, bool) and math.isfinite(number := float(value)):
+                return number
+        raise self.refuse(f"{key} is {shown(value)}, not a number", "write numbers with a point, without units, like 12.5")
 
     def whole(self, key: str, least: int, default: int | None = None) -> int:
         """A whole number up to `MOST`. Raises `CostsUnreadable`."""
         number = self.number(key, default)
         if number != int(number) or not least <= number <= MOST:
-            raise self.refuse(
-                f"{key} is {number:g}, not a whole number from {least} to {MOST}", f"correct {key} in this row"
-            )
+            problem = f"{key} is {number:g}, not a whole number from {least} to {MOST}"
+            raise self.refuse(problem, f"correct {key} in this row")
         return int(number)
 
     def ms(self, key: str, step: str) -> float:
@@ -90,7 +85,7 @@ def read_engine_table(
     None: 0, but refused where the file has entries of vLLM. Raises `CostsUnreadable`.
     """
     kinds = {TARGET: "target"} | dict.fromkeys(drafts, "draft") | dict.fromkeys(lookups, "lookup")
-    found: dict[tuple[Any, ...], tuple[StepRow, str]] = {}
+    rows: dict[tuple[Any, ...], tuple[StepRow, str]] = {}
     for record in _records(path):
         if "mode" in record.cells:
             if overhead_ms is None:
@@ -102,14 +97,20 @@ def read_engine_table(
         else:
             row = _row(record, kinds)
         place = (row.model, row.step, row.tokens, row.batch, row.context)
-        other, where = found.setdefault(place, (row, record.where))
+        other, where = rows.setdefault(place, (row, record.where))
         if other.ms != row.ms:
             raise record.refuse(
                 f"{row.ms:g} ms for the same step that takes {other.ms:g} ms in {where.removeprefix(f'{path}, ')}",
                 "remove one of them, or their median",
             )
-    _check_complete(path, [row for row, _ in found.values()])
-    return tuple(_slower(row, overhead_ms or 0.0) for row, _ in found.values())
+    steps = {row.step for row, _ in rows.values() if row.model == TARGET}
+    if "decode" not in steps:
+        hint = "add a row: model target, tokens 1, for every batch size"
+        raise CostsUnreadable(f"{path}: no decode step of the target", hint)
+    if "verify" not in steps:
+        hint = "measure steps of 2..N tokens of the target, N one more than the largest gamma"
+        raise CostsUnreadable(f"{path}: no verify steps", hint)
+    return tuple(_slower(row, overhead_ms or 0.0) for row, _ in rows.values())
 
 
 def _slower(row: StepRow, overhead_ms: float) -> StepRow:
@@ -118,18 +119,6 @@ def _slower(row: StepRow, overhead_ms: float) -> StepRow:
         return row
     ms = row.ms + overhead_ms
     return replace(row, ms=ms, relative_error=row.relative_error * row.ms / ms)
-
-
-def _check_complete(path: Path, rows: Sequence[StepRow]) -> None:
-    steps = {row.step for row in rows if row.model == TARGET}
-    if "decode" not in steps:
-        raise CostsUnreadable(
-            f"{path}: no decode step of the target", "add a row: model target, tokens 1, for every batch size"
-        )
-    if "verify" not in steps:
-        raise CostsUnreadable(
-            f"{path}: no verify steps", "measure steps of 2..N tokens of the target, N one more than the largest gamma"
-        )
 
 
 def _row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
@@ -143,14 +132,11 @@ def _row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
     if step not in STEPS_OF[kind]:
         raise record.refuse(f"{model} has no step {shown(step)}", f"steps of a {kind} are {', '.join(STEPS_OF[kind])}")
     if (tokens == 1) != (step != "verify") and step not in ("prefill", "draft"):
-        raise record.refuse(
-            f"a {step} step over {tokens} token{'s' if tokens > 1 else ''}", "verify has 2 or more, the others have 1"
-        )
-    error = record.number("relative_error", 0.0)
-    if error < 0:
-        raise record.refuse(
-            f"relative_error is {error:g}", "give the standard error as a share of the time, or leave it out"
-        )
+        problem = f"a {step} step over {tokens} token{'s' if tokens > 1 else ''}"
+        raise record.refuse(problem, "verify has 2 or more, the others have 1")
+    if (error := record.number("relative_error", 0.0)) < 0:
+        hint = "give the standard error as a share of the time, or leave it out"
+        raise record.refuse(f"relative_error is {error:g}", hint)
     batch, context = record.whole("batch", 1, 1), record.whole("context", 0, 0)
     return StepRow(model, step, tokens, batch, context, record.ms("ms", step), error)
 
@@ -166,11 +152,8 @@ def _vllm_row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
     context, batch = record.whole("context_len", 0), record.whole("batch_size", 1)
     tokens = 1 if mode == "decode" else record.whole("input_len", 1)
     most = MOST_VERIFIED if model == TARGET else 2  # a draft catches up on one token after it drafted all
-    step = "prefill"
-    if mode == "decode":
-        step = STEPS_OF[kinds[model]][0]
-    elif context > 0 and 2 <= tokens <= most:
-        step = "verify" if model == TARGET else "draft"
+    one, several = ("decode", "verify") if model == TARGET else ("draft", "draft")
+    step = one if mode == "decode" else several if context > 0 and 2 <= tokens <= most else "prefill"
     return StepRow(model, step, tokens, batch, context, record.ms(time, step))
 
 
@@ -184,19 +167,14 @@ def _model(record: _Record, kinds: Mapping[str, str], name: object) -> str:
 def _records(path: Path) -> Iterator[_Record]:
     try:
         if path.exists() and not path.is_file():
-            raise CostsUnreadable(
-                f"{path} cannot be read: it is not a regular file", "give a regular file: reports read it again"
-            )
+            hint = "give a regular file: reports read it again"
+            raise CostsUnreadable(f"{path} cannot be read: it is not a regular file", hint)
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise CostsUnreadable(
-            f"{path} cannot be read: {reason}", "check costs.path, a CSV or JSON file of step times"
-        ) from error
-    if path.suffix.lower() == ".json":
-        yield from _from_json(path, text)
-    else:
-        yield from _from_csv(path, text)
+        hint = "check costs.path, a CSV or JSON file of step times"
+        raise CostsUnreadable(f"{path} cannot be read: {reason}", hint) from error
+    return (_from_json if path.suffix.lower() == ".json" else _from_csv)(path, text)
 
 
 def _from_csv(path: Path, text: str) -> Iterator[_Record]:
@@ -206,9 +184,8 @@ def _from_csv(path: Path, text: str) -> Iterator[_Record]:
         reader.fieldnames = names
         lines = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
-        raise CostsUnreadable(
-            f"{path} is not CSV: {error}", "give a CSV file, or a JSON file whose name ends in .json"
-        ) from error
+        hint = "give a CSV file, or a JSON file whose name ends in .json"
+        raise CostsUnreadable(f"{path} is not CSV: {error}", hint) from error
     if twice := [name for name in names if names.count(name) > 1]:
         raise CostsUnreadable(f"{path}, line 1: column {cut(twice[0], VALUE)} occurs twice", "remove one of them")
     for line, cells in lines:

@@ -4,8 +4,7 @@ computes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from alphaprof.errors import ModelUnloadable
 # Decoders with gated MLPs (three matrices) and one kind of attention, whose parameters the counts below add up.
 KNOWN = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-LEAST_RATIO, MOST_RATIO = 1e-3, 1e3  # of the two efficiencies
 NO_TIME = 1e-6  # inverse of an efficiency that stands for a term without any part in the measured times
 
 
@@ -43,10 +41,8 @@ class ModelShape:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        if (
-            min(self.parameters, self.layers, self.heads, self.kv_heads, self.head_dim, self.weight_bytes, self.kv_bytes)
-            <= 0
-        ):
+        counts = (self.parameters, self.layers, self.heads, self.kv_heads, self.head_dim)
+        if min(*counts, self.weight_bytes, self.kv_bytes) <= 0:
             raise ValueError("a shape's numbers are positive")
         if not 0 <= self.experts_per_token <= self.experts or self.shared_parameters < 0:
             raise ValueError("a token uses at most all experts, and they hold at most all parameters")
@@ -58,7 +54,16 @@ class ModelShape:
         Norms, biases and routers are not counted (together less than 0.2 % of the parameters). A sliding window is read as
         full attention. Raises `ModelUnloadable` for other architectures and for configs that lack a number.
         """
-        _check_known(config)
+        if config.get("kv_lora_rank"):
+            raise ModelUnloadable(
+                "this config has a latent KV cache (kv_lora_rank), which is not counted in keys and values by head",
+                "measure step times instead, or write a ModelShape by hand that moves as many bytes",
+            )
+        if (kind := config.get("model_type")) not in KNOWN:
+            raise ModelUnloadable(
+                f"model_type {kind!r} is not one whose parameters are counted here: {', '.join(KNOWN)}",
+                "of a multimodal model give its text_config; else write a ModelShape by hand",
+            )
         layers, hidden, vocabulary = (_whole(config, key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
         heads = _whole(config, "num_attention_heads")
         kv_heads = _whole(config, "num_key_value_heads", heads)
@@ -69,21 +74,9 @@ class ModelShape:
         dense = 0 if mixture.layers == layers else 3 * hidden * _whole(config, "intermediate_size")
         parameters = vocabulary * hidden * (1 if tied else 2) + layers * attention + (layers - mixture.layers) * dense
         parameters += mixture.layers * 3 * hidden * (mixture.experts * mixture.width + mixture.shared_width)
-        return cls(
-            parameters=parameters,
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            vocabulary=vocabulary,
-            weight_bytes=weight_bytes,
-            kv_bytes=kv_bytes,
-            experts=mixture.experts,
-            experts_per_token=mixture.per_token,
-            expert_parameters=mixture.layers * 3 * hidden * mixture.width,
-            tied=tied,
-        )
+        expert = mixture.layers * 3 * hidden * mixture.width
+        sizes = (parameters, layers, hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, kv_bytes)
+        return cls(*sizes, mixture.experts, mixture.per_token, expert, tied)
 
     @property
     def shared_parameters(self) -> float:
@@ -132,11 +125,8 @@ class _Mixture:
         shared = _whole(config, "n_shared_experts", 0) * width + _whole(config, "shared_expert_intermediate_size", 0)
         first, dense = _whole(config, "first_k_dense_replace", 0), config.get("mlp_only_layers") or ()
         step, frequency = _whole(config, "decoder_sparse_step", 1), _whole(config, "moe_layer_freq", 1)
-        chosen = [
-            layer
-            for layer in range(first, layers)
-            if layer not in dense and (layer + 1) % step == 0 and layer % frequency == 0
-        ]
+        sparse = (layer for layer in range(first, layers) if (layer + 1) % step == 0 and layer % frequency == 0)
+        chosen = [layer for layer in sparse if layer not in dense]
         return cls(len(chosen), _whole(config, key), _whole(config, "num_experts_per_tok"), width, shared)
 
 
@@ -151,25 +141,9 @@ def mlp_elements(config: Mapping[str, Any]) -> int:
     return max(3 * dense, 3 * mixture.shared_width, mixture.per_token * (4 * mixture.width + hidden))
 
 
-def _check_known(config: Mapping[str, Any]) -> None:
-    kind = config.get("model_type")
-    if config.get("kv_lora_rank"):
-        raise ModelUnloadable(
-            "this config has a latent KV cache (kv_lora_rank), which is not counted in keys and values by head",
-            "measure step times instead, or write a ModelShape by hand that moves as many bytes",
-        )
-    if kind not in KNOWN:
-        raise ModelUnloadable(
-            f"model_type {kind!r} is not one whose parameters are counted here: {', '.join(KNOWN)}",
-            "of a multimodal model give its text_config; else write a ModelShape by hand",
-        )
-
-
 def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """A number of a config, 0 or above; `default` where it is missing or null. Raises `ModelUnloadable`."""
-    value = config.get(key)
-    if value is None:
-        value = default
+    value = default if config.get(key) is None else config[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < (0 if default == 0 else 1):
         state = "lacks" if value is None else f"has {value!r} for"
         raise ModelUnloadable(f"the config {state} {key}, a whole number", "give the config.json of the model as it is")
@@ -231,7 +205,7 @@ class Load:
 
 
 def experts_touched(shape: ModelShape, tokens: int) -> float:
-    """Experts of a layer that a step over so many tokens is expected to read: E (1 - (1 - k / E)^tokens).
+    """Experts of a layer that a step over `tokens` tokens is expected to read: E (1 - (1 - k / E)^tokens).
 
     For tokens that choose k of E experts evenly and independently; real routing is less even and touches fewer.
     """
@@ -277,90 +251,31 @@ def fit_times(shape: ModelShape, accelerator: Accelerator, measured: Sequence[tu
     """The efficiencies at which steps take the measured times in ms, on one device: exactly for two of them, by least
     squares of relative errors for more. Raises `ValueError` where they are faster than the device, or do not tell both.
     """
-    rows = np.array([_ideal_ms(shape, accelerator, load) for load, _ in measured])
-    times = np.array([ms for _, ms in measured])
     if len(measured) < 2:
         raise ValueError("two efficiencies need two step times")
+    device, times = accelerator, np.array([ms for _, ms in measured])
+    rows = [(bytes_moved(shape, load) / device.bandwidth, flops(shape, load) / device.peak) for load, _ in measured]
     from scipy.optimize import nnls  # here, because it takes as long to load as a report does without
 
-    slowness, _ = nnls(rows / times[:, None], np.ones(len(times)))
+    slowness, _ = nnls(1000 * np.array(rows) / times[:, None], np.ones(len(times)))
     if slowness.min() < NO_TIME:
         raise ValueError("these step times do not tell bandwidth from compute: take batches that lie further apart")
     return Efficiency(*(float(1 / slow) for slow in slowness))
 
 
-def fit_ratios(
-    shape: ModelShape, accelerator: Accelerator, measured: Sequence[tuple[Load, float]], memory: float = 0.8
-) -> Efficiency:
-    """Efficiencies at which T(tokens) / T(1) takes the measured values, by least squares of their logarithms.
-
-    Ratios tell only how the two efficiencies relate; `memory` is taken as given, and matters where times in ms do. Raises
-    `ValueError` where no ratio of efficiencies comes close, for that is a question of another shape or device.
-    """
-    pairs = [
-        (_ideal_ms(shape, accelerator, load), _ideal_ms(shape, accelerator, Load(1, load.batch, load.context)))
-        for load, _ in measured
-    ]
-
-    def misfit(log_weight: float) -> float:
-        weight = math.exp(log_weight)  # of computing: memory efficiency / compute efficiency
-        found = [(many[0] + weight * many[1]) / (one[0] + weight * one[1]) for many, one in pairs]
-        return sum(math.log(value / ratio) ** 2 for value, (_, ratio) in zip(found, measured, strict=True))
-
-    weight = math.exp(_least(misfit))
-    if not measured or not 2 * LEAST_RATIO < weight < MOST_RATIO / 2:
-        raise ValueError("these ratios do not tell how bandwidth and compute relate: take a larger batch")
-    return Efficiency(memory, memory / weight)
-
-
-def _least(function: Callable[[float], float]) -> float:
-    from scipy.optimize import minimize_scalar  # here likewise
-
-    found = minimize_scalar(function, bounds=(math.log(LEAST_RATIO), math.log(MOST_RATIO)), method="bounded")
-    return float(found.x)
-
-
-def _ideal_ms(shape: ModelShape, accelerator: Accelerator, load: Load) -> tuple[float, float]:
-    """The two terms in ms at full bandwidth and at peak."""
-    moving, computing = bytes_moved(shape, load) / accelerator.bandwidth, flops(shape, load) / accelerator.peak
-    return 1000 * moving, 1000 * computing
-
-
-@dataclass(frozen=True)
-class DraftMemory:
-    """What a draft takes of the memory that the target leaves for its KV cache, on all devices together.
-
-    `pool_bytes`: memory less the target's weights; `weight_share` of it that the draft's weights take; `context_tokens`
-    that fit into the cache without the draft, and `context_tokens_left` with its weights and its own cache beside.
-    """
-
-    pool_bytes: float
-    weight_bytes: float
-    kv_bytes_per_token: float
-    weight_share: float
-    context_tokens: float
-    context_tokens_left: float
-
-    @property
-    def lost_share(self) -> float:
-        """Share of the context tokens that the draft costs: concurrency that is lost when memory is the limit."""
-        return 1 - self.context_tokens_left / self.context_tokens
-
-
 def draft_memory(
-    target: ModelShape, draft: ModelShape, accelerator: Accelerator, tp: int = 1, shares_weights: bool = False
-) -> DraftMemory:
-    """What the draft takes on `tp` devices that hold the target. Raises `ValueError` where the target alone does not fit.
+    target: ModelShape, draft: ModelShape, memory: float, tp: int = 1, shares_weights: bool = False
+) -> tuple[float, float] | None:
+    """What a draft takes of the memory that the target leaves for its KV cache, on `tp` devices of `memory` bytes each: the
+    share that its weights take, and the share of the tokens of context that are lost to its weights and its own cache, which
+    is lost concurrency when memory is the limit. None where the target alone does not fit.
 
     `shares_weights`: the draft is a part of the target and brings a cache only. Every byte is counted as usable; engines
     keep some back for activations (vLLM by default a tenth). Devices beyond the number of KV heads hold copies of them.
     """
-    pool = tp * accelerator.memory - target.total_weight_bytes
+    pool = tp * memory - target.total_weight_bytes
     if pool <= 0:
-        raise ValueError(
-            f"the target's weights ({target.total_weight_bytes:.3g} bytes) do not fit on {tp} {accelerator.name}"
-        )
+        return None
     weights = 0.0 if shares_weights else draft.total_weight_bytes
     own, each = (shape.kv_bytes_per_token * tp / min(tp, shape.kv_heads) for shape in (target, draft))
-    left = max(0.0, pool - weights) / (own + each)
-    return DraftMemory(pool, weights, each, weights / pool, pool / own, left)
+    return weights / pool, 1 - max(0.0, pool - weights) / (own + each) / (pool / own)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from alphaprof.costs.timing import median_error
 from alphaprof.stats.estimate import (
+    Array,
     Ratio,
     by_cluster,
     controlled,
@@ -30,7 +30,8 @@ from alphaprof.stats.estimate import (
 )
 from alphaprof.totals.replay import RoundCounts
 
-Array = np.ndarray[Any, Any]
+FEWEST = 5  # independent documents without which only step times can decide
+LARGEST = 600.0  # of a logarithm that is turned into a number
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,6 @@ class StepTime:
 
 
 NOTHING = StepTime(0.0, 0.0)
-FEWEST = 5  # independent documents without which only step times can decide
-LARGEST = 600.0  # of a logarithm that is turned into a number
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ class Timing:
 
     def only(self, draft: str) -> Timing:
         """Returns the step times of one draft."""
-        times = {name: found for name, found in self.times.items() if name == draft}
-        return Timing(times, self.basis, {name: reason for name, reason in self.missing.items() if name == draft})
+        times = {draft: self.times[draft]} if draft in self.times else {}
+        return Timing(times, self.basis, {draft: self.missing[draft]} if draft in self.missing else {})
 
     def lacks(self, drafts: Iterable[str]) -> str | None:
         """Why one of some drafts has no times; None where all have them."""
@@ -189,16 +188,16 @@ def _stretched(distance: float) -> float:
 def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
     """Decode time with the draft in units of a decode step, [documents].
 
-    A text that ends with a full round has no step behind it: at most one step of a document is counted too many.
+    A text that ends with a full round has no step after it: at most one step of a document is counted too many.
     """
     costs = round_costs(times, counts.drafted.shape[1])
-    found = counts.rounds * costs[0]
+    spent = counts.rounds * costs[0]
     for rounds, more in zip(counts.drafted.T, np.diff(costs), strict=True):  # a matrix product would spin on all cores
         if more:  # what one more token costs, in every round that drafts as many
-            found += rounds * more
+            spent += rounds * more
     if times.draft_after_full:
-        found += counts.full * times.after_full()
-    return np.asarray(found)
+        spent += counts.full * times.after_full()
+    return np.asarray(spent)
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
@@ -226,11 +225,9 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
 
     Where rounds are expectations, a control variate has sharpened the time with the draft.
     """
-    if not counts.control.any():
-        spent, base = by_cluster(counts.cluster, time_spent(counts, times), counts.tokens)
-        return spent, base
-    spent, base, control = by_cluster(counts.cluster, time_spent(counts, times), counts.tokens, counts.control)
-    adjusted = controlled(spent, base, control)
+    control = (counts.control,) if counts.control.any() else ()
+    spent, base, *controls = by_cluster(counts.cluster, time_spent(counts, times), counts.tokens, *control)
+    adjusted = controlled(spent, base, *controls) if controls else None
     return (spent if adjusted is None else adjusted), base
 
 
@@ -269,17 +266,14 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     variance = sum(variances) + (0.0 if apart else _covariance(domains, weights, sums))
     thirds = [weight**3 * one.third for weight, one in zip(weights, ratios, strict=True)]
     third = sum(thirds) if apart else sum(map(math.cbrt, thirds)) ** 3
+    whole = Ratio(time, math.sqrt(variance), documents, _freedom(variances, ratios, documents), third)
     bounds = cost_bounds(times, domains[0].drafted.shape[1])
-    found = _speedup(
-        Ratio(time, math.sqrt(variance), documents, _freedom(variances, ratios, documents), third),
-        bounds,
-        _timing_error(np.asarray(shares), times),
-    )
     each = [_speedup(one, bounds, (0.0, math.inf)) for one in ratios]
     slower = [part / time * one.unseen_slower for part, one in zip(parts, each, strict=True)]
     faster = [part / time * one.unseen_faster for part, one in zip(parts, each, strict=True)]
     together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
-    return replace(found, unseen_slower=together(*slower), unseen_faster=together(*faster))
+    traffic = _speedup(whole, bounds, _timing_error(np.asarray(shares), times))
+    return replace(traffic, unseen_slower=together(*slower), unseen_faster=together(*faster))
 
 
 def speedup_as_sampled(domains: Sequence[RoundCounts], times: StepTimes, strata: Array | None) -> Speedup | None:
@@ -300,8 +294,7 @@ def speedup_as_sampled(domains: Sequence[RoundCounts], times: StepTimes, strata:
     time = ratio(spent, base, strata[clusters] if strata is not None and strata.any() else None)
     parts = [each.sum() / spent.sum() for each, _ in sums]
     shares = sum(part * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
-    bounds = cost_bounds(times, domains[0].drafted.shape[1])
-    return _speedup(time, bounds, _timing_error(np.asarray(shares), times))
+    return _speedup(time, cost_bounds(times, domains[0].drafted.shape[1]), _timing_error(np.asarray(shares), times))
 
 
 @dataclass(frozen=True)
@@ -328,11 +321,10 @@ class Mix:
 
 
 def _speedup(time: Ratio, bounds: tuple[float, float], timing: tuple[float, float]) -> Speedup:
-    """The speedup from the relative `time`. `bounds`: the least and the most that a token can cost; `timing`: the error of
-    step times and its degrees of freedom.
+    """The speedup from the relative `time`, the least and the most that a token can cost, and the error of step times with
+    its degrees of freedom.
     """
-    best, worst = bounds
-    share = unseen(time.documents)
+    (best, worst), share = bounds, unseen(time.documents)
     return Speedup(
         value=1 / time.value,
         sampling_error=time.stderr / time.value,
@@ -367,9 +359,8 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
-    """What clusters with documents in several domains add to the variance of the weighted time.
-
-    `sums`: `spent_and_base` of each domain. Never negative: that errors cancel is too much to conclude from a few clusters.
+    """What clusters with documents in several domains add to the variance of the weighted time. Never negative: that errors
+    cancel is too much to conclude from a few clusters.
     """
     errors, clusters = [], []
     for counts, weight, (spent, base) in zip(domains, weights, sums, strict=True):
@@ -406,14 +397,13 @@ def _timing_error(shares: Array, times: StepTimes, base: float = 1.0) -> tuple[f
 
 
 def _relative(time: StepTime, rounds: int) -> Array:
-    """What a step took more in each of the first rounds than it is said to take, as a share, [rounds]."""
+    """By how much the first rounds took longer than the step's time, as a share of it, [rounds]."""
     return np.array(time.rounds[:rounds]) / time.ms - 1
 
 
 def _freedom(variances: Sequence[float], ratios: Sequence[Ratio], documents: int) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a sum of domains with `documents` different clusters in all.
-
-    At most the sum over domains, less the share of it that clusters in several of them count more than once.
+    """Welch and Satterthwaite's degrees of freedom of a sum of domains with `documents` different clusters in all; at most
+    the sum over domains, less the share of it that clusters in several of them count more than once.
     """
     if not all(math.isfinite(variance) for variance in variances):
         return 0

@@ -10,13 +10,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from alphaprof.costs.speedup import NOTHING, StepTime, StepTimes
+from alphaprof.stats.estimate import Array
 
-Array = np.ndarray[Any, Any]
 TARGET = "target"
 STEPS = ("prefill", "decode", "verify", "draft", "lookup", "bookkeeping")
 FREE_STEPS = ("lookup", "bookkeeping")  # may take no time at all
@@ -45,7 +44,6 @@ class _Unmeasured(Exception):
     """There is no time for this: the reason, in words."""
 
 
-_Weights = dict[StepRow, float]  # a time as a weighted sum of measured ones; the weights add up to 1
 _Cells = Mapping[int, Mapping[int, Sequence[StepRow]]]  # batch -> tokens -> rows by ascending context
 
 
@@ -102,8 +100,8 @@ class StepTable:
         tokens, times = np.array([row.tokens for row in rows]), np.array([row.ms for row in rows])
         rise = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]) if len(rows) > 1 else times[-1] / tokens[-1]
         beyond = np.maximum(np.asarray(prompt_tokens) - tokens[-1], 0)
-        found = np.interp(prompt_tokens, tokens, times) + max(rise, 0.0) * beyond
-        return found, float((beyond > 0).mean()) if beyond.size else 0.0
+        ms = np.interp(prompt_tokens, tokens, times) + max(rise, 0.0) * beyond
+        return ms, float((beyond > 0).mean()) if beyond.size else 0.0
 
     def _of(self, model: str, step: str) -> Mapping[int, Mapping[int, list[StepRow]]]:
         return self._cells.get((model, step), {})
@@ -114,19 +112,14 @@ class StepTable:
             raise _Unmeasured(f"no step time for draft {draft}")
         target, name = self._of(TARGET, "decode"), f"draft {draft}"
         after_full = any(2 in cell for cell in steps.values())
-        kept, own = self._of(TARGET, "bookkeeping"), self._of(draft, "bookkeeping")
+        owners = ((TARGET, f"the {TARGET}"), (draft, name))
+        kept = [(self._of(model, "bookkeeping"), f"bookkeeping of {words}") for model, words in owners]
         return StepTimes(
             target={n: _time(target, TARGET, n, batch, context) for n in range(1, gammas_max + 2)},
-            draft=_if_any(steps, name, 1, batch, context),
-            lookup=_if_any(searches, f"lookup of {name}", 1, batch, context),
+            draft=_time(steps, name, 1, batch, context) if steps else NOTHING,
+            lookup=_time(searches, f"lookup of {name}", 1, batch, context) if searches else NOTHING,
             draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
-            bookkeeping=_added(
-                [
-                    (1.0, _time(cells, f"bookkeeping of {what}", 1, batch, context))
-                    for cells, what in ((kept, f"the {TARGET}"), (own, name))
-                    if cells
-                ]
-            ),
+            bookkeeping=_added([(1.0, _time(cells, what, 1, batch, context)) for cells, what in kept if cells]),
         )
 
 
@@ -142,31 +135,22 @@ def _between(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:
     return [(low, 1 - share), (high, share)]
 
 
-def _at_context(rows: Sequence[StepRow], context: float) -> _Weights:
-    """A time at a context, the nearest end outside."""
-    by_context = {row.context: row for row in rows}
-    inside = min(max(context, rows[0].context), rows[-1].context)
-    return {by_context[near]: weight for near, weight in _between(list(by_context), inside)}
-
-
 def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
-    """A time between the nearest batch sizes at which so many tokens lie between measured ones. Raises `_Unmeasured`."""
+    """A time between the nearest batch sizes at which `tokens` lie between measured ones; at a context outside, that of the
+    nearest end. Raises `_Unmeasured`.
+    """
     usable = [near for near, cell in cells.items() if _between(sorted(cell), tokens)]
-    found: _Weights = {}
+    parts: list[tuple[float, StepTime]] = []
     for near, weight in _between(usable, batch):
         for count, share in _between(sorted(cells[near]), tokens):
-            for row, part in _at_context(cells[near][count], context).items():
-                found[row] = weight * share * part
-    if not found:
+            rows = {row.context: row for row in cells[near][count]}
+            contexts = list(rows)
+            for place, part in _between(contexts, min(max(context, contexts[0]), contexts[-1])):
+                row = rows[place]
+                parts.append((weight * share * part, StepTime(row.ms, row.relative_error, row.rounds)))
+    if not parts:
         raise _Unmeasured(_reason(cells, usable, what, tokens, batch))
-    if len(found) == 1:
-        return next(StepTime(row.ms, row.relative_error, row.rounds) for row in found)
-    return _added([(weight, StepTime(row.ms, row.relative_error, row.rounds)) for row, weight in found.items()])
-
-
-def _if_any(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
-    """Nothing where a kind of step was not measured at all: this draft has none."""
-    return _time(cells, what, tokens, batch, context) if cells else NOTHING
+    return parts[0][1] if len(parts) == 1 else _added(parts)
 
 
 def _reason(cells: _Cells, usable: Sequence[int], what: str, tokens: int, batch: int) -> str:

@@ -7,17 +7,16 @@ the truth all the same. `docs/coverage.md` has the simulations.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from scipy.special import bdtr
 
-from alphaprof.stats.estimate import quantile
+from alphaprof.stats.estimate import Array, quantile
 
-Array = np.ndarray[Any, Any]
 LEVEL = 0.95
 LEAST_ROUNDS = 3  # no bound with fewer
 ORDERED_ROUNDS = 6  # from here on order statistics: the least and the largest of 5 hold a median in 94 % of all cases
@@ -60,8 +59,8 @@ def autocorrelation(values: Array) -> float:
     spread = float((centred**2).sum())
     if spread == 0:
         return 0.0
-    found = float((centred[1:] * centred[:-1]).sum()) / spread
-    return min(max((rounds * found + 1) / max(rounds - 4, 2), 0.0), STRONGEST)
+    plain = float((centred[1:] * centred[:-1]).sum()) / spread
+    return min(max((rounds * plain + 1) / max(rounds - 4, 2), 0.0), STRONGEST)
 
 
 def _t(logs: Array) -> tuple[float, float]:
@@ -102,7 +101,7 @@ def round_mixes(steps: Sequence[tuple[str, str, int]], gamma: int) -> Array:
     place = {step: index for index, step in enumerate(steps)}
     drafts = list(dict.fromkeys(model for model, _, _ in steps if model != "target")) or ["none"]
     mixes = np.zeros((len(drafts) * gamma, len(steps)))
-    for row, (draft, m) in zip(mixes, [(draft, m) for draft in drafts for m in range(1, gamma + 1)], strict=True):
+    for row, (draft, m) in zip(mixes, itertools.product(drafts, range(1, gamma + 1)), strict=True):
         counts = {
             ("target", "verify", m + 1): 1.0,
             ("target", "bookkeeping", 1): 1.0,
@@ -111,9 +110,8 @@ def round_mixes(steps: Sequence[tuple[str, str, int]], gamma: int) -> Array:
             (draft, "lookup", 1): 1.0,
             (draft, "bookkeeping", 1): 1.0,
         }
-        for step, count in counts.items():
-            if step in place:
-                row[place[step]] = count
+        for step in counts.keys() & place.keys():
+            row[place[step]] = counts[step]
     return mixes
 
 

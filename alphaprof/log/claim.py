@@ -19,7 +19,7 @@ from typing import Any
 
 from alphaprof.errors import DiskFull, RunExists
 from alphaprof.log.files import NAME as PART
-from alphaprof.log.files import WRITTEN, replacing, unwritable
+from alphaprof.log.files import WRITTEN, replacing, writing
 
 NAME = ".owner-{:06d}.json"
 NOTHING = ""  # the digest of no profile
@@ -47,8 +47,7 @@ class Owner:
     @classmethod
     def this(cls, profile: str) -> Owner:
         """The owner that this process is."""
-        since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        process = os.getpid()
+        since, process = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), os.getpid()
         return cls(platform.node(), _machine(), process, _ticks(process), since, profile, secrets.token_hex(8))
 
     @property
@@ -86,12 +85,6 @@ class Claim:
         """The file."""
         return self.folder / NAME.format(self.number)
 
-    @property
-    def held(self) -> bool:
-        """Whether the directory is still this process's."""
-        owner = _owner(self.folder, _latest(self.folder))
-        return owner is not None and owner.token == self.owner.token
-
     def begin(self) -> None:
         """Note that a run begins in the directory, which was empty. Raises `DiskFull`."""
         self.owner = dataclasses.replace(self.owner, begun=True)
@@ -103,8 +96,7 @@ class Claim:
 
         Other runs have their manifest before anything else. Files of a user's own stay, whatever they are called.
         """
-        names = {path.name for path in self.folder.iterdir()}
-        if not self.owner.begun or {"manifest.json", "positions", "continuations"} & names:
+        if not self.owner.begun or {"manifest.json", "positions", "continuations"} & set(os.listdir(self.folder)):
             return
         totals = sorted(self.folder.glob("totals/draft=*"))
         tables = [path for folder in totals for path in folder.iterdir() if PART.fullmatch(path.name)]
@@ -117,13 +109,9 @@ class Claim:
 
     def require(self) -> None:
         """Raise `DiskFull` where the directory is gone, and `RunExists` where another process has taken it over."""
-        try:
-            number = _latest(self.folder)
-            owner = _owner(self.folder, number)
-        except FileNotFoundError:
-            owner = None
-        except OSError as error:
-            raise unwritable(self.folder, error) from None
+        owner = None
+        with writing(self.folder), contextlib.suppress(FileNotFoundError):
+            owner = _owner(self.folder, _latest(self.folder))
         if owner is None:
             raise DiskFull(
                 f"{self.folder} was deleted or renamed while it was written",
@@ -140,25 +128,26 @@ class Claim:
 def claimed(
     folder: Path, config: dict[str, Any] | None, resume: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Claim]:
-    """The claim of a run directory, which is made where it is missing; given back when the block ends.
+    """Yields the claim of a run directory, which is made where it is missing; it is given back when the block ends.
 
-    `config`: the profile, for what is said of the owner; None: there is none, and nothing to resume; `resume`: take it over
-    from a process that may be gone, on another machine for example. Raises `RunExists`, which names the owner, and
+    `config`: the profile, by which messages describe the owner; None: there is none, and nothing to resume; `resume`: take
+    it over from a process that may be gone, on another machine for example. Raises `RunExists`, which names the owner, and
     `DiskFull`.
     """
-    try:
+    text = json.dumps(config, sort_keys=True).encode()
+    profile = NOTHING if config is None else hashlib.sha256(text).hexdigest()
+    with writing(folder):
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         with TAKING:
-            claim = _take(folder, Owner.this(_digest(config)), resume, say)
+            claim = _take(folder, Owner.this(profile), resume, say)
             HELD.add(claim.owner.token)
-    except OSError as error:
-        raise unwritable(folder, error) from None
     try:
         yield claim
     finally:
         with contextlib.suppress(OSError):  # where it cannot be given back, the next process takes it over
-            if claim.held:
+            owner = _owner(folder, _latest(folder))
+            if owner is not None and owner.token == claim.owner.token:  # else another process took it over
                 claim.clear()
                 claim.path.unlink()
             if made:
@@ -197,14 +186,13 @@ def _require_gone(path: Path, before: Owner | None, owner: Owner, resume: bool, 
     if alive is None and resume:
         say(f"taking {path.parent} over from {who}")
         return
-    of_profile = owner.profile != NOTHING
+    profile = resuming = ""
+    if owner.profile != NOTHING:
+        profile = f" with {'another' if before and before.profile != owner.profile else 'this'} profile"
+        resuming = "add --resume, or "
     verb = "is being written" if alive else "may still be written"
-    profile = " with another profile" if before and before.profile != owner.profile else " with this profile"
-    ended = f"if that process has ended, {'add --resume, or ' if of_profile else ''}delete {path}"
-    raise RunExists(
-        f"{path.parent} {verb}{profile if of_profile else ''} ({who})",
-        "choose another --out, or wait" if alive else f"choose another --out; {ended}",
-    )
+    until = ", or wait" if alive else f"; if that process has ended, {resuming}delete {path}"
+    raise RunExists(f"{path.parent} {verb}{profile} ({who})", f"choose another --out{until}")
 
 
 def _owner(folder: Path, number: int) -> Owner | None:
@@ -220,10 +208,6 @@ def _latest(folder: Path) -> int:
     # Not by Path.glob, which hides that a folder may not be listed.
     names = (re.fullmatch(r"\.owner-(\d+)\.json", name) for name in os.listdir(folder))
     return max((int(name[1]) for name in names if name), default=0)
-
-
-def _digest(config: dict[str, Any] | None) -> str:
-    return NOTHING if config is None else hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def _machine() -> str:

@@ -17,7 +17,6 @@ from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,10 +27,17 @@ from alphaprof.log.manifest import File, Shard
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 SMALL = 2**24  # bytes; a larger file is known by its footer, and page checksums guard the values that are read
 WRITTEN = re.compile(r"\.[\w.-]+\.(parquet|json)\.\d+\.tmp")  # what `replacing` calls a file while it is written
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NAME = re.compile(r"part-(\d{5,})(?:-(\d{5,}))?\.parquet")
 ENOUGH = 32_768  # documents that a file has at least, where there are as many
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space; a profile goes on with --resume"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "correct the permissions, or choose another --out; a profile goes on with --resume",
+    ),
+    errno.ENAMETOOLONG: "choose a shorter --out, and shorter names of drafts",
+    errno.EFBIG: "lower shard_documents, or choose an --out on a file system that takes larger files",
+}
 
 
 @contextlib.contextmanager
@@ -43,12 +49,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        synced(temporary)
-        temporary.replace(path)
-        synced(path.parent)
-    except OSError as error:
-        raise unwritable(path, error) from None
+        with writing(path):
+            yield temporary
+            synced(temporary)
+            temporary.replace(path)
+            synced(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -66,43 +71,44 @@ def synced(path: Path) -> None:
         os.close(descriptor)
 
 
-def unwritable(path: Path, error: OSError) -> DiskFull:
-    """The failure to write a file of a run, with the step that mends its cause."""
-    if error.errno in NO_SPACE:
-        hint = "free space; a profile goes on with --resume"
-    elif error.errno in NOT_ALLOWED:
-        hint = "correct the permissions, or choose another --out; a profile goes on with --resume"
-    elif error.errno == errno.ENAMETOOLONG:
-        hint = "choose a shorter --out, and shorter names of drafts"
-    elif error.errno == errno.EFBIG:
-        hint = "lower shard_documents, or choose an --out on a file system that takes larger files"
-    else:
-        hint = "check that disk or mount; a profile goes on with --resume"
-    return DiskFull(f"cannot write {path}: {error.strerror or error}", hint)
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise `DiskFull`, with the step that mends its cause, where the system refuses to write a path of a run or to read it
+    back.
+    """
+    try:
+        yield
+    except OSError as error:
+        hint = REMEDIES.get(error.errno or 0, "check that disk or mount; a profile goes on with --resume")
+        raise DiskFull(f"cannot write {path}: {error.strerror or error}", hint) from None
+
+
+@contextlib.contextmanager
+def reading(path: Path, hint: str) -> Iterator[None]:
+    """Raise `RunUnreadable`, which names the path, where it cannot be read."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, KeyError) as error:
+        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+        raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
 
 
 def file_of(path: Path) -> File:
     """What identifies a file that was just written. Raises `DiskFull` where it cannot be read back."""
-    try:
-        with path.open("rb") as stream:
-            return File(stream.seek(0, os.SEEK_END), _footer(stream.fileno()), _whole(stream))
-    except OSError as error:
-        raise unwritable(path, error) from None
+    with writing(path), path.open("rb") as stream:
+        return File(stream.seek(0, os.SEEK_END), _footer(stream.fileno()), _whole(stream))
 
 
 def require_same(path: Path, file: File, hint: str, whole: bool | None = None) -> None:
     """Raise `RunUnreadable`, with a hint, unless a file is what was written. `whole`: compare all of it, or the size and the
     footer alone; None: all of it where it is small.
     """
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            if size != file.size:
-                raise RunUnreadable(f"{path} is damaged: it has {size} bytes, and {file.size} were written", hint)
-            everything = size <= SMALL if whole is None else whole
-            same = _whole(stream) == file.whole if everything else _footer(stream.fileno()) == file.footer
-    except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read: {error.strerror or error}", hint) from None
+    with reading(path, hint), path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        if size != file.size:
+            raise RunUnreadable(f"{path} is damaged: it has {size} bytes, and {file.size} were written", hint)
+        everything = size <= SMALL if whole is None else whole
+        same = _whole(stream) == file.whole if everything else _footer(stream.fileno()) == file.footer
     if not same:
         raise RunUnreadable(f"{path} is damaged: its content is not what was written", hint)
 
@@ -135,15 +141,12 @@ class TotalsPart:
         return pq.read_metadata(self.path)
 
     def read(self, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows of some rules and some columns (None: all)."""
+        """Rows of some rules and some columns (None: all). Each row group is of one rule, as its statistics say."""
         place = self.metadata.schema.names.index("rule")
-        needed = None if columns is None else list(dict.fromkeys([*columns, "rule"]))
-        told = [self.metadata.row_group(group).column(place) for group in range(self.metadata.num_row_groups)]
-        groups = [group for group, column in enumerate(told) if rules is None or _may_hold(column, rules)]
+        held = [self.metadata.row_group(index).column(place).statistics.min for index in range(self.metadata.num_row_groups)]
+        groups = [index for index, rule in enumerate(held) if rules is None or rule in rules]
         file = pq.ParquetFile(self.path, metadata=self.metadata, page_checksum_verification=True)
-        table = file.read_row_groups(groups, columns=needed)
-        if rules is not None and not all(_holds_one(told[group]) for group in groups):
-            table = table.filter(pc.is_in(table["rule"].cast(pa.string()), pa.array(list(rules), pa.string())))
+        table = file.read_row_groups(groups, columns=columns)
         return table if columns is None else table.select(columns)
 
 
@@ -155,8 +158,8 @@ def part_name(first: int, last: int) -> str:
 def parts_in(folder: Path) -> list[TotalsPart]:
     """All parts in a folder, in the order of their shards; of those that start together the widest first."""
     names = [(path, NAME.fullmatch(path.name)) for path in (folder.iterdir() if folder.is_dir() else ())]
-    found = [TotalsPart(path, int(name[1]), int(name[2] or name[1])) for path, name in names if name]
-    return sorted(found, key=lambda part: (part.first, -part.last))
+    parts = [TotalsPart(path, int(name[1]), int(name[2] or name[1])) for path, name in names if name]
+    return sorted(parts, key=lambda part: (part.first, -part.last))
 
 
 def readable(parts: Sequence[TotalsPart], shards: int) -> list[TotalsPart]:
@@ -164,18 +167,11 @@ def readable(parts: Sequence[TotalsPart], shards: int) -> list[TotalsPart]:
 
     A process that was killed just after it had joined several files leaves them beside the one that covers them all.
     """
-    found: list[TotalsPart] = []
+    chosen: list[TotalsPart] = []
     for part in parts:
-        if part.last < shards and not (found and part.first <= found[-1].last):
-            found.append(part)
-    return found
-
-
-def remove_parts(folders: Sequence[Path], first: int) -> None:
-    """Remove the files of shards from `first` on."""
-    for part in itertools.chain.from_iterable(map(parts_in, folders)):
-        if part.last >= first:
-            part.path.unlink(missing_ok=True)
+        if part.last < shards and not (chosen and part.first <= chosen[-1].last):
+            chosen.append(part)
+    return chosen
 
 
 def ranges(shards: Sequence[Shard], complete: bool) -> Iterator[tuple[int, int]]:
@@ -201,10 +197,9 @@ def write_part(path: Path, table: pa.Table) -> None:
         "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") | {"document": "DELTA_BINARY_PACKED"},
         "write_page_checksum": True,
     }
-    rules = table["rule"].cast(pa.string()).to_numpy()
-    bounds = [0, *(np.flatnonzero(rules[1:] != rules[:-1]) + 1).tolist(), len(rules)] if len(rules) else []
+    sizes = pc.run_end_encode(table["rule"].cast(pa.string()).combine_chunks()).run_ends.to_pylist()
     with pq.ParquetWriter(path, table.schema, **options) as writer:
-        for start, stop in itertools.pairwise(bounds):
+        for start, stop in itertools.pairwise([0, *sizes]):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
 
 
@@ -213,17 +208,3 @@ def of_rule(table: pa.Table, rule: str) -> pa.Table:
     if all(chunk.dictionary.to_pylist() == [rule] for chunk in table["rule"].chunks):
         return table
     return table.filter(pc.equal(table["rule"].cast(pa.string()), rule))
-
-
-def _may_hold(column: pq.ColumnChunkMetaData, rules: Collection[str]) -> bool:
-    """Whether a row group has rows of some rules, as far as the statistics of the column of rules tell."""
-    statistics = column.statistics
-    if statistics is None or not statistics.has_min_max:
-        return True
-    return any(statistics.min <= rule <= statistics.max for rule in rules)
-
-
-def _holds_one(column: pq.ColumnChunkMetaData) -> bool:
-    """Whether a row group surely has rows of one rule alone, which then is one of those that it may hold rows of."""
-    statistics = column.statistics
-    return bool(statistics is not None and statistics.has_min_max and statistics.min == statistics.max)

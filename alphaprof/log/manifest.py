@@ -27,9 +27,7 @@ LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; 
 
 
 class RandomOrder(TypedDict):
-    """What a verdict must know beforehand about documents in random order (see `report.verdict.Order`), and the number of
-    documents in a shard of it.
-    """
+    """What a verdict must know beforehand of documents in random order (see `report.verdict.Order`), and a shard's size."""
 
     choosing: int
     available: int
@@ -89,14 +87,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What identifies a model and what analysis needs to know about it.
-
-    `context` is in tokens (None: unlimited); `eos` lists the ids that end a text; `noise` is the difference of two
-    logits below which this dtype cannot be trusted to order them; `special`: ids of the target's tokenizer that are no text
-    (ends of turn, template markers), None for drafts and imported runs; `shape`: the fields of
-    `ModelShape`, None where the architecture is not one whose bytes and FLOPs are known, or where there is
-    no model. Of a model that another engine ran (an imported run) `parameters`, `vocabulary` and `noise` are None, and words
-    say "unknown".
+    """What identifies a model and what analysis needs to know about it. Of a model that another engine ran (an imported run)
+    `parameters`, `vocabulary`, `noise` and `special` are None, and words say "unknown".
     """
 
     reference: str  # as the profile names it: hub id, directory or file
@@ -106,12 +98,12 @@ class ModelFacts:
     dtype: str  # of its weights
     device: str  # that it ran on
     parameters: int | None  # number of parameters
-    context: int | None
+    context: int | None  # in tokens; None: unlimited
     vocabulary: int | None  # number of logits
-    eos: tuple[int, ...]
-    noise: float | None
-    shape: dict[str, float | bool] | None = None
-    special: tuple[int, ...] | None = None
+    eos: tuple[int, ...]  # ids that end a text
+    noise: float | None  # the difference of two logits below which this dtype cannot be trusted to order them
+    shape: dict[str, float | bool] | None = None  # fields of `ModelShape`; None: no model, or bytes and FLOPs are not known
+    special: tuple[int, ...] | None = None  # ids of the target's tokenizer that are no text (ends of turn); None for drafts
 
     @property
     def measured_noise(self) -> float:
@@ -230,17 +222,15 @@ def read_manifest(run: Path) -> Manifest:
     try:
         data = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise RunUnreadable(
-            f"{run} holds no run (no manifest.json)", "give the directory that `alphaprof profile --out` wrote"
-        ) from None
+        hint = "give the directory that `alphaprof profile --out` wrote"
+        raise RunUnreadable(f"{run} holds no run (no manifest.json)", hint) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"it is not JSON ({str(error)[:100]})"
         hint = "give read access to it" if isinstance(error, OSError) else "profile again into a new directory"
         raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-        raise RunUnreadable(
-            f"{path} is not version {VERSION} of an alphaprof run", "use the alphaprof that wrote it, or profile again"
-        )
+    if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+        hint = "use the alphaprof that wrote it, or profile again"
+        raise RunUnreadable(f"{path} is not version {VERSION} of an alphaprof run", hint)
     try:
         if data.pop("digest", None) != digest_of(data):
             raise ValueError("its content is not what its digest says: it was edited, or bits have changed")
@@ -288,7 +278,13 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
     if hint is Any:
         return value
     if origin in (Union, UnionType):
-        return _one_of(value, inner, place)
+        failures = []
+        for each in inner:
+            try:
+                return _typed(value, each, place)
+            except TypeError as error:
+                failures.append(error)
+        raise failures[0]
     if (dataclasses.is_dataclass(hint) or is_typeddict(hint)) and isinstance(value, dict):
         fields = _fields(hint)
         needed = hint.__required_keys__ if is_typeddict(hint) else set(fields)
@@ -299,24 +295,13 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
         return {key: _typed(item, inner[1], f"{place}.{key}") for key, item in value.items()}
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(_typed(item, inner[0], f"{place}[{index}]") for index, item in enumerate(value))
-    if origin is Literal and isinstance(value, str) and value in inner:
-        return value
-    if hint is float and type(value) in (int, float) and math.isfinite(value):
-        return value
-    if hint in (str, int, bool, NoneType) and type(value) is hint:
+    if (
+        (origin is Literal and isinstance(value, str) and value in inner)
+        or (hint is float and type(value) in (int, float) and math.isfinite(value))
+        or (hint in (str, int, bool, NoneType) and type(value) is hint)
+    ):
         return value
     raise TypeError(f"{place} is {json.dumps(value)[:60]}")
-
-
-def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
-    """A value as the first of several types that it has. Raises `TypeError`, for the first of them where none is right."""
-    failures = []
-    for hint in hints:
-        try:
-            return _typed(value, hint, place)
-        except TypeError as error:
-            failures.append(error)
-    raise failures[0]
 
 
 _fields = functools.cache(get_type_hints)  # of thousands of shards and files

@@ -14,7 +14,7 @@ from alphaprof.log.store import Run
 
 @dataclass(frozen=True)
 class RunDraft:
-    """One of the two: a run and one of its drafts."""
+    """A run and one of its drafts."""
 
     run: Run
     draft: str
@@ -30,15 +30,15 @@ class RunDraft:
 
 
 def side_of(text: str) -> RunDraft:
-    """A side from RUN or RUN:DRAFT. Raises `RunUnreadable`, and `OptionInvalid` where a draft is missing or not named."""
+    """Reads RUN or RUN:DRAFT. Raises `RunUnreadable`, and `OptionInvalid` where a draft is missing or not named."""
     path, colon, draft = text, "", ""
     if not os.path.exists(text) and ":" in text:
         path, colon, draft = text.rpartition(":")
     run = Run.open(Path(path))
     names = list(run.manifest.drafts)
+    require_drafts(run)
     if not colon and len(names) == 1:
         draft = names[0]
-    require_drafts(run)
     if draft not in names:
         what = f"{path} has no draft {shown(draft)}" if colon else f"{path} has {len(names)} drafts"
         raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))

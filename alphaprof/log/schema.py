@@ -26,6 +26,7 @@ DEPTH_COUNTS = {
     "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
     "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
+CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}: of mean 0."
 
 
 @dataclass(frozen=True)
@@ -53,71 +54,63 @@ class Column:
         return pa.field(self.name, self.type, self.nullable, metadata={"unit": self.unit, "doc": self.doc})
 
 
-def _probability(name: str, doc: str, nullable: bool = False, needs: str | None = None) -> Column:
-    return Column(name, pa.float32(), doc, "probability", 0, 1, nullable, needs)
+def _probability(name: str, doc: str, nullable: bool = False) -> Column:
+    return Column(name, pa.float32(), doc, "probability", 0, 1, nullable)
 
 
-def _nats(name: str, doc: str, nullable: bool = False, needs: str | None = None) -> Column:
-    return Column(name, pa.float32(), doc, "nats", 0, None, nullable, needs)
+def _nats(name: str, doc: str) -> Column:
+    return Column(name, pa.float32(), doc, "nats", 0)
 
 
-def _token(name: str, doc: str, nullable: bool = False) -> Column:
-    return Column(name, pa.int32(), doc, "token id", 0, None, nullable)
+def _needing(needs: str, *columns: Column) -> Iterator[Column]:
+    """Yields columns that are null where the log does not have what they need."""
+    yield from (replace(column, nullable=True, needs=needs) for column in columns)
 
 
+_RANK = "in the {}'s distribution before truncation: 1 + larger + equal with a lower id."
 POSITION_COLUMNS = (
     Column("domain", CATEGORY, "Domain of the document."),
     Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
     Column("position", pa.int32(), "0-based place in the continuation; EOS is a position.", low=0),
-    _token("token", "The token of the continuation at this position, x_t."),
-    Column(
-        "phase",
-        CATEGORY,
-        "Part of the continuation: answer, or thinking between configured markers.",
-        nullable=True,
-        needs=PHASES,
+    Column("token", pa.int32(), "The token of the continuation at this position, x_t.", "token id", 0),
+    *_needing(
+        PHASES, Column("phase", CATEGORY, "Part of the continuation: answer, or thinking between configured markers.")
     ),
-    _token("target_top", "Most probable token of the target; the first index of the maximum."),
-    _token("draft_top", "Most probable token of the draft; the first index of the maximum.", nullable=True),
+    Column("target_top", pa.int32(), "Most probable token of the target; the first index of the maximum.", "token id", 0),
+    Column(
+        "draft_top",
+        pa.int32(),
+        "Most probable token of the draft; the first index of the maximum.",
+        "token id",
+        0,
+        None,
+        True,
+    ),
     _probability("target_top_prob", "Target probability of target_top; all probabilities are those after processing."),
     _probability("target_second_prob", "Second largest target probability (equal to the largest at a tie)."),
     _probability("target_margin", "target_top_prob - target_second_prob."),
     _nats("target_entropy", "Entropy of the target's distribution."),
     _probability("target_token_prob", "Target probability of the token, p(x_t)."),
-    _probability("draft_top_prob", "Draft probability of draft_top.", nullable=True, needs=DISTRIBUTION),
-    _probability("draft_margin", "Draft's largest minus second largest probability.", nullable=True, needs=DISTRIBUTION),
-    _nats("draft_entropy", "Entropy of the draft's distribution.", nullable=True, needs=DISTRIBUTION),
-    _probability("draft_token_prob", "Draft probability of the token, q(x_t).", nullable=True, needs=DISTRIBUTION),
+    *_needing(
+        DISTRIBUTION,
+        _probability("draft_top_prob", "Draft probability of draft_top."),
+        _probability("draft_margin", "Draft's largest minus second largest probability."),
+        _nats("draft_entropy", "Entropy of the draft's distribution."),
+        _probability("draft_token_prob", "Draft probability of the token, q(x_t)."),
+    ),
     _probability("target_prob_of_draft_top", "Target probability of draft_top.", nullable=True),
-    Column(
-        "target_rank_of_draft_top",
-        pa.int32(),
-        "Rank of draft_top in the target's distribution before truncation: 1 + larger + equal with a lower id.",
-        low=1,
-        nullable=True,
-    ),
-    Column(
-        "draft_rank_of_token",
-        pa.int32(),
-        "Rank of the token in the draft's distribution before truncation: 1 + larger + equal with a lower id.",
-        low=1,
-        nullable=True,
-        needs=DISTRIBUTION,
-    ),
-    _probability("overlap", "Sum over the vocabulary of min(p, q): 1 - total variation.", nullable=True, needs=DISTRIBUTION),
-    _nats(
-        "kl_target_draft",
-        "KL(p || q); infinite where q gives 0 to a token that p can emit.",
-        nullable=True,
-        needs=DISTRIBUTION,
-    ),
-    _nats("kl_draft_target", "KL(q || p).", nullable=True, needs=DISTRIBUTION),
-    Column(
-        "js", pa.float32(), "Jensen-Shannon divergence of p and q.", "nats", 0, 0.6931472, nullable=True, needs=DISTRIBUTION
+    Column("target_rank_of_draft_top", pa.int32(), f"Rank of draft_top {_RANK.format('target')}", low=1, nullable=True),
+    *_needing(
+        DISTRIBUTION,
+        Column("draft_rank_of_token", pa.int32(), f"Rank of the token {_RANK.format('draft')}", low=1),
+        _probability("overlap", "Sum over the vocabulary of min(p, q): 1 - total variation."),
+        _nats("kl_target_draft", "KL(p || q); infinite where q gives 0 to a token that p can emit."),
+        _nats("kl_draft_target", "KL(q || p)."),
+        Column("js", pa.float32(), "Jensen-Shannon divergence of p and q.", "nats", 0, 0.6931472),
     ),
     _probability("raw_target_margin", "target_margin of the plain softmax, before temperature and truncation."),
     _nats("raw_target_entropy", "target_entropy of the plain softmax."),
-    _nats("raw_kl_target_draft", "kl_target_draft of the plain softmaxes.", nullable=True, needs=DISTRIBUTION),
+    *_needing(DISTRIBUTION, _nats("raw_kl_target_draft", "kl_target_draft of the plain softmaxes.")),
     Column(
         "proposed",
         pa.int16(),
@@ -127,26 +120,25 @@ POSITION_COLUMNS = (
         0,
         PROPOSED_LIMIT,
     ),
-    Column(
-        "accepted_run",
-        pa.int16(),
-        "Drafts accepted by a round that starts here and proposes `proposed` tokens, where they depend on the round's start "
-        "(prompt lookup); else null. A round that proposes fewer of them accepts at most as many as it proposes.",
-        "tokens",
-        0,
-        nullable=True,
-        needs=STARTS,
-    ),
-    Column(
-        "proposed_before_eos",
-        pa.int16(),
-        "Tokens of `proposed` that stand before the first EOS among them, where transformers ends a proposal of prompt "
-        "lookup; null: another draft, or nothing proposed.",
-        "tokens",
-        0,
-        PROPOSED_LIMIT,
-        nullable=True,
-        needs=STARTS,
+    *_needing(
+        STARTS,
+        Column(
+            "accepted_run",
+            pa.int16(),
+            "Drafts accepted by a round that starts here and proposes `proposed` tokens, where they depend on the round's "
+            "start (prompt lookup); else null. A round that proposes fewer of them accepts at most as many as it proposes.",
+            "tokens",
+            0,
+        ),
+        Column(
+            "proposed_before_eos",
+            pa.int16(),
+            "Tokens of `proposed` that stand before the first EOS among them, where transformers ends a proposal of prompt "
+            "lookup; null: another draft, or nothing proposed.",
+            "tokens",
+            0,
+            PROPOSED_LIMIT,
+        ),
     ),
 )
 DOCUMENT_COLUMNS = (
@@ -181,19 +173,9 @@ DOCUMENT_COLUMNS = (
         low=0,
         nullable=True,
     ),
-    Column(
-        "top_k", pa.int32(), "Number of most probable tokens that p and q were cut to; 0: all.", "tokens", 0, nullable=True
-    ),
-    Column("top_p", pa.float64(), "Probability mass that p and q were cut to; 1: all.", "probability", 0, 1, nullable=True),
-    Column(
-        "min_p",
-        pa.float64(),
-        "Smallest share of the top probability that p and q kept; 0: any.",
-        "ratio",
-        0,
-        1,
-        nullable=True,
-    ),
+    Column("top_k", pa.int32(), "Number of most probable tokens that p and q were cut to; 0: all.", "tokens", 0, None, True),
+    Column("top_p", pa.float64(), "Probability mass that p and q were cut to; 1: all.", "probability", 0, 1, True),
+    Column("min_p", pa.float64(), "Smallest share of the top probability that p and q kept; 0: any.", "ratio", 0, 1, True),
     Column("seed", pa.int64(), "Seed of the sampling; null: not sampled by this run.", low=0, nullable=True),
 )
 CONTINUATION_COLUMNS = (
@@ -232,11 +214,7 @@ LATENCY_COLUMNS = (
         0,
     ),
     Column("repeats", pa.int32(), "Timed rounds.", low=1),
-    Column(
-        "mode",
-        CATEGORY,
-        "How the step was run: eager, or cuda_graph (static cache, recorded once).",
-    ),
+    Column("mode", CATEGORY, "How the step was run: eager, or cuda_graph (static cache, recorded once)."),
     Column(
         "rounds_ms",
         pa.list_(pa.float32()),
@@ -246,23 +224,6 @@ LATENCY_COLUMNS = (
         0,
     ),
 )
-
-
-def accept_column(rule: str) -> Column:
-    """`accept_<rule>`: the probability that the rule keeps the draft's proposal at a position."""
-    return _probability(f"accept_{rule}", f"Probability that {rule} keeps the draft's proposal; null: no proposal.", True)
-
-
-def emitted_column(rule: str) -> Column:
-    """`emitted_<rule>`: a_t of a rule that needs whole distributions, so that it cannot be had from other columns."""
-    return _probability(
-        f"emitted_{rule}", f"Probability that the emitted token was an accepted draft of {rule}, a_t.", True, DISTRIBUTION
-    )
-
-
-def threshold_column(rule: str) -> Column:
-    """`threshold_<rule>`: how far a draft must be from the target before the rule can reject all that it proposes."""
-    return _nats(f"threshold_{rule}", f"Least KL(p || q) at which {rule} can reject; infinite: it never can.")
 
 
 CERTIFICATE_COLUMNS = (
@@ -288,14 +249,22 @@ class LogRules:
     @property
     def columns(self) -> tuple[Column, ...]:
         """All columns of the position log, in order."""
-        certificates = (*CERTIFICATE_COLUMNS, *map(threshold_column, self.certified)) if self.certified else ()
-        return (*POSITION_COLUMNS, *map(accept_column, self.accepted), *map(emitted_column, self.emitted), *certificates)
+        accept = "Probability that {} keeps the draft's proposal; null: no proposal."
+        emitted = "Probability that the emitted token was an accepted draft of {}, a_t."
+        threshold = "Least KL(p || q) at which {} can reject; infinite: it never can."
+        return (
+            *POSITION_COLUMNS,
+            *(_probability(f"accept_{rule}", accept.format(rule), nullable=True) for rule in self.accepted),
+            *_needing(DISTRIBUTION, *(_probability(f"emitted_{rule}", emitted.format(rule)) for rule in self.emitted)),
+            *(CERTIFICATE_COLUMNS if self.certified else ()),
+            *(_nats(f"threshold_{rule}", threshold.format(rule)) for rule in self.certified),
+        )
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random."""
-    count = pa.float64()
-    fixed = (
+    count, lengths = pa.float64(), tuple(gammas)
+    return (
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
         Column("rule", CATEGORY, "Id of the acceptance rule."),
         Column("positions", pa.int64(), "Positions of the document.", "positions", 1),
@@ -319,35 +288,28 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
             "thinking_accepted",
             count,
             "Sum of accept_<rule> over the thinking positions with a proposal.",
-            low=0,
-            nullable=True,
+            "",
+            0,
+            None,
+            True,
         ),
         Column("impossible", pa.int64(), "Sampled positions whose token has probability 0 in the scoring pass.", low=0),
         Column("mismatches", pa.int64(), "Greedy positions whose token is not target_top of the scoring pass.", low=0),
         Column("clear_mismatches", pa.int64(), "Mismatches that are not near-ties.", low=0),
         Column("near_ties", pa.int64(), "Positions whose two top logits differ by at most the dtype's noise.", low=0),
         Column(
-            "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", low=0, nullable=True
+            "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", "", 0, None, True
+        ),
+        *(Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in lengths),
+        *(Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in lengths),
+        *(Column(f"control_{g}", count, CONTROL.format(g), nullable=True) for g in lengths),
+        *(
+            Column(column, count, doc.format(d) + f" With gamma {g}.", "rounds", low=0, nullable=True)
+            for g in lengths
+            for name, doc in DEPTH_COUNTS.items()
+            for d, column in enumerate(depth_names(name, g), start=1)
         ),
     )
-    return (*fixed, *_columns_by_gamma(tuple(gammas), count))
-
-
-def _columns_by_gamma(gammas: tuple[int, ...], count: pa.DataType) -> tuple[Column, ...]:
-    """Columns of the totals that each gamma has its own of."""
-    rounds = (Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in gammas)
-    drafted = (Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in gammas)
-    control = (
-        Column(f"control_{g}", count, f"Sum of P(tested)(a_t - beta_t) with gamma {g}: of mean 0.", nullable=True)
-        for g in gammas
-    )
-    depths = tuple(
-        Column(column, count, doc.format(d) + f" With gamma {g}.", "rounds", low=0, nullable=True)
-        for g in gammas
-        for name, doc in DEPTH_COUNTS.items()
-        for d, column in enumerate(depth_names(name, g), start=1)
-    )
-    return (*rounds, *drafted, *control, *depths)
 
 
 def imported_totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
@@ -372,11 +334,10 @@ def violations(table: pa.Table, columns: Iterable[Column]) -> list[str]:
 
     The values inside a list obey the unit and range of its column, and are never null.
     """
-    columns = tuple(columns)
-    names = [column.name for column in columns]
-    if table.column_names != names:
-        return [f"columns {table.column_names} instead of {names}"]
-    return [problem for column in columns for problem in _column_violations(column, table[column.name])]
+    declared = {column.name: column for column in columns}
+    if table.column_names != list(declared):
+        return [f"columns {table.column_names} instead of {list(declared)}"]
+    return [problem for name, column in declared.items() for problem in _column_violations(column, table[name])]
 
 
 def _column_violations(column: Column, values: pa.ChunkedArray) -> Iterator[str]:
@@ -392,8 +353,7 @@ def _column_violations(column: Column, values: pa.ChunkedArray) -> Iterator[str]
     if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
         yield f"{column.name} holds NaN"
     if column.low is not None or column.high is not None:
-        extremes = pc.min_max(values).as_py()
-        low, high = extremes["min"], extremes["max"]
+        low, high = pc.min_max(values).as_py().values()
         if column.low is not None and low is not None and low < column.low:
             yield f"{column.name} holds {low}, below {column.low}"
         if column.high is not None and high is not None and high > column.high * (1 + 1e-6):

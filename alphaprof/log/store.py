@@ -25,11 +25,11 @@ from alphaprof.log.files import (
     part_name,
     parts_in,
     readable,
-    remove_parts,
+    reading,
     replacing,
     require_same,
-    unwritable,
     write_part,
+    writing,
 )
 from alphaprof.log.manifest import File, Manifest, Shard, read_manifest
 from alphaprof.log.schema import (
@@ -46,6 +46,7 @@ from alphaprof.log.schema import (
 
 ANEW = "profile again into a new directory"
 TEXT_KEPT = "profile again into a new directory; --reuse-continuations keeps the text of this one"
+ACCESS = "give read access to it"
 AGAIN = "import the requests again into a new directory"
 COPY = "copy it again from the run that has the position log"
 TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without this file reports have no step times"
@@ -53,10 +54,8 @@ TIMED_AGAIN = "alphaprof profile with --resume times the steps again; without th
 
 def require_writable(folder: Path) -> None:
     """Raise `DiskFull` where a directory cannot be made or written: known before any work."""
-    try:
+    with writing(folder):
         parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    except OSError as error:
-        raise unwritable(folder, error) from None
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         reason = "is not a directory" if not parent.is_dir() else "is not writable"
         raise DiskFull(f"cannot write {folder}: {parent} {reason}", "choose another --out, or correct its permissions")
@@ -67,14 +66,12 @@ def require_new(folder: Path, hint: str = "add --resume to finish it, or choose 
 
     `hint`: what to do where it holds a run already.
     """
-    try:
+    with writing(folder):
         if (folder / "manifest.json").exists():
             raise RunExists(f"{folder} holds a run already", hint)
         # Hidden files are the owner's name, and what a killed process left of a half-written manifest.
-        if folder.exists() and not (folder.is_dir() and all(item.name.startswith(".") for item in folder.iterdir())):
+        if folder.exists() and not (folder.is_dir() and all(file.name.startswith(".") for file in folder.iterdir())):
             raise RunExists(f"{folder} exists and is not empty", "choose a new directory for --out")
-    except OSError as error:
-        raise unwritable(folder, error) from None
     require_writable(folder)
 
 
@@ -82,17 +79,15 @@ def begin(claim: Claim, hint: str = "add --resume to finish it, or choose anothe
     """Raise `RunExists` where a claimed directory is not empty. What a killed process wrote before it had a manifest, as an
     import does, is removed.
     """
-    try:
+    with writing(claim.folder):
         claim.clear()
-    except OSError as error:
-        raise unwritable(claim.folder, error) from None
     require_new(claim.folder, hint)
     claim.begin()
 
 
 @contextlib.contextmanager
 def run_directory(out: Path | None) -> Iterator[Path]:
-    """A directory for a new run: `out`, or where there is none one that is removed in the end."""
+    """Yields a directory for a new run: `out`, or where that is None one that is removed in the end."""
     if out is not None:
         yield out
         return
@@ -113,14 +108,16 @@ def _require_declared(path: Path, table: pa.Table, columns: Sequence[Column]) ->
 
 
 def table_bytes(table: pa.Table, columns: Sequence[Column]) -> int:
-    """The size of the Parquet file that `write_table` would write; nothing is written."""
+    """Returns the size of the Parquet file that `write_table` would write; nothing is written."""
     buffer = io.BytesIO()
     _write(buffer, table, columns)
     return buffer.tell()
 
 
 def _write(where: Path | io.BytesIO, table: pa.Table, columns: Sequence[Column]) -> None:
-    floats = [column.name for column in columns if pa.types.is_float32(column.type) and not _binary(column)]
+    # Acceptance columns are mostly 0 and 1: a dictionary is smaller than split bytes.
+    split = (column for column in columns if not column.name.startswith("accept_"))
+    floats = [column.name for column in split if pa.types.is_float32(column.type)]
     others = [column.name for column in columns if column.name not in floats and not pa.types.is_nested(column.type)]
     pq.write_table(
         table,
@@ -130,11 +127,6 @@ def _write(where: Path | io.BytesIO, table: pa.Table, columns: Sequence[Column])
         column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
         write_page_checksum=True,
     )
-
-
-def _binary(column: Column) -> bool:
-    """Acceptance columns are mostly 0 and 1: a dictionary is smaller than split bytes."""
-    return column.name.startswith("accept_")
 
 
 class Run:
@@ -171,14 +163,14 @@ class Run:
 
     def remove_leftovers(self) -> None:
         """Remove half-written files and shards of a process that was killed. Only for a run that nobody is writing."""
-        try:
+        with writing(self.path):
             for leftover in self.path.rglob(".*.tmp"):
                 if WRITTEN.fullmatch(leftover.name):
                     leftover.unlink(missing_ok=True)
-            if self.manifest.status == "running":
-                remove_parts([self.path / "continuations", *self.path.glob("positions/draft=*")], len(self.shards))
-        except OSError as error:
-            raise unwritable(self.path, error) from None
+            folders = [self.path / "continuations", *self.path.glob("positions/draft=*")]
+            for part in [part for folder in folders for part in parts_in(folder)]:
+                if self.manifest.status == "running" and part.last >= len(self.shards):
+                    part.path.unlink(missing_ok=True)
 
     def part(self, table: str, index: int, draft: str | None = None) -> Path:
         """The path of one shard of a table (positions, continuations)."""
@@ -198,20 +190,16 @@ class Run:
         self._make(path.parent)
         with replacing(path) as temporary:
             write_part(temporary, table)
-        try:
+        with writing(path.parent):
             covered = [part.path for part in parts_in(path.parent) if part.last >= shards[0] and part.first <= shards[1]]
-        except OSError as error:
-            raise unwritable(path.parent, error) from None
         self._record(path, covered)
 
     def remove_covered(self) -> None:
         """Remove totals that the manifest does not name: others cover their shards, or a process was killed."""
-        try:
+        with writing(self.path):
             for part in [part for draft in self.manifest.drafts for part in parts_in(self._totals(draft))]:
                 if self._name(part.path) not in self.manifest.files:
                     part.path.unlink(missing_ok=True)
-        except OSError as error:
-            raise unwritable(self.path, error) from None
 
     def _totals(self, draft: str) -> Path:
         return self.path / "totals" / f"draft={draft}"
@@ -241,14 +229,12 @@ class Run:
         meanwhile is not made again.
         """
         self.require_claim()
-        try:
+        with writing(folder):
             if self.claim is None:
                 self.path.mkdir(parents=True, exist_ok=True)
             for place in reversed([folder, *folder.parents]):
                 if place.is_relative_to(self.path) and place != self.path:
                     place.mkdir(exist_ok=True)
-        except OSError as error:
-            raise unwritable(folder, error) from None
 
     def _record(self, path: Path, instead_of: Iterable[Path] = ()) -> None:
         """Take a file that was written into the manifest, which is not written yet, and take others out of it."""
@@ -289,7 +275,7 @@ class Run:
 
     @property
     def has_log(self) -> bool:
-        """Whether there is a position log: not in an imported run, nor where a copy of the run left it behind."""
+        """Whether there is a position log: not in an imported run, nor where a copy of the run left it out."""
         return not self.imported and _is_there(self.path / "positions")
 
     def require_positions(self) -> None:
@@ -309,9 +295,9 @@ class Run:
     def positions(self, draft: str, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of a draft's position log: all of its columns, or some of them."""
         self.require_positions()
-        wanted = [column for column in self.log_rules.columns if columns is None or column.name in columns]
         path = self.part("positions", index, draft)
-        return self._rows(self._read(path, self._anew, wanted), self._shard(index).positions, path)
+        table = self._read(path, self._anew, self.log_rules.columns, columns)
+        return self._rows(table, self._shard(index).positions, path)
 
     def logged(self, draft: str, index: int) -> Path:
         """The file of one shard of a draft's position log, for other readers. Raises `RunUnreadable` where its size or its
@@ -324,22 +310,19 @@ class Run:
     def continuations(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """One shard of the documents with their token ids."""
         self.require_positions()
-        wanted = [column for column in CONTINUATION_COLUMNS if columns is None or column.name in columns]
         path = self.part("continuations", index)
-        return self._rows(self._read(path, ANEW, wanted), self._shard(index).documents, path)
+        return self._rows(self._read(path, ANEW, CONTINUATION_COLUMNS, columns), self._shard(index).documents, path)
 
     def documents(self) -> pa.Table:
         """All documents of complete shards: the rows of documents.parquet, which a complete run has; collected from the
         shards where that file is damaged or missing.
         """
         path = self.path / "documents.parquet"
-        if self.imported:
-            return self._counted(self._read(path, AGAIN, DOCUMENT_COLUMNS), path)
-        if self.manifest.status == "complete" and self._name(path) in self.manifest.files:
+        if self.imported or (self.manifest.status == "complete" and self._name(path) in self.manifest.files):
             try:
-                return self._counted(self._read(path, ANEW, DOCUMENT_COLUMNS), path)
+                return self._counted(self._read(path, AGAIN if self.imported else ANEW, DOCUMENT_COLUMNS), path)
             except RunUnreadable:
-                if not _is_there(self.path / "continuations"):
+                if self.imported or not _is_there(self.path / "continuations"):
                     raise
                 self.damaged.add(path.name)
         return self._counted(self._collected(), path)
@@ -363,12 +346,8 @@ class Run:
         """The files that hold a draft's totals, of complete shards only, in their order; see `log.files`. One that is
         damaged is left out where the position log can tell what it held.
         """
-        try:
+        with reading(self._totals(draft), ACCESS):
             named = [part for part in parts_in(self._totals(draft)) if self._name(part.path) in self.manifest.files]
-        except OSError as error:
-            raise RunUnreadable(
-                f"{self._totals(draft)} cannot be read: {error.strerror}", "give read access to it"
-            ) from None
         return [part for part in readable(named, len(self.shards)) if self._is_whole(part)]
 
     def _is_whole(self, part: TotalsPart) -> bool:
@@ -384,7 +363,7 @@ class Run:
 
     def totals(self, part: TotalsPart, rules: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """One of them: all of its rules and columns, or some."""
-        with _naming(part.path, AGAIN if self.imported else COPY):
+        with reading(part.path, AGAIN if self.imported else COPY):
             return part.read(rules, columns)
 
     def latency(self) -> pa.Table | None:
@@ -396,7 +375,7 @@ class Run:
     def verify(self) -> None:
         """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ.
 
-        Folders that a copy of the run left behind, and step times that somebody deleted, are not looked for.
+        Folders that a copy of the run left out, and step times that somebody deleted, are not looked for.
         """
         failures, optional = {}, ("positions", "continuations", "latency.parquet")
         left = {name for name in optional if not self.imported and not _is_there(self.path / name)}
@@ -437,11 +416,12 @@ class Run:
     def _shard(self, index: int) -> Shard:
         return self.shards[bisect_left(self.shards, index, key=lambda shard: shard.index)]
 
-    def _read(self, path: Path, hint: str, columns: Sequence[Column]) -> pa.Table:
-        """Columns of a file that the manifest names and that is as it was written."""
+    def _read(self, path: Path, hint: str, columns: Sequence[Column], names: Sequence[str] | None = None) -> pa.Table:
+        """Columns of a file that the manifest names and that is as it was written: all, or those with some names."""
         require_same(path, self._file(path, hint), hint)
-        with _naming(path, hint):
-            return pq.ParquetFile(path, page_checksum_verification=True).read([column.name for column in columns])
+        wanted = [column.name for column in columns if names is None or column.name in names]
+        with reading(path, hint):
+            return pq.ParquetFile(path, page_checksum_verification=True).read(wanted)
 
     def _file(self, path: Path, hint: str) -> File:
         """What the manifest says of a file."""
@@ -467,17 +447,5 @@ class Run:
 
 def _is_there(path: Path) -> bool:
     """Whether a file or folder exists. Raises `RunUnreadable` where the system does not say."""
-    try:
+    with reading(path, ACCESS):
         return path.exists()
-    except OSError as error:
-        raise RunUnreadable(f"{path} cannot be read: {error.strerror}", "give read access to it") from None
-
-
-@contextlib.contextmanager
-def _naming(path: Path, hint: str) -> Iterator[None]:
-    """Raise `RunUnreadable`, which names the file, where it cannot be read."""
-    try:
-        yield
-    except (OSError, pa.ArrowException, KeyError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None

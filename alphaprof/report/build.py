@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.costs.cost_model import beyond_prefill, cost_of
+from alphaprof.costs.cost_model import cost_of
 from alphaprof.costs.speedup import UNTIMED
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
@@ -63,7 +63,7 @@ def build_report(
         confidence=question.confidence,
         replay=flavour,
         run=_facts(run, documents, part),
-        cost=cost_of(book, question.concurrency, beyond_prefill(book, documents.prompt_tokens)) if book else None,
+        cost=cost_of(book, question.concurrency, documents.prompt_tokens) if book else None,
         traffic=traffic,
         results=tuple(results),
         attribution=attribution(basis, judged),

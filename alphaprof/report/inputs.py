@@ -124,7 +124,7 @@ class DraftTotalsReader:
         inquiry = self._inquiry
         if inquiry.stored(self._asked):
             return None
-        return self._held.read(inquiry.request(rules_of(list(self._asked))), columns_of(inquiry.run.gammas), list)
+        return self._held.read(inquiry.request(rules_of(self._asked)), columns_of(inquiry.run.gammas), list)
 
 
 def draft_pools(inquiry: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:

@@ -14,9 +14,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import llvmlite.binding
 import numba
@@ -45,7 +45,7 @@ def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambd
 
     What numba runs right after compiling has loops that call each other put together otherwise than what it keeps, and sums
     of float32 in another order: rows of a run must not hang on which process compiled. Where nothing can be kept every
-    process compiles, each in the same way. `say`: told before, since it takes a while.
+    process compiles, each in the same way. `say`: called before, since it takes a while.
     """
     folder = _folder()
     if folder is None:  # what that process compiled would be lost
@@ -67,27 +67,25 @@ def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambd
 
 def inlined(function: Function) -> Function:
     """A formula for the inside of `vectorised` loops."""
-    found: Function = numba.njit(inline="always", fastmath=REORDERED)(function)
-    return found
+    return cast(Function, numba.njit(inline="always", fastmath=REORDERED)(function))
 
 
 def _compile(function: Function, fastmath: Any) -> Function:
-    found: Function
     make = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=fastmath)
-    folder = _folder()
+    folder, before = _folder(), numba.config.CACHE_DIR
     try:
-        with _kept_in(folder):
-            found = make(cache=folder is not None)(function)
+        numba.config.CACHE_DIR = str(folder or before)  # numba asks for it while it wraps a function
+        return cast(Function, make(cache=folder is not None)(function))
     except RuntimeError:  # numba keeps nothing of what is no file: compiled again in every process
-        found = make()(function)
-    return found
+        return cast(Function, make()(function))
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 @functools.cache
 def _folder() -> Path | None:
-    """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says.
-
-    None where that cannot be written (numba would write beside the code then): every process compiles again.
+    """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says; None
+    where that cannot be written.
     """
     base = numba.config.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
@@ -97,17 +95,6 @@ def _folder() -> Path | None:
             return folder
     except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         return None
-
-
-@contextlib.contextmanager
-def _kept_in(folder: Path | None) -> Iterator[None]:
-    """Numba asks for the folder while it wraps a function."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder or before)
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = before
 
 
 @intrinsic  # type: ignore[untyped-decorator]

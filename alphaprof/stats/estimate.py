@@ -64,8 +64,7 @@ def ratio(totals: Array, counts: Array, strata: Array | None = None) -> Ratio:
     kept = counts > 0
     if not kept.all():
         totals, counts, strata = totals[kept], counts[kept], None if strata is None else strata[kept]
-    documents = len(counts)
-    if documents == 0:
+    if not (documents := len(counts)):
         raise ValueError("no document has a count")
     value = float(totals.sum()) / float(counts.sum())
     if documents == 1:
@@ -160,18 +159,17 @@ def controlled(totals: Array, counts: Array, control: Array) -> Array | None:
     if kept.sum() < CONTROL_DOCUMENTS or not control[kept].any():
         return None
     y, n, c = (np.asarray(values[kept], dtype=np.float64) for values in (totals, counts, control))
-    share, drift = _others(y) / _others(n), _others(c) / _others(n)
-    together = _others(y * c) - share * _others(n * c) - drift * _others(y * n) + share * drift * _others(n * n)
-    spread = _others(c * c) - 2 * drift * _others(c * n) + drift**2 * _others(n * n)
-    slope = np.divide(together, spread, out=np.zeros_like(spread), where=spread > 1e-9 * _others(c * c))
+
+    def others(values: Array) -> Array:
+        return np.asarray(values.sum() - values)
+
+    share, drift = others(y) / others(n), others(c) / others(n)
+    together = others(y * c) - share * others(n * c) - drift * others(y * n) + share * drift * others(n * n)
+    spread = others(c * c) - 2 * drift * others(c * n) + drift**2 * others(n * n)
+    slope = np.divide(together, spread, out=np.zeros_like(spread), where=spread > 1e-9 * others(c * c))
     adjusted = np.array(totals, dtype=np.float64)
     adjusted[kept] -= slope * c
     return adjusted
-
-
-def _others(values: Array) -> Array:
-    """For each element the sum of all others."""
-    return np.asarray(values.sum() - values)
 
 
 def unseen(documents: int) -> float:
@@ -184,29 +182,21 @@ def unseen(documents: int) -> float:
     return max(min(1.0, UNSEEN / documents), 0.1 if documents <= LEAST_FOR_A_TENTH else 0.0)
 
 
-def skewed(skewness: float, quantile: float) -> float:
-    """How much higher a bound at a quantile of t lies where an estimate is skewed: skewness / 6 (1 + 2 quantile^2).
-
-    Both in units of the estimate; `skewness`: `Ratio.skewness`. Johnson (1978), "Modified t tests and confidence intervals
-    for asymmetrical populations".
-    """
-    return skewness / 6 * (1 + 2 * quantile**2) if skewness else 0.0
-
-
 def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tuple[float, float, float]:
     """Returns how far a bound that misses with probability `tail` lies from an estimate by t alone, and how much farther it
     lies below and above where the estimate is skewed; all in units of the estimate.
+
+    A skewed bound is higher by skewness / 6 (1 + 2 t^2), `skewness` as `Ratio.skewness` (Johnson 1978, "Modified t tests and
+    confidence intervals for asymmetrical populations").
     """
     t = quantile(1 - tail, freedom)
-    skew = skewed(skewness, t)
+    skew = skewness / 6 * (1 + 2 * t**2) if skewness else 0.0
     return t * stderr if stderr > 0 else 0.0, max(-skew, 0.0), max(skew, 0.0)
 
 
 def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) -> tuple[float, float]:
-    """Lower and upper bound of a ratio whose documents lie between `least` and `most` by construction.
-
-    Each bound misses with probability `tail`: linear t, farther out where documents are skewed, never nearer than `unseen`
-    documents allow.
+    """Lower and upper bound of a ratio whose documents lie between `least` and `most` by construction, each missing with
+    probability `tail`: linear t, farther out where documents are skewed, never nearer than `unseen` documents allow.
     """
     if estimate.documents < 2:
         return least, most
@@ -272,9 +262,7 @@ def share_interval(estimate: Ratio, confidence: float) -> Interval:
 
 
 def pooled_share(cluster: Array, totals: Array, counts: Array, confidence: float) -> Interval | None:
-    """Intervals sum(totals) / sum(counts), [documents], as a share in [0, 1], its interval over clusters; None where nothing
-    was counted.
-    """
+    """The interval over clusters of the share sum(totals) / sum(counts), [documents]; None where nothing was counted."""
     if counts.sum() <= 0:
         return None
     return share_interval(ratio(*by_cluster(cluster, totals, counts)), confidence)
@@ -304,24 +292,17 @@ def quantile_interval(values: Array, counts: Array, clusters: Array, probability
     value = _at(ordered, probability)
     stops = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
-    def share_of(chosen: Array) -> Interval:
+    def reach(chosen: Array) -> float:
+        """How far the share of chosen values can be off: the longer side of its interval, the other one may be cut."""
         running = np.concatenate([[0.0], np.cumsum(chosen, dtype=np.float64)])
-        return share_interval(ratio(*by_cluster(clusters, running[stops[1:]] - running[stops[:-1]], counts)), confidence)
+        sums = by_cluster(clusters, running[stops[1:]] - running[stops[:-1]], counts)
+        share = share_interval(ratio(*sums), confidence)
+        cut = share.low <= 0 and share.high >= 1
+        return math.inf if cut else max(share.value - share.low, share.high - share.value)
 
-    below, up_to = share_of(values < value), share_of(values <= value)
-    least, most = probability - _reach(below), probability + _reach(up_to)
+    least, most = probability - reach(values < value), probability + reach(values <= value)
     low = _at(ordered, least) if least > 0 else 0.0
-    high = _at(ordered, most) if most < 1 else math.inf
-    return Interval(value, low, high)
-
-
-def _reach(share: Interval) -> float:
-    """How far a share can be off: the longer side of its interval, since the other one may be cut at 0 or 1. Infinite where
-    both are cut.
-    """
-    if share.low <= 0 and share.high >= 1:
-        return math.inf
-    return max(share.value - share.low, share.high - share.value)
+    return Interval(value, low, _at(ordered, most) if most < 1 else math.inf)
 
 
 def _at(ordered: Array, probability: float) -> float:
@@ -349,12 +330,11 @@ def autocorrelation(clusters: Array, sums: tuple[Array, Array, Array, Array], co
     pairs, *rest = by_cluster(clusters, *sums)
     kept = pairs > 0
     columns = np.stack([pairs, *rest])[:, kept]
-    whole = columns.sum(1)
-    value = float(_correlation(whole[:, None])[0])
+    whole, units = columns.sum(1, keepdims=True), columns.shape[1]
+    value = float(_correlation(whole)[0])
     if not math.isfinite(value):
         return None
-    units = columns.shape[1]
-    others = _correlation(whole[:, None] - columns)
+    others = _correlation(whole - columns)
     if units < 2 or not np.isfinite(others).all():
         return Interval(value, -1.0, 1.0)
     stderr = math.sqrt((units - 1) / units * float(((others - others.mean()) ** 2).sum()))

@@ -26,10 +26,10 @@ class RoundCost:
     drafts, verify + gamma * verify_slope (v); `overhead` everything else (o).
     """
 
-    draft: float  # c, one draft step
-    verify: float = 1.0  # v without its slope
-    verify_slope: float = 0.0  # added to it for every drafted token
-    overhead: float = 0.0  # everything else in a round
+    draft: float
+    verify: float = 1.0
+    verify_slope: float = 0.0
+    overhead: float = 0.0
 
     def verification(self, gamma: int) -> float:
         """v: one target step over gamma + 1 tokens."""
@@ -41,9 +41,8 @@ class RoundCost:
 
 
 def least_burstiness(alpha: float) -> float:
-    """The lowest burstiness that a text with this share of right positions can have, in [-1, 0].
-
-    max(-alpha / (1 - alpha), -(1 - alpha) / alpha): the rarer state never follows itself.
+    """The lowest burstiness that a text with this share of right positions can have, in [-1, 0]: that at which the rarer
+    state never follows itself, max(-alpha / (1 - alpha), -(1 - alpha) / alpha).
     """
     odds = (alpha / (1 - alpha), (1 - alpha) / alpha) if 0 < alpha < 1 else (0.0, math.inf)
     return 0.0 - min(odds)
@@ -86,9 +85,8 @@ def accepted_per_drafted(tokens: ArrayLike, gamma: int) -> Array:
 
 
 def alpha_for(tokens: float, gamma: int, burstiness: float = 0.0) -> float | None:
-    """The lowest alpha whose rounds emit at least `tokens`; None where none does. Inverse of `tokens_per_round`.
-
-    Only alphas count that a text of this burstiness can have.
+    """The lowest alpha that a text of this burstiness can have whose rounds emit at least `tokens`; None where none does.
+    Inverse of `tokens_per_round`.
     """
     low, high = feasible_alphas(burstiness)
     if tokens > tokens_per_round(high, gamma, burstiness) + ROUNDING:
@@ -103,15 +101,14 @@ def alpha_for(tokens: float, gamma: int, burstiness: float = 0.0) -> float | Non
 
 
 def alpha_of_rate(rate: float, gamma: int, burstiness: float = 0.0) -> float:
-    """The alpha of a text on which rounds of gamma drafts have accepted / drafted = rate.
-
-    Raises `ValueError` where no text of this burstiness has such a rate.
+    """The alpha of a text on which rounds of gamma drafts have accepted / drafted = rate. Raises `ValueError` where no text
+    of this burstiness has such a rate.
     """
     tokens = 1 + gamma * rate
-    found = alpha_for(tokens, gamma, burstiness)
-    if found is None or abs(float(tokens_per_round(found, gamma, burstiness)) - tokens) > ROUNDING:
+    alpha = alpha_for(tokens, gamma, burstiness)
+    if alpha is None or abs(float(tokens_per_round(alpha, gamma, burstiness)) - tokens) > ROUNDING:
         raise ValueError(f"no text of burstiness {burstiness:g} has {rate:g} accepted per drafted token at gamma {gamma}")
-    return found
+    return alpha
 
 
 def break_even_alpha(gamma: int, cost: RoundCost, burstiness: float = 0.0) -> float | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Outcome = Literal["pass", "fail", "undecided"]
-Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class Gate:
     """A quantity that has to be at least `threshold`. `bounds`: its lower and upper bound, each wrong with a probability."""
 
     threshold: float
-    bounds: Callable[[float], Bounds]
+    bounds: Callable[[float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,7 @@ def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
             break
         highs |= {index: upper[index] for index in failed}
         left = [index for index in left if index not in failed]
-    lows = [gate.bounds(error)[0] for gate in gates]
-    return [
-        GateResult(_outcome(gate.threshold, low, highs[index]), low, highs[index])
-        for index, (gate, low) in enumerate(zip(gates, lows, strict=True))
-    ]
+    return [_result(gate.threshold, gate.bounds(error)[0], highs[index]) for index, gate in enumerate(gates)]
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
@@ -54,7 +49,5 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
     return "pass" if outcomes and all(outcome == "pass" for outcome in outcomes) else "undecided"
 
 
-def _outcome(threshold: float, low: float, high: float) -> Outcome:
-    if high < threshold:
-        return "fail"
-    return "pass" if low >= threshold else "undecided"
+def _result(threshold: float, low: float, high: float) -> GateResult:
+    return GateResult("fail" if high < threshold else "pass" if low >= threshold else "undecided", low, high)

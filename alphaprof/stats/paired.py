@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from alphaprof.stats.estimate import NO_SPREAD, Interval, Ratio, influences, quantile, ratio
+from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, Ratio, influences, quantile, ratio
 
-Array = np.ndarray[Any, Any]
 FAR = 0.225  # share of the possible range by which a unit that differs is taken to differ: decisions/019
 
 
@@ -47,9 +45,9 @@ def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], con
     return Interval(value, max(least, value - half), value + half)
 
 
-def _errors(side: tuple[Array, Array], found: Ratio) -> Array:
-    """What each unit contributes to the error of a side; with fewer than two there is nothing to tell it from."""
-    return influences(*side) if found.documents > 1 else np.zeros(len(side[0]))
+def _errors(side: tuple[Array, Array], estimate: Ratio) -> Array:
+    """What each unit contributes to the error of a side; 0 with fewer than two."""
+    return influences(*side) if estimate.documents > 1 else np.zeros(len(side[0]))
 
 
 def _difference(possible: Interval, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Interval:
@@ -72,7 +70,5 @@ def _difference(possible: Interval, errors: Array, sides: tuple[Ratio, Ratio], c
 
 
 def differing(units: int, tail: float) -> float:
-    """The largest share of units that can differ where none of `units` does, wrong with probability `tail`
-    (Clopper-Pearson at n of n).
-    """
+    """The largest share that can differ where none of `units` does, wrong with probability `tail` (Clopper-Pearson)."""
     return float(1 - tail ** (1 / units))

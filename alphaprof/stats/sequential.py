@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from alphaprof.stats.estimate import quantile
+from alphaprof.stats.estimate import Array, quantile
 
-Array = np.ndarray[Any, Any]
 PRIOR_MEAN, PRIOR_VARIANCE = 0.5, 0.25  # of outcomes in [0, 1]; they count as one document
 BOLDEST = 0.9  # the share of the wealth that one document can lose at most
 POINTS = 200  # thresholds of a confidence sequence, besides the one that is asked about
@@ -145,12 +144,10 @@ def rejections(
     least, largest = bounds.of_gains(thresholds)
     if side == "below":
         gains, least, largest = -gains, -largest, -least
-    found = np.full(len(thresholds), len(base) + 1)
-    certain = least >= 0
-    found[certain] = 0
+    documents, certain = np.zeros(len(thresholds), dtype=np.int64), least >= 0
     won = log_wealth(gains[~certain], least[~certain], largest[~certain]) >= -math.log(error)
-    found[~certain] = np.where(won.any(1), won.argmax(1) + 1, len(base) + 1) if len(base) else 1
-    return found
+    documents[~certain] = np.where(won.any(1), won.argmax(1) + 1, len(base) + 1) if len(base) else 1
+    return documents
 
 
 def log_wealth(gains: Array, least: Array, largest: Array) -> Array:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import expit, rel_entr, xlog1py
+from scipy.special import xlog1py
 
 from alphaprof.rules import BoundRule
-from alphaprof.theory.certificates import Array, Divergence, js_term, pooled
+from alphaprof.stats.estimate import Array
+from alphaprof.theory.certificates import Divergence, pooled
 from alphaprof.totals.replay import Ints, run_lengths
 
 SMALL, LARGE = 1e-4, 6.0  # nats between which the curve of `beta_bound` is solved for; beyond, its limits are as precise
@@ -32,18 +33,6 @@ def strict_thresholds(largest: Array, second: Array, divergence: Divergence = "k
     return np.asarray(gap / 2) if divergence == "tv" else pooled(largest[None], second[None], divergence)
 
 
-def flat_bound(largest: Array, ceiling: Array, width: int = 1, divergence: Divergence = "kl") -> Array:
-    """The least D* over all p whose top token has probability `largest` and whose rejected tokens have at most `ceiling`."""
-    rejected = np.maximum(0.0, np.minimum(ceiling, (1 - largest) / width))
-    return _flat(largest, rejected, width, divergence)
-
-
-def _flat(largest: Array, rejected: Array, width: int, divergence: Divergence, rest: Array | None = None) -> Array:
-    """D* of one token before `width` rejected ones with one probability; 0 where even the first has none."""
-    found = pooled(np.where(largest > 0, largest, 1.0)[None], np.tile(rejected, (width, 1)), divergence, rest)
-    return np.where(largest > 0, found, 0.0)
-
-
 def margin_bound(rule: BoundRule, margin: Array, width: int, divergence: Divergence = "kl") -> Array:
     """The least D* of a rule over all p whose top token leads the best rejected one by `margin`; a rule's own `width` is its
     `draft_width`. For `typical` at small margins only a lower bound: exp(-H) is replaced by its bound p_(1).
@@ -54,7 +43,9 @@ def margin_bound(rule: BoundRule, margin: Array, width: int, divergence: Diverge
         raise ValueError(f"no margin bound for {rule.name}; there is one for: {', '.join(BEST_REJECTED)}")
     best = BEST_REJECTED[rule.name](margin, width, *rule.values)
     rest = np.maximum(0.0, (1 - margin) - (width + 1) * best)  # 1 - margin is exact from 1/2 on; 1 - (best + margin) is not
-    return _flat(best + margin, best, width, divergence, rest)
+    largest = best + margin
+    bound = pooled(np.where(largest > 0, largest, 1.0)[None], np.tile(best, (width, 1)), divergence, rest)
+    return np.where(largest > 0, bound, 0.0)
 
 
 def _multiplicative(margin: Array, width: int, factor: float) -> Array:
@@ -124,17 +115,12 @@ def beta_bound(kl: Array) -> Array:
     KL = log(s / sinh s) + s coth s - (s / sinh s)^2. Near 0, with h = KL/2, tv^2 = h - 2/9 h^2 - 8/405 h^3; far out,
     beta = exp(-KL).
     """
-    kl = _amount(kl)
+    kl = np.maximum(0.0, np.asarray(kl, dtype=np.float64))  # below 0 it can only be by rounding
     half = np.minimum(kl, SMALL) / 2
     target = np.clip(kl, SMALL, LARGE)
     s = _crossing(lambda s: _curve(s)[1], target, np.zeros_like(target), np.full_like(target, LONGEST))
     near = 1 - np.sqrt(half * (1 - half * (2 / 9 + half * 8 / 405)))
     return np.where(kl < SMALL, near, np.where(kl > LARGE, np.exp(-kl), 1 - _curve(s)[0]))
-
-
-def _amount(divergence: Array) -> Array:
-    """A divergence in float64; below 0 it can only be by rounding."""
-    return np.maximum(0.0, np.asarray(divergence, dtype=np.float64))
 
 
 def _curve(s: Array) -> tuple[Array, Array]:
@@ -157,32 +143,6 @@ def mean_beta_bound(kl: Array) -> float:
     known; the mean of `beta_bound` over positions is better.
     """
     return float(beta_bound(np.mean(kl, keepdims=True))[0])
-
-
-def jeffreys_bound(total: Array) -> Array:
-    """The least beta at KL(p||q) + KL(q||p): 2 tv log((1 + tv)/(1 - tv)) is at most that sum, with equality for a coin and
-    its mirror image. With tv = tanh z, 4 z tanh z.
-    """
-    quarter = _amount(total) / 4
-    z = _crossing(lambda z: z * np.tanh(z), quarter, np.zeros_like(quarter), quarter + 0.3)
-    return np.asarray(2 * expit(-2 * z))
-
-
-# Divergences between the coins that show heads with probability x under p and y under q.
-COINS: dict[Divergence, Callable[[Array, Array], Array]] = {
-    "kl": lambda x, y: rel_entr(x, y) + rel_entr(1 - x, 1 - y),
-    "rkl": lambda x, y: rel_entr(y, x) + rel_entr(1 - y, 1 - x),
-    "tv": lambda x, y: np.abs(x - y),
-    "js": lambda x, y: js_term(x, y) + js_term(1 - x, 1 - y),
-}
-
-
-def rejection_bound(rejected: Array, amount: Array, divergence: Divergence = "kl") -> Array:
-    """The most q(R) that a draft at a divergence of `amount` can have, R the rejected tokens and `rejected` = p(R): the
-    probability that a token drawn from q is rejected. Sharp: only whether a token is in R matters.
-    """
-    coin, x = COINS[divergence], np.asarray(rejected, dtype=np.float64)
-    return _crossing(lambda y: coin(x, y), _amount(amount), x, np.ones_like(x))
 
 
 def budget(thresholds: Array, mean: float) -> float:

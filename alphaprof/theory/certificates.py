@@ -18,19 +18,18 @@ Divergences: kl = KL(p||q), rkl = KL(q||p), js = Jensen-Shannon (weights 1/2), a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from scipy.special import rel_entr, xlog1py
 
 from alphaprof.rules import BoundRule
+from alphaprof.stats.estimate import Array
 
 Divergence = Literal["kl", "rkl", "tv", "js"]
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
-Array = np.ndarray[Any, Any]
 CHUNK = 8192  # positions at a time: temporaries that stay in cache
 TAIL_SLACK = 1e-6  # float32 probabilities may add up to this much too much
 CLOSE = 1e-8  # relative precision of the place of a minimum: its value is then right to about 1e-16
@@ -81,11 +80,6 @@ def additive(target: Target, epsilon: float) -> Accepted:
     return _at_least(target, target.top[:, 0] - epsilon)
 
 
-def multiplicative(target: Target, factor: float) -> Accepted:
-    """Those with p >= factor p_(1)."""
-    return _at_least(target, factor * target.top[:, 0])
-
-
 def top_m(target: Target, m: int) -> Accepted:
     """The m most probable tokens, of equal ones the first; with 1, strict decoding that compares indices."""
     n = len(target.top)
@@ -108,18 +102,16 @@ def trtllm(target: Target, k: int, delta: float) -> Accepted:
 
 def _at_least(target: Target, floor: Array) -> Accepted:
     """Those with p >= floor, the top token itself always included: rounding must not reject what cannot be beaten."""
-    logged = target.top.shape[1]
-    floor = np.minimum(floor, target.top[:, 0])
-    found = (target.top >= floor[:, None]).sum(1)
-    everything = floor <= 0
-    known = (found < logged) | everything | (logged == target.vocabulary)
-    return Accepted(np.where(everything, target.vocabulary, found), known, floor)
+    logged, floor = target.top.shape[1], np.minimum(floor, target.top[:, 0])
+    count, everything = (target.top >= floor[:, None]).sum(1), floor <= 0
+    known = (count < logged) | everything | (logged == target.vocabulary)
+    return Accepted(np.where(everything, target.vocabulary, count), known, floor)
 
 
 ACCEPTED: dict[str, Callable[..., Accepted]] = {
     "strict": lambda target: top_m(target, 1),
     "additive": additive,
-    "multiplicative": multiplicative,
+    "multiplicative": lambda target, factor: _at_least(target, factor * target.top[:, 0]),
     "top_m": top_m,
     "typical": typical,
     "trtllm": trtllm,
@@ -158,13 +150,6 @@ def thresholds(target: Target, accepted: Accepted, width: int = 1, divergence: D
     return Thresholds(value, complete | impossible | (counts == 0))
 
 
-def _check(width: int, divergence: str) -> None:
-    if width < 1:
-        raise ValueError(f"a draft proposes at least 1 token, not {width}")
-    if divergence not in DIVERGENCES:
-        raise ValueError(f"unknown divergence {divergence!r}; known: {', '.join(DIVERGENCES)}")
-
-
 def _parts(top: Array, count: Array, width: int, ceiling: Array) -> tuple[Array, Array]:
     """`high` and `low` as `pooled` takes them; a token of T that is not logged has an upper bound of its probability."""
     logged = top.shape[1]
@@ -184,7 +169,10 @@ def pooled(high: Array, low: Array, divergence: Divergence, rest: Array | None =
     precisely than 1 less their sum: KL(q||p) depends on its logarithm near a point mass. Raises `ValueError` for an empty
     `low` or another divergence.
     """
-    _check(len(low), divergence)
+    if not len(low):
+        raise ValueError("a draft proposes at least 1 token, not 0")
+    if divergence not in DIVERGENCES:
+        raise ValueError(f"unknown divergence {divergence!r}; known: {', '.join(DIVERGENCES)}")
     high, low = np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64)
     if divergence == "rkl":
         with np.errstate(divide="ignore"):  # log 0: tokens that p does not have; if T has no others, q cannot have them
@@ -259,55 +247,3 @@ def js_term(p: Array, q: Array) -> Array:
     """What tokens with p and q add to Jensen-Shannon divergence."""
     middle = (p + q) / 2
     return np.asarray((rel_entr(p, middle) + rel_entr(q, middle)) / 2)
-
-
-def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = "kl") -> float:
-    """D* of one whole distribution p [V], in any order, whose `accepted` most probable tokens are accepted: `thresholds`
-    token by token. 0 where nothing is accepted, infinite where fewer than `width` tokens are rejected. Raises the same.
-    """
-    _check(width, divergence)
-    ranked = np.sort(np.asarray(p, dtype=np.float64))[::-1]
-    if accepted == 0 or accepted + width > len(ranked):
-        return math.inf if accepted else 0.0
-    high, low = list(ranked[:accepted]), list(ranked[accepted : accepted + width])
-    listed = sum(high) + sum(low)
-    if divergence == "js":
-        from scipy.optimize import brentq  # here, because it takes longer to load than most reports do without
-
-        level = brentq(lambda u: _js_at(u, high, low)[0], max(low[-1], 1e-15), high[0], xtol=1e-16)
-        return _js_at(level, high, low)[1]
-    geometric = divergence == "rkl"
-    block, high, low, best = [high[0], low[-1]], high[1:], low[:-1], low[0]
-    while True:
-        level = _geometric_mean(block) if geometric else sum(block) / len(block)
-        if high and high[0] > level:
-            block.append(high.pop(0))
-        elif low and low[-1] < level:
-            block.append(low.pop())
-        else:
-            break
-    if geometric:
-        total = max(1.0, listed)  # float32 probabilities may add up to more
-        left = (total - listed + sum(high) + sum(low) + len(block) * level) / total
-        return -math.log(left) if best > 0 and left > 0 else math.inf
-    costs = {"kl": (x * math.log(x / level) for x in block if x > 0), "tv": (max(x - level, 0.0) for x in block)}
-    return float(sum(costs[divergence]))
-
-
-def _geometric_mean(block: list[float]) -> float:
-    """Of probabilities so small that their product may not be a number."""
-    return math.exp(math.fsum(map(math.log, block)) / len(block)) if min(block) > 0 else 0.0
-
-
-def _js_at(u: float, high: list[float], low: list[float]) -> tuple[float, float]:
-    """For the q that is c u in the block of tokens beyond u, and c p elsewhere: what rises through 0 where it is the nearest
-    to p, and its Jensen-Shannon divergence from p. A u so low that the block gives away all of a p whose sum exceeds 1 by
-    rounding has no c: it is below the root, and -1 says so.
-    """
-    block = np.array([x for x in high if x > u] + [x for x in low if x < u])
-    left = 1 - (block - u).sum()
-    if left <= 0:
-        return -1.0, math.inf
-    c = 1 / left
-    divergence = js_term(block, c * u).sum() + (1 - block.sum()) * js_term(np.array(1.0), c)
-    return float(np.log(u * (1 + c) / (block + c * u)).sum()), float(divergence)

@@ -15,11 +15,11 @@ import numpy as np
 
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.store import Run
+from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import Ints, Rounds, Trace, replay
 
 NodePath = tuple[int, ...]
 SLACK = 1e-4  # by how much probabilities in float32 may miss a sum of 1
-Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -50,18 +50,18 @@ class Tree:
         """A tree from the paths of its nodes, in any order. `top`: how they call the draft's top token; Medusa's and
         EAGLE's lists call it 0. ValueError for a path that is empty, double, impossible or parentless; TypeError for 1.5.
         """
-        found: dict[NodePath, NodePath] = {}
+        nodes: dict[NodePath, NodePath] = {}
         for given in map(tuple, paths):
             path = tuple(operator.index(rank) - top + 1 for rank in given)
             if not path or min(path) < 1:
                 raise ValueError(f"path {given} is not a node: ranks count from {top} (see `top`), and the root is left out")
-            if path in found:
+            if path in nodes:
                 raise ValueError(f"path {given} is there twice")
-            found[path] = given
-        for path, given in found.items():
-            if len(path) > 1 and path[:-1] not in found:
+            nodes[path] = given
+        for path, given in nodes.items():
+            if len(path) > 1 and path[:-1] not in nodes:
                 raise ValueError(f"path {given} needs its parent {given[:-1]}, which the tree lacks")
-        return cls(tuple(sorted(found, key=lambda path: (len(path), path))))
+        return cls(tuple(sorted(nodes, key=lambda path: (len(path), path))))
 
     @property
     def nodes(self) -> int:
@@ -120,18 +120,13 @@ def replay_tree(ranks: Array, start: Ints, stop: Ints, tree: Tree) -> Rounds:
     return replay(Trace(lengths, proposed, start, stop, stop - start, np.zeros(len(ranks), dtype=bool)), tree.depth)
 
 
-def accepted_lengths(rounds: Rounds) -> Array:
-    """How many rounds accepted exactly 0, 1, ..., depth drafts, [documents, depth + 1]."""
-    return -np.diff(np.column_stack([rounds.rounds, rounds.accepted]), axis=1, append=0)
-
-
 def rank_shares(ranks: Array, width: int) -> Array:
     """b_r = share of positions whose emitted token has rank r, for r = 1..width, [width]; `ranks` [positions] as in
     `path_lengths`. Positions without a proposal count as positions. ValueError where there are no positions.
     """
     _at_least("number of positions", len(ranks), 1)
-    found = np.asarray(ranks)[(ranks >= 1) & (ranks <= width)].astype(np.int64)
-    return np.bincount(found, minlength=width + 1)[1:] / len(ranks)
+    counted = np.asarray(ranks)[(ranks >= 1) & (ranks <= width)].astype(np.int64)
+    return np.bincount(counted, minlength=width + 1)[1:] / len(ranks)
 
 
 def expected_tokens(tree: Tree, shares: Array) -> float:
@@ -216,66 +211,6 @@ def _unfold(splits: list[Array], nodes: int) -> list[NodePath]:
     return paths
 
 
-@dataclass(frozen=True)
-class MultiDraft:
-    """Recursive rejection sampling: child r, drawn from q independently of the others, is kept with probability
-    min(1, p^(r)/q), where p^(1) = p and p^(r+1) is (p^(r) - q)_+ made to sum to 1. If none is kept, the token is drawn from
-    the last p^(r); its law is p (SpecInfer, arXiv:2305.09781). Children drawn without replacement are another matter.
-
-    `targets` [..., width + 1, V]: p^(1), p^(2), ...; `draft` [..., V]: q; `reached` [..., width + 1]: probability that the
-    children before child r are all rejected, the product of their 1 - beta; the last one is that none is kept.
-    """
-
-    targets: Array
-    draft: Array
-    reached: Array
-
-    @classmethod
-    def of(cls, p: Array, q: Array, width: int) -> MultiDraft:
-        """From p and q, both [V] or [n, V]. ValueError where they are no distributions over the same V, or width < 1."""
-        _at_least("width", width, 1)
-        if np.shape(p) != np.shape(q):
-            raise ValueError(f"p has shape {np.shape(p)} and q {np.shape(q)}")
-        draft, targets = _distribution("q", q), [_distribution("p", p)]
-        reached = [np.ones(draft.shape[:-1])]
-        for _ in range(width):
-            excess = np.maximum(targets[-1] - draft, 0.0)
-            mass = excess.sum(-1, keepdims=True)  # 1 - beta; 0 where no child is ever rejected: then the next p^(r) is idle
-            targets.append(np.divide(excess, mass, out=targets[-1].copy(), where=mass > 0))
-            reached.append(reached[-1] * mass[..., 0])
-        return cls(np.stack(targets, axis=-2), draft, np.stack(reached, axis=-1))
-
-    @property
-    def beta(self) -> Array:
-        """Probability that child r is kept if it is tried: sum min(p^(r), q), [..., width]."""
-        return np.asarray(np.minimum(self.targets[..., :-1, :], self.draft[..., None, :]).sum(-1))
-
-    @property
-    def total(self) -> Array:
-        """Probability that one of the children is kept, [...]."""
-        return np.asarray(1 - self.reached[..., -1])
-
-    def emitted(self, tokens: Array | int) -> Array:
-        """a^(r): probability that child r was kept, given that the emitted token is x [...]; [..., width].
-
-        a^(r) = reached_r min(p^(r)(x), q(x)) / p(x), and 0 where p(x) = 0. What they lack in 1 is that none was kept.
-        """
-        index = np.asarray(tokens)[..., None, None]
-        target = np.take_along_axis(self.targets, index, -1)[..., 0]
-        draft = np.take_along_axis(self.draft[..., None, :], index, -1)[..., 0]
-        joint = self.reached[..., :-1] * np.minimum(target[..., :-1], draft)
-        return np.asarray(np.divide(joint, target[..., :1], out=np.zeros_like(joint), where=target[..., :1] > 0))
-
-
-def _distribution(name: str, values: Array) -> Array:
-    """Probabilities [..., V] in float64 that sum to 1."""
-    values = np.asarray(values, dtype=np.float64)
-    total = values.sum(-1, keepdims=True)
-    if not ((values >= 0).all() and (np.abs(total - 1) <= SLACK).all()):
-        raise ValueError(f"{name} is no probability distribution along its last axis")
-    return np.asarray(values / total)
-
-
 def _checked(shares: Array, nodes: int = 0, depth: int | None = None) -> Array:
     """Shares b_r [R] in float64, after a look at the size that is asked for."""
     _at_least("nodes", nodes, 0)
@@ -325,38 +260,26 @@ class RankCounts:
 
 def rank_counts(run: Run, draft: str, width: int) -> RankCounts:
     """Ranks of every document of complete shards, in the order of `run.documents()`. Raises as `read_ranks`."""
-    none = np.zeros((0, width + 2), dtype=np.int64)
-    tables = [none]
+    tables = [np.zeros((0, width + 2), dtype=np.int64)]
     for shard in read_ranks(run, draft):
         document = np.repeat(np.arange(len(shard.start)), shard.stop - shard.start)
         place = document * (width + 2) + np.minimum(shard.ranks, width + 1)
         tables.append(np.bincount(place, minlength=len(shard.start) * (width + 2)).reshape(-1, width + 2))
-    found = np.concatenate(tables)
-    return RankCounts(found[:, 1 : width + 1], found.sum(1), found[:, 0])
+    counts = np.concatenate(tables)
+    return RankCounts(counts[:, 1 : width + 1], counts.sum(1), counts[:, 0])
 
 
 def replayed(run: Run, draft: str, jobs: Sequence[tuple[Tree, Mask]]) -> list[Rounds]:
-    """Rounds with each tree of the documents that its mask [documents of the run] names, counted per named document.
-
-    One pass over the log; what is held are counts. Raises as `read_ranks`.
+    """Rounds with each tree of the documents that its mask [documents of the run] names, counted per named document, in one
+    pass over the log. Raises as `read_ranks`.
     """
-    found = [Rounds.none(int(chosen.sum()), tree.depth) for tree, chosen in jobs]
-    filled, first = [0] * len(jobs), 0
+    parts, first = [[Rounds.none(0, tree.depth)] for tree, _ in jobs], 0
     for shard in read_ranks(run, draft):
-        rows = slice(first, first + len(shard.start))
-        for index, (tree, chosen) in enumerate(jobs):
-            part = shard.of(chosen[rows])
-            target = slice(filled[index], filled[index] + len(part.start))
-            _put(found[index], target, replay_tree(part.ranks, part.start, part.stop, tree))
-            filled[index] = target.stop
-        first = rows.stop
-    return found
-
-
-def _put(whole: Rounds, rows: slice, part: Rounds) -> None:
-    """Counts of some documents in their place among all."""
-    for name in ("rounds", "tokens", "drafted", "tested", "accepted"):
-        getattr(whole, name)[rows] = getattr(part, name)
+        for counted, (tree, chosen) in zip(parts, jobs, strict=True):
+            some = shard.of(chosen[first : first + len(shard.start)])
+            counted.append(replay_tree(some.ranks, some.start, some.stop, tree))
+        first += len(shard.start)
+    return [Rounds(*map(np.concatenate, zip(*(vars(part).values() for part in each), strict=True))) for each in parts]
 
 
 def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:

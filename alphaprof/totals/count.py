@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,25 +13,15 @@ import pyarrow.compute as pc
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, depth_names, totals_columns
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
+from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths
 
-Array = np.ndarray[Any, Any]
 Counts = dict[str, dict[str, Array]]  # of one shard: by rule and column, [documents]; NaN or no column: null
+SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what a `Shape` is made from
 READ = (
-    "token",
-    "target_top",
-    "draft_top",
-    "target_top_prob",
-    "target_second_prob",
-    "target_entropy",
-    "target_token_prob",
-    "draft_token_prob",
-    "target_prob_of_draft_top",
-    "target_rank_of_draft_top",
-    "draft_rank_of_token",
-    "overlap",
-    "proposed",
-    "accepted_run",
+    *("token", "target_top", "draft_top", "target_top_prob", "target_second_prob", "target_entropy", "target_token_prob"),
+    *("draft_token_prob", "target_prob_of_draft_top", "target_rank_of_draft_top", "draft_rank_of_token", "overlap"),
+    *("proposed", "accepted_run"),
 )
 
 
@@ -85,29 +74,20 @@ def policies(documents: pa.Table) -> Array:
     return np.where(on_policy, np.where(sampled, SAMPLED, GREEDY), "")
 
 
-def shard_totals(
-    positions: pa.Table, documents: pa.Table, target: ModelFacts, draft: DraftFacts, request: TotalsRequest
-) -> pa.Table:
-    """Totals of one shard of one draft's log.
-
-    Rounds are null where no replay is exact: for a lossy rule, and on text that the rule's own decoding would not emit.
-    """
-    return table_of([counts(positions, documents, (target, draft), request)], request.gammas)
-
-
 def counts(
     positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, DraftFacts], request: TotalsRequest
 ) -> Counts:
-    """Totals of one shard; `models`: target and draft."""
-    target, draft = models
-    shape = Shape.of(documents)
+    """Totals of one shard of one draft's log; `models`: target and draft. Rounds are missing where no replay is exact: for a
+    lossy rule, and on text that the rule's own decoding would not emit.
+    """
+    (target, draft), shape = models, Shape.of(documents)
     columns = _columns(positions, shape, request)
     ready = columns["proposed"] > 0
     shared = _shared_counts(columns, shape, target.measured_noise)
-    found: Counts = {}
-    for rule in rules_of(list(request.rules)):
+    by_rule: Counts = {}
+    for rule in rules_of(request.rules):
         accept = np.where(ready, rule.accept(columns), 0.0)
-        data = found[rule.id] = shared | {"accepted": shape.sums(accept)} | _thinking(columns, shape, accepted=accept)
+        data = by_rule[rule.id] = shared | {"accepted": shape.sums(accept)} | _thinking(columns, shape, accepted=accept)
         emitted = rule.emitted(columns)
         if emitted is None:
             continue
@@ -118,11 +98,11 @@ def counts(
             trace = some_documents(trace_of(columns, shape, kept, target, draft), defined)
             chances = (kept, accept) if by_chance(rule, draft) else None
             data |= _round_columns(rounds_of(trace, chances, request), defined)
-    return found
+    return by_rule
 
 
 def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
-    """PAIR_COUNTS [documents]: neighbouring positions of one document that both have a proposal, and what was kept there."""
+    """PAIR_COUNTS, [documents]."""
     paired = proposed & np.roll(proposed, -1)
     paired[shape.stop - 1] = False  # the next position is another document's
     following = np.roll(kept, -1)
@@ -134,21 +114,18 @@ def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: Model
     """What replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get accepted."""
     proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
     # A proposal that a flavour ends early is the beginning of the logged one: what it gets accepted is the smaller count.
-    run = (
-        np.minimum(columns["accepted_run"], proposed)
-        if draft.starts_matter
-        else run_lengths(kept == 1, shape.start, shape.stop)
-    )
+    if draft.starts_matter:
+        run = np.minimum(columns["accepted_run"], proposed)
+    else:
+        run = run_lengths(kept == 1, shape.start, shape.stop)
     # Hugging Face stops the draft at the target's EOS ids; its prompt lookup never proposes them.
     ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0)
     return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, draft.starts_matter)
 
 
 def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
-    """How many tokens a round of a flavour proposes at most, [positions], from columns of the log with nulls as -1.
-
-    Only `hf` ends proposals of prompt lookup before an EOS. Logs of versions that did so always have no
-    `proposed_before_eos`: their `proposed` is what it would be.
+    """How many tokens a round of a flavour proposes at most, [positions], from columns of the log with nulls as -1. Only
+    `hf` ends proposals of prompt lookup before an EOS.
     """
     if flavour != "hf":
         return columns["proposed"]
@@ -158,15 +135,12 @@ def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
 
 def some_documents(trace: Trace, chosen: Array) -> Trace:
     """The trace with some of its documents only."""
-    parts = {name: getattr(trace, name)[chosen] for name in ("start", "stop", "limit")}
-    return dataclasses.replace(trace, **parts)
+    return dataclasses.replace(trace, start=trace.start[chosen], stop=trace.stop[chosen], limit=trace.limit[chosen])
 
 
 def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
-    """Whether rounds of a draft are expectations, and not facts of the log.
-
-    The rule and the draft decide: where a_t happened to be 0 or 1 throughout, control variates are as much needed as where
-    it did not.
+    """Whether rounds of a draft are expectations, and not facts of the log. The rule and the draft decide: control variates
+    are needed where a_t happened to be 0 or 1 throughout as well.
     """
     return rule.rule.drawn and draft.has_distribution
 
@@ -180,20 +154,20 @@ def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: Totals
 
 def columns_of(rules: Sequence[str], flavour: Flavour = "engine") -> list[str]:
     """Columns of the log that these rules and replay read."""
-    logged = [rule for rule in rules_of(list(rules)) if rule.rule.logged]
+    logged = [rule for rule in rules_of(rules) if rule.rule.logged]
     more = ["proposed_before_eos"] if flavour == "hf" else []
     more += [f"accept_{rule.id}" for rule in logged]
     return [*READ, *more, *(f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy)]
 
 
+def array_of(column: pa.ChunkedArray) -> Array:
+    """A column of the log as an array; nulls (no proposal, no distribution) become -1 or NaN."""
+    return np.asarray((column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy())
+
+
 def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest) -> dict[str, Array]:
-    """The columns that rules and replay read, as arrays; nulls (no proposal, no distribution) become -1 or NaN. `proposed`
-    is that of the flavour.
-    """
-    columns: dict[str, Array] = {}
-    for name in columns_of(request.rules, request.flavour):
-        column = positions[name]
-        columns[name] = (column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy()
+    """The columns that rules and replay read; `proposed` is that of the flavour."""
+    columns = {name: array_of(positions[name]) for name in columns_of(request.rules, request.flavour)}
     columns["proposed"] = proposed_in(request.flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
@@ -231,7 +205,7 @@ def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dic
     }
 
 
-def _round_columns(found: dict[int, Rounds], defined: Array) -> dict[str, Array]:
+def _round_columns(by_gamma: dict[int, Rounds], defined: Array) -> dict[str, Array]:
     """Rounds of the documents where they are `defined` as columns of all documents, NaN elsewhere."""
 
     def spread(values: Array) -> Array:
@@ -239,8 +213,8 @@ def _round_columns(found: dict[int, Rounds], defined: Array) -> dict[str, Array]
         whole[defined] = values
         return whole
 
-    columns = {"tokens": spread(next(iter(found.values())).tokens)}
-    for gamma, rounds in found.items():
+    columns = {"tokens": spread(next(iter(by_gamma.values())).tokens)}
+    for gamma, rounds in by_gamma.items():
         columns[f"rounds_{gamma}"] = spread(rounds.rounds)
         columns[f"drafted_{gamma}"] = spread(rounds.drafted.sum(1))
         columns[f"control_{gamma}"] = spread(rounds.control)
@@ -255,21 +229,17 @@ def table_of(shards: Sequence[Counts], gammas: Sequence[int]) -> pa.Table:
     tables = []
     for rule in shards[0]:
         parts = [shard[rule] for shard in shards]
-        size = sum(len(part["document"]) for part in parts)
-        arrays = [
-            pa.DictionaryArray.from_arrays(np.zeros(size, dtype=np.int32), [rule])
-            if field.name == "rule"
-            else _column(parts, field)
-            for field in schema
-        ]
+        sizes = [len(part["document"]) for part in parts]
+        arrays = {field.name: _column(parts, sizes, field) for field in schema if field.name != "rule"}
+        arrays["rule"] = pa.DictionaryArray.from_arrays(np.zeros(sum(sizes), dtype=np.int32), [rule])
         tables.append(pa.table(arrays, schema=schema))
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _column(parts: Sequence[dict[str, Array]], field: pa.Field) -> pa.Array:
+def _column(parts: Sequence[dict[str, Array]], sizes: Sequence[int], field: pa.Field) -> pa.Array:
     """One column of several shards; null where a shard does not have it, or NaN, unless it must have values."""
     name = field.name
     if not any(name in part for part in parts):
-        return pa.nulls(sum(len(part["document"]) for part in parts), field.type)
-    values = [part[name] if name in part else np.full(len(part["document"]), np.nan) for part in parts]
+        return pa.nulls(sum(sizes), field.type)
+    values = [part[name] if name in part else np.full(size, np.nan) for part, size in zip(parts, sizes, strict=True)]
     return pa.array(np.concatenate(values), from_pandas=field.nullable).cast(field.type)

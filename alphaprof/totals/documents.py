@@ -9,16 +9,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from alphaprof.log.manifest import Manifest
-from alphaprof.stats.estimate import Interval, distinct, pooled_share
+from alphaprof.stats.estimate import Array, Interval, distinct, pooled_share
 from alphaprof.totals.count import policies
 
-Array = np.ndarray[Any, Any]
 HASH = re.compile("[0-9a-fA-F]{64}")
 HASH_WIDTH = 64
 WORD = 8  # bytes that are taken as a number
@@ -27,31 +25,19 @@ SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
-class Names:
-    """The different names of units, in the order in which they occur."""
-
-    values: pa.Array
-
-    @cached_property
-    def lots(self) -> Array:
-        """What is drawn for each of them, `lots_of`: worked out once, where it is asked for."""
-        return lots_of(self.values)
-
-
-@dataclass(frozen=True)
 class Units:
-    """The unit of each document: `codes` [documents] are places in `names`. Where no unit has two documents they ascend, and
-    there is nothing to add up.
+    """The unit of each document: `codes` [documents] are places in `names`, the different names in the order in which they
+    occur. Where no unit has two documents they ascend, and there is nothing to add up.
     """
 
     codes: Array
-    names: Names
+    names: pa.Array
 
     @classmethod
     def named(cls, names: Iterable[str]) -> Units:
         """From the name of each document's unit."""
         distinct, codes = numbered(pa.array(list(names), pa.string()))
-        return cls(codes, Names(distinct))
+        return cls(codes, distinct)
 
     @classmethod
     def of(cls, documents: pa.Table) -> Units:
@@ -64,9 +50,8 @@ class Units:
         clusters = documents["cluster"].combine_chunks().dictionary_encode().indices
         if clusters.null_count < len(clusters):
             clustered = clusters.is_valid().to_numpy(zero_copy_only=False)
-            root = _connected(prompts[clustered], clusters.drop_null().to_numpy(), len(distinct))
-            prompts = root[prompts]
-        return cls(prompts, Names(distinct))
+            prompts = _connected(prompts[clustered], clusters.drop_null().to_numpy(), len(distinct))[prompts]
+        return cls(prompts, distinct)
 
     def take(self, rows: Array | slice) -> Units:
         """Returns the units of some of the documents."""
@@ -74,8 +59,8 @@ class Units:
 
     @property
     def lots(self) -> Array:
-        """What is drawn for each document's unit, [documents]."""
-        return np.asarray(self.names.lots[self.codes])
+        """What each document's unit draws, `lots_of` its name, [documents]."""
+        return lots_of(self.names.take(pa.array(self.codes)))
 
 
 def lots_of(names: pa.Array | Iterable[str]) -> Array:
@@ -87,8 +72,8 @@ def lots_of(names: pa.Array | Iterable[str]) -> Array:
         with contextlib.suppress(binascii.Error):  # as soon as one of them is no hash
             words = np.frombuffer(binascii.unhexlify(_letters(names).tobytes()), dtype=">u8")
             return words.reshape(len(names), -1)[:, 0].astype(np.uint64)
-    drawn = [name if HASH.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest() for name in names.to_pylist()]
-    return np.array([int(name[:16], 16) for name in drawn], dtype=np.uint64)
+    hashes = [name if HASH.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest() for name in names.to_pylist()]
+    return np.array([int(name[:16], 16) for name in hashes], dtype=np.uint64)
 
 
 def numbered(names: pa.Array) -> tuple[pa.Array, Array]:
@@ -127,14 +112,11 @@ def _ends(names: pa.Array) -> Array:
 
 
 def _connected(prompts: Array, clusters: Array, size: int) -> Array:
-    """For each of `size` prompts the one that its unit is named after; `prompts` and `clusters` of documents in order.
-
-    Named after: each pair of a cluster and a prompt that comes puts what its cluster was connected to below what its prompt
-    was. So a cluster whose prompts are in no other one is named after its last prompt that is new.
+    """For each of `size` prompts the one that its unit is named after; `prompts` and `clusters` of documents in order. A
+    cluster whose prompts are in no other one is named after its last prompt that is new.
     """
     root = np.arange(size)
-    pairs = np.unique(clusters.astype(np.int64) * size + prompts, return_index=True)[1]
-    first = np.sort(pairs)
+    first = np.sort(np.unique(clusters.astype(np.int64) * size + prompts, return_index=True)[1])
     prompts, clusters = prompts[first], clusters[first]
     shared = np.bincount(prompts, minlength=size) > 1
     tangled = np.zeros(int(clusters.max()) + 1, dtype=bool)
@@ -221,10 +203,9 @@ class Documents:
         `limits`: by source, the number of documents at which it ends. A source that has them all is a stratum; all others
         are one together. A unit with documents from several strata belongs to the stratum of that set.
         """
-        strata = np.zeros(len(self.units.names.values), dtype=np.int64)
+        strata = np.zeros(len(self.units.names), dtype=np.int64)
         source = self.table["source"].to_numpy() if limits else strata
-        full = [place for place, limit in limits.items() if (source == place).sum() >= limit]
-        if not full:
+        if not (full := [place for place, limit in limits.items() if (source == place).sum() >= limit]):
             return strata
         stratum = np.where(np.isin(source, full), source.astype(np.int64), -1)
         several = int(source.max(initial=0)) + 2
@@ -242,26 +223,25 @@ class Documents:
         """The groups, in the order in which they occur. A domain that has several kinds of text, or one with several
         sampling settings, has a group for each.
         """
-        return tuple(_groups(self.table, self.units.codes))
+        return tuple(self._groups())
 
-
-def _groups(table: pa.Table, units: Array) -> Iterator[TextGroup]:
-    """Yields the groups of a documents table; `units` [documents] is the independent unit of each."""
-    names = [table[name].cast(pa.string()) for name in ("domain", "continuation")]
-    columns = [*names, table["on_policy"], *(table[name] for name in SETTINGS)]
-    code = np.zeros(len(table), dtype=np.int64)
-    for column in columns:
-        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-        if len(encoded.dictionary) > 1:
-            mixed = code * len(encoded.dictionary) + encoded.indices.to_numpy()
-            code = np.unique(mixed, return_inverse=True)[1]
-    order = np.argsort(code, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(order) else []
-    for rows in sorted(parts, key=lambda part: int(part[0])):
-        domain, kind, _, *settings = (column[int(rows[0])].as_py() for column in columns)
-        (policy,) = policies(table.slice(int(rows[0]), 1)).tolist()
-        drawn = {name: value or 0.0 for name, value in zip(SETTINGS, settings, strict=True)}
-        yield TextGroup(domain, kind, policy, None if settings[0] is None else drawn, rows, units[rows])
+    def _groups(self) -> Iterator[TextGroup]:
+        table, units = self.table, self.units.codes
+        names = [table[name].cast(pa.string()) for name in ("domain", "continuation")]
+        columns = [*names, table["on_policy"], *(table[name] for name in SETTINGS)]
+        code = np.zeros(len(table), dtype=np.int64)
+        for column in columns:
+            encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+            if len(encoded.dictionary) > 1:
+                mixed = code * len(encoded.dictionary) + encoded.indices.to_numpy()
+                code = np.unique(mixed, return_inverse=True)[1]
+        order = np.argsort(code, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(order) else []
+        for rows in sorted(parts, key=lambda part: int(part[0])):
+            domain, kind, _, *settings = (column[int(rows[0])].as_py() for column in columns)
+            (policy,) = policies(table.slice(int(rows[0]), 1)).tolist()
+            drawn = {name: value or 0.0 for name, value in zip(SETTINGS, settings, strict=True)}
+            yield TextGroup(domain, kind, policy, None if settings[0] is None else drawn, rows, units[rows])
 
 
 def strata_of(documents: Documents, manifest: Manifest) -> Array:
@@ -277,9 +257,7 @@ def observed_weights(documents: pa.Table) -> dict[str, float]:
     """Shares of tokens by domain, in the order in which domains occur."""
     domains = documents["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
     tokens = np.bincount(domains.indices.to_numpy(), documents["continuation_tokens"].to_numpy())
-    return {
-        domain: float(count / tokens.sum()) for domain, count in zip(domains.dictionary.to_pylist(), tokens, strict=True)
-    }
+    return dict(zip(domains.dictionary.to_pylist(), (tokens / tokens.sum()).tolist(), strict=True))
 
 
 def mean_context(documents: pa.Table) -> float | None:
@@ -293,12 +271,9 @@ def over_domains(groups: Sequence[TextGroup]) -> list[TextGroup]:
     kinds: dict[tuple[str, str, str], list[TextGroup]] = {}
     for group in groups:
         kinds.setdefault((group.continuation, group.policy, str(group.sampling)), []).append(group)
-    return [
-        replace(
-            same[0],
-            domain="",
-            rows=np.concatenate([group.rows for group in same]),
-            cluster=np.concatenate([group.cluster for group in same]),
-        )
-        for same in kinds.values()
-    ]
+
+    def merged(same: list[TextGroup]) -> TextGroup:
+        rows, cluster = (np.concatenate(parts) for parts in zip(*((part.rows, part.cluster) for part in same), strict=True))
+        return replace(same[0], domain="", rows=rows, cluster=cluster)
+
+    return [merged(same) for same in kinds.values()]

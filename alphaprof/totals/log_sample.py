@@ -6,19 +6,16 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from alphaprof.log.store import Run
-from alphaprof.totals.count import Shape
+from alphaprof.stats.estimate import Array
+from alphaprof.totals.count import SHAPED, Shape, array_of
 from alphaprof.totals.documents import Documents
 
-Array = np.ndarray[Any, Any]
 LIMIT = 250_000  # positions of a draft that are read at most, but for what kinds of text need
 ENOUGH = 20  # documents of every kind of text, or all where there are fewer
-SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what shapes are made from
 AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
 SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
 
@@ -86,11 +83,7 @@ def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[st
 def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
     """Reads columns of one shard as arrays; nulls become -1 or NaN."""
     table = run.positions(draft, index, names)
-    return {name: _array(table[name]) for name in names}
-
-
-def _array(column: pa.ChunkedArray) -> Array:
-    return np.asarray((column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy())
+    return {name: array_of(table[name]) for name in names}
 
 
 def decile_edges(run: Run, draft: str) -> dict[str, Array]:
@@ -98,10 +91,10 @@ def decile_edges(run: Run, draft: str) -> dict[str, Array]:
     Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
     """
     stride = 1 + run.manifest.positions // SAMPLE
-    names, found = list(AXES.values()), {}
+    names, edges = list(AXES.values()), {}
     parts = [{name: columns[name][::stride] for name in names} for columns, _ in shards(run, draft, names)]
     for axis, name in AXES.items():
         values = np.concatenate([part[name] for part in parts])
         between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
-        found[axis] = between[between > values.min()]
-    return found
+        edges[axis] = between[between > values.min()]
+    return edges

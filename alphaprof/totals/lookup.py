@@ -41,9 +41,9 @@ def first_proposals(tokens: Ints, start: Ints, longest: int = MAX_NGRAM) -> Ints
     The texts follow each other in `tokens` and begin at `start` [texts]; none is empty. A place is looked up by the tokens
     before it: the last `longest` of them, else fewer, where they first stood in the same text.
     """
-    found = np.full(len(tokens), NONE, dtype=np.int64)
+    proposals = np.full(len(tokens), NONE, dtype=np.int64)
     if len(tokens) == 0:
-        return found
+        return proposals
     text = np.repeat(np.arange(len(start)), np.diff([*start, len(tokens)]))
     offset = np.arange(len(tokens)) - start[text]
     _, single = np.unique(tokens, return_inverse=True)
@@ -60,5 +60,5 @@ def first_proposals(tokens: Ints, start: Ints, longest: int = MAX_NGRAM) -> Ints
         match[ends] = np.where(earlier < ends, earlier, match[ends])
     places = np.flatnonzero(offset > 0)
     known = places[match[places - 1] >= 0]
-    found[known] = tokens[match[known - 1] + 1]
-    return found
+    proposals[known] = tokens[match[known - 1] + 1]
+    return proposals

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +14,10 @@ import pyarrow as pa
 from alphaprof.errors import RunUnreadable
 from alphaprof.log.files import of_rule
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
+from alphaprof.stats.estimate import Array
 from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.replay import RoundCounts
 
-Array = np.ndarray[Any, Any]
 SHARED = (  # what pools hold of each document, the same under every rule
     *("positions", "proposals", "thinking_positions", "thinking_proposals"),
     *("impossible", "mismatches", "clear_mismatches", "near_ties"),
@@ -31,9 +30,8 @@ SINGLE = ("rounds", "control")  # and at each gamma, where it has rounds
 class DocumentTotals:
     """Totals of several documents of one kind of text, one array [documents] a column; depth counts are [documents, gamma].
 
-    `policy`: how the target chose the tokens, greedy or sampled; empty where it did not. `sampling`: the settings that p and
-    q were processed with; None: the plain softmax. Where rounds are not `defined` no method on them may be used. Counts by
-    depth are NaN where an engine drafted trees, or a number of tokens that adapts itself.
+    `policy`, `sampling`: as of `TextGroup`. Where rounds are not `defined` no method on them may be used. Counts by depth
+    are NaN where an engine drafted trees, or a number of tokens that adapts itself.
     """
 
     columns: dict[str, Array]
@@ -64,17 +62,14 @@ class DocumentTotals:
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
         if gamma not in self._counted:
-            self._counted[gamma] = self._counts(gamma)
+            rounds, drafted, control = (self[f"{name}_{gamma}"] for name in ("rounds", "drafted_depths", "control"))
+            full = self[f"accepted_depths_{gamma}"][:, -1]
+            self._counted[gamma] = RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
         return self._counted[gamma]
 
     @cached_property
     def _counted(self) -> dict[int, RoundCounts]:
         return {}
-
-    def _counts(self, gamma: int) -> RoundCounts:
-        rounds, drafted, control = (self[f"{name}_{gamma}"] for name in ("rounds", "drafted_depths", "control"))
-        full = self[f"accepted_depths_{gamma}"][:, -1]
-        return RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
 
 
 def accepted_of(pool: DocumentTotals, gamma: int | None) -> tuple[Array, Array]:
@@ -112,8 +107,7 @@ def pools(
     for table in totals:
         chosen = of_rule(table, rule)
         if len(chosen):
-            held = set(chosen.column_names)
-            _fill(groups, chosen, [name for name in names if name in held], gammas)
+            _fill(groups, chosen, [name for name in names if name in chosen.column_names], gammas)
     for index, (group, filled) in enumerate(zip(documents.groups, groups, strict=True)):
         arrays = filled.columns() | {"prompt_tokens": documents.prompt_tokens[group.rows]}
         arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
@@ -156,10 +150,9 @@ class _Filling:
         """What the table has of one column; None: all of it is null."""
         if name == "tokens":
             self.defined &= values is not None and not np.isnan(values.take(self._places)).any()
+        column = self._columns.setdefault(name, None)
         if values is None:
-            self._columns.setdefault(name, None)
             return
-        column = self._columns.get(name)
         if column is None:
             size = len(self._numbers)
             column = self._columns[name] = np.full(size, np.nan) if nullable else np.empty(size, dtype=values.dtype)
@@ -177,11 +170,11 @@ class _Filling:
             raise lacking()
         nothing = np.broadcast_to(np.nan, len(self._numbers))
         single = {name: nothing if values is None else values for name, values in self._columns.items()}
-        found = {"document": self._numbers} | single | (self._depths if self.defined else {})
+        columns = {"document": self._numbers} | single | (self._depths if self.defined else {})
         if self._order is None:
-            return found
+            return columns
         back = np.argsort(self._order)
-        return {name: values[back] for name, values in found.items()}
+        return {name: values[back] for name, values in columns.items()}
 
 
 def _fill(groups: Sequence[_Filling], table: pa.Table, names: Sequence[str], gammas: Sequence[int]) -> None:

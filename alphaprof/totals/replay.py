@@ -25,8 +25,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from alphaprof.stats.estimate import Array
+
 Flavour = Literal["engine", "llamacpp", "hf"]
-Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -88,10 +89,11 @@ class RoundCounts:
     cluster: Array
 
     @classmethod
-    def of(cls, found: Rounds, cluster: Array) -> RoundCounts:
+    def of(cls, replayed: Rounds, cluster: Array) -> RoundCounts:
         """From replayed rounds of documents, and the cluster of each."""
-        full = found.accepted[:, -1] if found.accepted.shape[1] else np.zeros(len(found.rounds))  # a tree may have no nodes
-        return cls(found.tokens, found.rounds, found.drafted, full, found.control, cluster)
+        accepted = replayed.accepted
+        full = accepted[:, -1] if accepted.shape[1] else np.zeros(len(accepted))  # a tree may have no nodes
+        return cls(replayed.tokens, replayed.rounds, replayed.drafted, full, replayed.control, cluster)
 
     @property
     def exactly(self) -> Array:
@@ -102,11 +104,7 @@ class RoundCounts:
     def rows(self, chosen: Array) -> RoundCounts:
         """Some of the documents."""
         places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-        drafted = np.empty((len(places), self.drafted.shape[1]), order="F")
-        for depth, rounds in enumerate(self.drafted.T):
-            drafted[:, depth] = rounds.take(places)
-        single = ("tokens", "rounds", "full", "control", "cluster")
-        return RoundCounts(drafted=drafted, **{name: getattr(self, name).take(places) for name in single})
+        return RoundCounts(**{name: values.T.take(places, axis=-1).T for name, values in vars(self).items()})
 
 
 def run_lengths(agrees: Array, start: Ints, stop: Ints) -> Ints:
@@ -148,10 +146,9 @@ def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") ->
     """The same for several gammas."""
     from alphaprof.totals.replay_loops import count_rounds
 
-    found = _nothing(trace, gammas)
-    places = _positions(trace, flavour)
-    count_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", found[:2])
-    return _by_gamma(trace, gammas, flavour, found)
+    counts = _nothing(trace, gammas)
+    count_rounds(_positions(trace, flavour), _documents(trace), np.array(gammas), flavour == "hf", counts[:2])
+    return _by_gamma(trace, gammas, flavour, counts)
 
 
 def expected_replay(trace: Trace, kept: Array, accept: Array, gamma: int, flavour: Flavour = "engine") -> Rounds:
@@ -159,7 +156,7 @@ def expected_replay(trace: Trace, kept: Array, accept: Array, gamma: int, flavou
 
     `kept` [positions] is a_t, the probability that the emitted token was an accepted draft if one was tested there;
     `accept` [positions] is beta_t, read by the control variate alone. `trace.run` and `trace.draft_ends` are not read: a
-    draft that is drawn by lot may end early anywhere, so in the `hf` flavour `drafted` counts what it would draft otherwise.
+    draft that is sampled may end early anywhere, so in the `hf` flavour `drafted` counts what it would draft otherwise.
     """
     return expected_replays(trace, (kept, accept), [gamma], flavour)[gamma]
 
@@ -170,11 +167,11 @@ def expected_replays(
     """The same for several gammas; `chances`: `kept` and `accept`."""
     from alphaprof.totals.replay_loops import expect_rounds
 
-    found = _nothing(trace, gammas)
+    counts = _nothing(trace, gammas)
     kept, accept = (np.ascontiguousarray(values, dtype=np.float64) for values in chances)
     places = _most_drafted(trace, flavour), kept, accept
-    expect_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", found)
-    return _by_gamma(trace, gammas, flavour, found)
+    expect_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", counts)
+    return _by_gamma(trace, gammas, flavour, counts)
 
 
 def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:
@@ -209,23 +206,19 @@ def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
     return np.zeros(each), np.zeros((3, documents, sum(gammas))), np.zeros(each)
 
 
-def _by_gamma(trace: Trace, gammas: Sequence[int], flavour: Flavour, found: tuple[Array, Array, Array]) -> dict[int, Rounds]:
-    rounds, depths, control = found
+def _by_gamma(
+    trace: Trace, gammas: Sequence[int], flavour: Flavour, counts: tuple[Array, Array, Array]
+) -> dict[int, Rounds]:
+    rounds, depths, control = counts
     by_prefill = 0 if flavour == "hf" else 1
     tokens = np.maximum(trace.stop - trace.start - by_prefill, 0).astype(np.float64)
-    by_gamma = np.split(depths, np.cumsum(gammas)[:-1], axis=2)
-    return {
-        gamma: Rounds(rounds[index], tokens, by_gamma[index][0], by_gamma[index][1], by_gamma[index][2], control[index])
-        for index, gamma in enumerate(gammas)
-    }
+    parts = enumerate(zip(gammas, np.split(depths, np.cumsum(gammas)[:-1], axis=2), strict=True))
+    return {gamma: Rounds(rounds[i], tokens, part[0], part[1], part[2], control[i]) for i, (gamma, part) in parts}
 
 
 def _next_draft_end(trace: Trace) -> Ints:
-    """For each position the first one from it on where the draft proposes EOS; [positions].
-
-    It counts up to the draft's first wrong proposal. Beyond that the draft is on a path of its own that the log does not
-    hold: whether it ended there is unknown, and `drafted` of such a round may be too large. Rounds and accepted tokens do
-    not depend on it.
+    """For each position the first one from it on where the draft proposes EOS; [positions]. After the draft's first wrong
+    proposal it is on a path of its own that the log does not hold: `drafted` of such a round may be too large.
     """
     total = len(trace.run)
     far = np.where(trace.draft_ends, np.arange(total), 2 * total + 256)

@@ -20,9 +20,8 @@ Documents = tuple[Array, Array]
 
 @compiled
 def one_round(positions: Arrays, at: int, stop: int, gamma: int, hf: bool) -> tuple[int, int, int]:
-    """What a round that starts `at` drafts, accepts and emits in a document that ends at `stop`.
-
-    The draft's next end may be another document's.
+    """What a round that starts `at` drafts, accepts and emits in a document that ends at `stop`. The draft's next end may be
+    another document's.
     """
     run, most, next_end = positions
     drafted = min(gamma, most[at])
@@ -36,26 +35,26 @@ def one_round(positions: Arrays, at: int, stop: int, gamma: int, hf: bool) -> tu
 @compiled
 def list_rounds(positions: Arrays, documents: Documents, gamma: int, hf: bool) -> Array:
     """All rounds in order: document, place, drafted, accepted and emitted, [rounds, 5]."""
-    found = np.empty((len(positions[0]), 5), dtype=np.int64)
+    rounds = np.empty((len(positions[0]), 5), dtype=np.int64)
     count = 0
     for document in range(len(documents[0])):
         start, stop = documents[0][document], documents[1][document]
         at = start if hf else start + 1
         while at < stop:
             drafted, accepted, emitted = one_round(positions, at, stop, gamma, hf)
-            found[count] = np.array((document, at, drafted, accepted, emitted))
+            rounds[count] = np.array((document, at, drafted, accepted, emitted))
             at += emitted
             count += 1
-    return found[:count]
+    return rounds[:count]
 
 
 @compiled
-def count_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bool, found: tuple[Array, Array]) -> None:
-    """Add up all rounds: `found` = rounds [gammas, documents], and drafted, tested and accepted by depth
+def count_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bool, counts: tuple[Array, Array]) -> None:
+    """Add up all rounds: `counts` = rounds [gammas, documents], and drafted, tested and accepted by depth
     [3, documents, sum of gammas].
     """
-    rounds, depths = found
-    seen = np.empty((3, gammas.max() + 1), dtype=np.int64)  # rounds that drafted, tested, accepted exactly so many tokens
+    rounds, depths = counts
+    seen = np.empty((3, gammas.max() + 1), dtype=np.int64)  # [:, n]: rounds that drafted, tested, accepted exactly n tokens
     for document in range(len(documents[0])):
         start, stop = documents[0][document], documents[1][document]
         first = 0
@@ -80,18 +79,12 @@ def count_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: boo
 
 
 @compiled
-def expect_rounds(
-    positions: Arrays,
-    documents: Documents,
-    gammas: Array,
-    hf: bool,
-    found: tuple[Array, Array, Array],
-) -> None:
-    """The same in expectation: `positions` = (tokens drafted at most, a_t, beta_t); `found` = those of above, and the
+def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bool, counts: Arrays) -> None:
+    """The same in expectation: `positions` = (tokens drafted at most, a_t, beta_t); `counts` = those of above, and the
     control variate [gammas, documents].
     """
     most, kept, accept = positions
-    rounds, depths, control = found
+    rounds, depths, control = counts
     state = np.empty(gammas.max() + 1)  # [i]: probability that i drafts of the current round were accepted
     drafts = np.empty(gammas.max() + 1)  # [n]: expected rounds that drafted exactly n tokens
     for document in range(len(documents[0])):

@@ -29,7 +29,7 @@ class Extras:
     @classmethod
     def of(cls, rules: Iterable[str], certificates: bool) -> Extras:
         """What a profile with these ids of rules asks for."""
-        bound = rules_of(list(rules))
+        bound = rules_of(rules)
         certified = tuple(rule for rule in bound if certificates and rule.name in ACCEPTED)
         return cls(certified, tuple(rule for rule in bound if rule.rule.logged))
 

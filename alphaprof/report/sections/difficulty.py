@@ -64,7 +64,7 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
     return tuple(
         decile
         for draft in run.manifest.drafts
-        for (rule, axis), counts in decile_counts(run, draft, rules_of(list(rules)), part.edges).items()
+        for (rule, axis), counts in decile_counts(run, draft, rules_of(rules), part.edges).items()
         for text in kinds
         for decile in _deciles(text, (draft, rule, axis), counts, part.edges[axis], confidence)
     )
