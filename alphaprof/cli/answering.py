@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
 from alphaprof.cli.common import (
-    CheckFormat,
     OutFile,
-    PageFormat,
-    ReportFormat,
     RunFolder,
+    RunOfDraft,
+    TextFormat,
     Undecided,
     one_line,
     print_text,
@@ -24,16 +22,11 @@ from alphaprof.cli.common import (
 from alphaprof.errors import OptionInvalid
 
 
-class ReplayFlavour(StrEnum):
-    """Flavours of rounds."""
-
-    engine = "engine"
-    llamacpp = "llamacpp"
-
-
 def report(
     run: RunFolder,
-    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
+    output: Annotated[
+        Literal["terminal", "json", "md", "html"], typer.Option("--format", help="terminal, json, md or html.")
+    ] = "terminal",
     out: OutFile = None,
     overrides: Annotated[
         list[str] | None,
@@ -48,9 +41,9 @@ def report(
         typer.Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
     ] = None,
     replay: Annotated[
-        ReplayFlavour,
+        Literal["engine", "llamacpp"],
         typer.Option(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
-    ] = ReplayFlavour.engine,
+    ] = "engine",
     whole_log: Annotated[
         bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
     ] = False,
@@ -63,7 +56,7 @@ def report(
     from alphaprof.render.answer import ReportAnswer
     from alphaprof.report.build import build_report
 
-    if output is PageFormat.html and out is None and sys.stdout.isatty():
+    if output == "html" and out is None and sys.stdout.isatty():
         raise OptionInvalid(
             "the HTML page is five megabytes of text, too much for a terminal", "write it to a file: --out report.html"
         )
@@ -71,17 +64,13 @@ def report(
         opened = Run.open(run)
         if verify:
             opened.verify()
-        config, ids = _asked(opened.manifest.config, overrides, rules) if overrides or rules else (None, None)
-        show(ReportAnswer.of(build_report(opened, replay.value, config, ids, whole_log)), output, out)
+        config = ids = None
+        if overrides or rules:
+            from alphaprof.config.load import changed_question, known_rules  # what validates profiles takes a while to load
 
-
-def _asked(
-    profile: dict[str, Any], overrides: list[str] | None, rules: list[str] | None
-) -> tuple[dict[str, Any] | None, list[str] | None]:
-    """Another question than the run's own, and the ids of rules: what needs the validation of profiles."""
-    from alphaprof.config.load import changed_question, known_rules
-
-    return changed_question(profile, overrides) if overrides else None, known_rules(rules) if rules else None
+            config = changed_question(opened.manifest.config, overrides) if overrides else None
+            ids = known_rules(rules) if rules else None
+        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log)), output, out)
 
 
 def check(
@@ -114,8 +103,10 @@ def check(
     ] = False,
     undecided: Annotated[
         Undecided, typer.Option(help="Whether an undecided check passes (exit code 0) or fails (11).")
-    ] = Undecided.passes,
-    output: Annotated[CheckFormat, typer.Option("--format", help="terminal, json, md or junit.")] = CheckFormat.terminal,
+    ] = "pass",
+    output: Annotated[
+        Literal["terminal", "json", "md", "junit"], typer.Option("--format", help="terminal, json, md or junit.")
+    ] = "terminal",
     out: OutFile = None,
 ) -> None:
     """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
@@ -130,13 +121,13 @@ def check(
     least = minimums(min_alpha, min_length, min_speedup)
     answer = checked(CheckRequest(run, draft, named, gamma, least, baseline, margin, target_change))
     show(answer, output, out)
-    if answer.outcome == "undecided" and undecided is Undecided.passes:
+    if answer.outcome == "undecided" and undecided == "pass":
         print(f"warning: {one_line(answer.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)
-    require_passed(answer, undecided_fails=undecided is Undecided.fails)
+    require_passed(answer, undecided_fails=undecided == "fail")
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
+    first: RunOfDraft,
     second: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="The other one.")],
     rules: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
@@ -144,7 +135,7 @@ def compare(
     gamma: Annotated[
         int | None, typer.Option(min=1, help="Compare tokens per round at this gamma only; default: all.")
     ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    output: TextFormat = "terminal",
     out: OutFile = None,
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round."""
@@ -156,7 +147,7 @@ def compare(
 
 
 def trees(
-    run: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
+    run: RunOfDraft,
     nodes: Annotated[
         list[int] | None,
         typer.Option(
@@ -171,7 +162,7 @@ def trees(
         typer.Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
     ] = None,
     top: Annotated[int, typer.Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    output: TextFormat = "terminal",
     out: OutFile = None,
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
@@ -195,7 +186,7 @@ def predict(
     burstiness: Annotated[
         float, typer.Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
     ] = 0.0,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    output: TextFormat = "terminal",
     out: OutFile = None,
 ) -> None:
     """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""

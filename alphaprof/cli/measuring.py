@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from alphaprof.cli.common import (
     OutFile,
+    ProfileChanges,
     ProfileFile,
-    ReportFormat,
-    TableFormat,
+    TextFormat,
     Undecided,
     interruptible,
     require_packages,
@@ -46,16 +46,16 @@ def profile(
         bool,
         typer.Option("--dry-run", help="Check models, data and numerics, estimate what the run takes, and write nothing."),
     ] = False,
-    output: Annotated[ReportFormat | None, typer.Option("--format", help="With --dry-run: terminal or json.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    output: Annotated[
+        Literal["terminal", "json"] | None, typer.Option("--format", help="With --dry-run: terminal or json.")
     ] = None,
+    overrides: ProfileChanges = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
     options = _loaded(profile_file, overrides, limit)
     _require_together(dry_run, output, resume, reuse, until_decided)
     if dry_run:
-        _dry_run(options, out, output or ReportFormat.terminal)
+        _dry_run(options, out, output or "terminal")
     if out is None:
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
     _require_references(options)
@@ -95,9 +95,7 @@ def _working(out: Path | None) -> Iterator[ConsoleProgress]:
         yield progress
 
 
-def _require_together(
-    dry_run: bool, output: ReportFormat | None, resume: bool, reuse: Path | None, until_decided: bool
-) -> None:
+def _require_together(dry_run: bool, output: str | None, resume: bool, reuse: Path | None, until_decided: bool) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
     if until_decided and reuse is not None:
         raise OptionInvalid(
@@ -116,7 +114,7 @@ def _require_together(
         )
 
 
-def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) -> NoReturn:
+def _dry_run(options: ProfileOptions, out: Path | None, output: str) -> NoReturn:
     """Prints the checks of a run before it runs, and ends the command, with the first error that would stop the run."""
     with _working(None) as progress:
         from alphaprof.commands.preflight.build import build_preflight, require_clear
@@ -131,8 +129,9 @@ def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) ->
 def latency(
     profile_file: ProfileFile,
     output: Annotated[
-        TableFormat, typer.Option("--format", help="terminal, json, or the csv that costs.path reads.")
-    ] = TableFormat.terminal,
+        Literal["terminal", "json", "csv"],
+        typer.Option("--format", help="terminal, json, or the csv that costs.path reads."),
+    ] = "terminal",
     out: OutFile = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
@@ -166,17 +165,15 @@ def validate(
     ] = 0.10,
     undecided: Annotated[
         Undecided, typer.Option(help="Whether clocks that are too noisy to tell pass (exit code 0) or fail (11).")
-    ] = Undecided.passes,
+    ] = "pass",
     against_generate: Annotated[
         bool, typer.Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(readable=False, help="Keep the run of the prediction in this new directory.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
-    ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    overrides: ProfileChanges = None,
+    output: TextFormat = "terminal",
 ) -> None:
     """Compare the prediction with measured times: real speculative decoding of a few documents, in alphaprof's own loop.
 
@@ -194,7 +191,7 @@ def validate(
         run, measured = run_validation(options, folder, gamma, repeats, progress, against_generate)
         answer = build_validation(run, measured, tolerance, kept=out is not None)
     show(answer, output)
-    require_within(answer, undecided_fails=undecided is Undecided.fails)
+    require_within(answer, undecided_fails=undecided == "fail")
 
 
 def rollout(
@@ -214,10 +211,8 @@ def rollout(
     ] = None,
     documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
     out: OutFile = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
-    ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    overrides: ProfileChanges = None,
+    output: TextFormat = "terminal",
 ) -> None:
     """Decode by lossy rules: measure acceptance and rounds on the text that they write, and what that text gives up."""
     from alphaprof.config.load import known_rules

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from rich.console import Console
 
+from alphaprof.commands.importing.lines import numbered_lines
 from alphaprof.commands.importing.vllm import MOST_DRAFTED
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, shown
 from alphaprof.render.tables import empty_table, plain
@@ -29,17 +30,9 @@ LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\[\
 NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|Inf|inf)|NaN|nan")
 TIME = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 Labels = tuple[tuple[str, str], ...]
+Key = tuple[str, Labels]  # name and labels of a counter
+SAVE = "curl -s SERVER/metrics"
 NO_REQUESTS = "no interval: no requests"
-
-
-@dataclass(frozen=True)
-class CounterSample:
-    """One line of a page."""
-
-    name: str
-    labels: Labels
-    value: float
-    where: str
 
 
 @dataclass
@@ -47,8 +40,8 @@ class Page:
     """The counters of one page by name and labels, and when they were created, where the page says it."""
 
     path: Path
-    counts: dict[tuple[str, Labels], int] = field(default_factory=dict)
-    created: dict[tuple[str, Labels], float] = field(default_factory=dict)
+    counts: dict[Key, float] = field(default_factory=dict)  # whole numbers
+    created: dict[Key, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,31 +56,21 @@ class Rise:
     by_position: tuple[int, ...]
 
 
-def counter_samples(path: Path) -> Iterator[CounterSample]:
-    """The samples of a page. Raises `DataUnreadable` for a file that is none, with its line."""
-    try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(LONGEST_LINE + 1):
-                number += 1
-                where = f"{path}, line {number}"
-                if len(line) > LONGEST_LINE:
-                    raise DataUnreadable(f"{where}: longer than {LONGEST_LINE // 2**10} KiB", "save the page as it is")
-                try:
-                    text = line.decode().strip(" \t\r\n")
-                except UnicodeDecodeError:
-                    raise DataUnreadable(f"{where}: not UTF-8", "save the page as it is") from None
-                if text and not text.startswith("#"):
-                    yield _sample(where, text)
-    except OSError as error:
-        raise DataUnreadable(f"cannot read {path}: {error.strerror}", "save the page: curl -s SERVER/metrics") from None
+def counter_samples(path: Path) -> Iterator[tuple[str, str, Labels, float]]:
+    """Where each sample of a page stands, its name, labels and value. Raises `DataUnreadable` for a file that is no page."""
+    for number, line in numbered_lines(path, LONGEST_LINE, "save the page as it is", f"save the page: {SAVE}"):
+        where = f"{path}, line {number}"
+        try:
+            text = line.decode().strip(" \t\r\n")
+        except UnicodeDecodeError:
+            raise DataUnreadable(f"{where}: not UTF-8", "save the page as it is") from None
+        if text and not text.startswith("#"):
+            yield where, *_sample(where, text)
 
 
-def _sample(where: str, text: str) -> CounterSample:
-    wrong = DataUnreadable(
-        f"{where}: {shown(text)} is not a sample of a metrics page",
-        "save the page in Prometheus' text format: curl -s SERVER/metrics",
-    )
+def _sample(where: str, text: str) -> tuple[str, Labels, float]:
+    problem = f"{where}: {shown(text)} is not a sample of a metrics page"
+    wrong = DataUnreadable(problem, f"save the page in Prometheus' text format: {SAVE}")
     name = NAME.match(text)
     if name is None:
         raise wrong
@@ -110,7 +93,7 @@ def _sample(where: str, text: str) -> CounterSample:
     words = text[place:].split()
     if not 1 <= len(words) <= 2 or not NUMBER.fullmatch(words[0]) or not all(map(TIME.fullmatch, words[1:])):
         raise wrong
-    return CounterSample(name[0], tuple(sorted(labels.items())), float(words[0]), where)
+    return name[0], tuple(sorted(labels.items())), float(words[0])
 
 
 def _spaces(text: str, place: int) -> int:
@@ -123,29 +106,22 @@ def _spaces(text: str, place: int) -> int:
 def read_page(path: Path) -> Page:
     """The counters of speculative decoding on a page. Raises `DataUnreadable`, and `ColumnMissing` where there are none."""
     page = Page(path)
-    for sample in counter_samples(path):
-        name = sample.name.removeprefix(PREFIX)
-        if name == sample.name:
+    for where, name, labels, value in counter_samples(path):
+        counter = name.removeprefix(PREFIX)
+        key = counter.removesuffix("_created").removesuffix("_total"), labels
+        if counter == name or key[0] not in COUNTERS:
             continue
-        place: dict[tuple[str, Labels], int] | dict[tuple[str, Labels], float] = page.counts
-        if name.endswith("_created"):
-            place = page.created
-        key = (name.removesuffix("_created").removesuffix("_total"), sample.labels)
-        if key[0] not in COUNTERS:
-            continue
+        place = page.created if counter.endswith("_created") else page.counts
         if key in place or len(place) >= MOST_SAMPLES:
             problem = "stands twice" if key in place else f"is one of more than {MOST_SAMPLES} samples"
-            raise DataUnreadable(f"{sample.where}: {_said(key)} {problem}", "give one page of one server")
-        if place is page.created:
-            page.created[key] = sample.value
-            continue
-        if not sample.value.is_integer() or not 0 <= sample.value <= MOST_COUNT:
-            raise DataUnreadable(f"{sample.where}: {_said(key)} is {sample.value:g}, no count", "save the page as it is")
-        page.counts[key] = int(sample.value)
+            raise DataUnreadable(f"{where}: {_named(key)} {problem}", "give one page of one server")
+        if place is page.counts and not (value.is_integer() and 0 <= value <= MOST_COUNT):
+            raise DataUnreadable(f"{where}: {_named(key)} is {value:g}, no count", "save the page as it is")
+        place[key] = value
     if not page.counts:
         raise ColumnMissing(
             f"{path}: there is no {PREFIX}{DRAFTS}_total",
-            "save vLLM's page, of a server that was started with --speculative-config: curl -s SERVER/metrics",
+            "save vLLM's page, of a server that was started with --speculative-config: " + SAVE,
         )
     return page
 
@@ -159,18 +135,18 @@ def rise_of(before: Page, after: Page) -> Rise:
         if (key in before.counts) != (key in after.counts):
             have, lacks = (before, after) if key in before.counts else (after, before)
             raise DataUnreadable(
-                f"{have.path} has {_said(key)}, and {lacks.path} does not",
+                f"{have.path} has {_named(key)}, and {lacks.path} does not",
                 "give two pages of one server, which serves one model",
             )
     for key, count in after.counts.items():
         again = key in before.created and key in after.created and before.created[key] != after.created[key]
         if again or count < before.counts[key]:
-            how = "began anew" if again else f"fell from {before.counts[key]} to {count}"
+            how = "began anew" if again else f"fell from {before.counts[key]:.0f} to {count:.0f}"
             raise DataUnreadable(
-                f"{_said(key)} {how} between {before.path} and {after.path}",
+                f"{_named(key)} {how} between {before.path} and {after.path}",
                 "was the server restarted in between, or are the files in the wrong order? save both pages again",
             )
-    rises = {key: count - before.counts[key] for key, count in after.counts.items()}
+    rises = {key: int(count - before.counts[key]) for key, count in after.counts.items()}
     models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
     if len(models) > 1:
         raise DataUnreadable(
@@ -178,62 +154,50 @@ def rise_of(before: Page, after: Page) -> Rise:
             "keep the lines of one model_name in both files",
         )
     engines = _by_engine(rises, after.path)
-    by_position = tuple(map(sum, zip(*(engine.by_position for engine in engines), strict=True)))
-    drafts, drafted, accepted = (
-        sum(getattr(engine, name) for engine in engines) for name in ("drafts", "drafted", "accepted")
-    )
+    drafts, drafted, accepted, *by_position = map(sum, zip(*engines, strict=True))
     if not drafts:
         raise DataEmpty(
             f"no draft between {before.path} and {after.path}",
             "save a page, send requests, and save another when they are done",
         )
-    return Rise(models[0] or None, len(engines), drafts, drafted, accepted, by_position)
+    return Rise(models[0] or None, len(engines), drafts, drafted, accepted, tuple(by_position))
 
 
-def _by_engine(rises: Mapping[tuple[str, Labels], int], path: Path) -> list[Rise]:
-    """The counters of each engine, complete and without a contradiction."""
+def _by_engine(rises: Mapping[Key, int], path: Path) -> list[tuple[int, ...]]:
+    """Rounds, drafted and accepted tokens, and the latter by position, of each engine: complete, without a contradiction."""
     grouped: dict[Labels, dict[str, int]] = {}
     for (name, labels), rise in rises.items():
         position = dict(labels).get("position") if name == POSITION else None
         rest = labels if position is None else tuple(pair for pair in labels if pair[0] != "position")
         grouped.setdefault(rest, {})[name if position is None else f"{name} {position}"] = rise
-    gammas = {sum(name.startswith(f"{POSITION} ") for name in counts) for counts in grouped.values()}
-    gamma = min(gammas)
-    whole = {DRAFTS, DRAFTED, ACCEPTED, *(f"{POSITION} {position}" for position in range(gamma))}
+    gamma = min(sum(name.startswith(f"{POSITION} ") for name in counts) for counts in grouped.values())
+    whole = (DRAFTS, DRAFTED, ACCEPTED, *(f"{POSITION} {position}" for position in range(gamma)))
+    engines = []
     for labels, counts in grouped.items():
-        if odd := sorted(whole.symmetric_difference(counts)) or (not 1 <= gamma <= MOST_DRAFTED and [POSITION]):
+        if odd := sorted(counts.keys() ^ whole) or (not 1 <= gamma <= MOST_DRAFTED and [POSITION]):
             raise ColumnMissing(
                 f"{path}: the counters of {_labelled(labels)} are not complete ({PREFIX}{odd[0][:60]})",
                 f"each engine has {', '.join(COUNTERS)}, the last for every position from 0: save the page as it is",
             )
-    engines = [
-        Rise(None, 1, counts[DRAFTS], counts[DRAFTED], counts[ACCEPTED], _positions(counts, gamma))
-        for counts in grouped.values()
-    ]
-    for engine in engines:
-        falling = (engine.drafts, *engine.by_position)
-        ordered = all(later <= earlier for earlier, later in pairwise(falling))
-        if not (ordered and sum(engine.by_position) == engine.accepted <= engine.drafted <= gamma * engine.drafts):
+        drafts, drafted, accepted, *by_position = engine = tuple(counts[name] for name in whole)
+        ordered = all(later <= earlier for earlier, later in pairwise((drafts, *by_position)))
+        if not (ordered and sum(by_position) == accepted <= drafted <= gamma * drafts):
             raise DataUnreadable(
-                f"{path}: since the first page {engine.drafts} rounds drafted {engine.drafted} tokens and accepted "
-                f"{engine.accepted}, by position {', '.join(map(str, engine.by_position[:8]))}, which contradict each other",
+                f"{path}: since the first page {drafts} rounds drafted {drafted} tokens and accepted {accepted}, by "
+                f"position {', '.join(map(str, by_position[:8]))}, which contradict each other",
                 "save both pages while no request is running",
             )
+        engines.append(engine)
     return engines
 
 
-def _positions(counts: Mapping[str, int], gamma: int) -> tuple[int, ...]:
-    return tuple(counts[f"{POSITION} {position}"] for position in range(gamma))
-
-
-def _said(key: tuple[str, Labels]) -> str:
+def _named(key: Key) -> str:
     return f"{PREFIX}{key[0]} of {_labelled(key[1])}"
 
 
 def _labelled(labels: Labels) -> str:
     """Labels for messages: the first few, cut."""
-    said = ", ".join(f"{name[:20]} {shown(value)}" for name, value in labels[:3])
-    return said or "no labels"
+    return ", ".join(f"{name[:20]} {shown(value)}" for name, value in labels[:3]) or "no labels"
 
 
 @dataclass(frozen=True)
