@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import typer
 
 from alphaprof.cli.common import (
+    Format,
     OutFile,
     RunFolder,
     RunOfDraft,
-    TextFormat,
     Undecided,
     one_line,
     print_text,
@@ -20,6 +20,10 @@ from alphaprof.cli.common import (
     without_pandas,
 )
 from alphaprof.errors import OptionInvalid
+
+CheckFormat = Annotated[
+    Literal["terminal", "json", "md", "junit"], typer.Option("--format", help="terminal, json, md or junit.")
+]
 
 
 def report(
@@ -104,9 +108,7 @@ def check(
     undecided: Annotated[
         Undecided, typer.Option(help="Whether an undecided check passes (exit code 0) or fails (11).")
     ] = "pass",
-    output: Annotated[
-        Literal["terminal", "json", "md", "junit"], typer.Option("--format", help="terminal, json, md or junit.")
-    ] = "terminal",
+    output: CheckFormat = "terminal",
     out: OutFile = None,
 ) -> None:
     """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
@@ -135,7 +137,7 @@ def compare(
     gamma: Annotated[
         int | None, typer.Option(min=1, help="Compare tokens per round at this gamma only; default: all.")
     ] = None,
-    output: TextFormat = "terminal",
+    output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round."""
@@ -162,7 +164,7 @@ def trees(
         typer.Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
     ] = None,
     top: Annotated[int, typer.Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
-    output: TextFormat = "terminal",
+    output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
@@ -186,7 +188,7 @@ def predict(
     burstiness: Annotated[
         float, typer.Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
     ] = 0.0,
-    output: TextFormat = "terminal",
+    output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""

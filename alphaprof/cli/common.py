@@ -237,7 +237,7 @@ ProfileFile = Annotated[Path, typer.Argument(metavar="PROFILE", readable=False, 
 ProfileChanges = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
 ]
-TextFormat = Annotated[Literal["terminal", "json"], typer.Option("--format", help="terminal or json.")]
+Format = Annotated[Literal["terminal", "json"], typer.Option("--format", help="terminal or json.")]
 Undecided = Literal["pass", "fail"]
 OutFile = Annotated[
     Path | None, typer.Option(callback=_place, readable=False, help="Write to this file instead of the standard output.")

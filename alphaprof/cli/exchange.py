@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from alphaprof.cli.common import OutFile, RunOfDraft, TextFormat, interruptible, one_line, print_text, show
+from alphaprof.cli.common import Format, OutFile, RunOfDraft, interruptible, one_line, print_text, show
 from alphaprof.commands.export.formats import EXPORTS
 from alphaprof.errors import OptionInvalid
 
@@ -163,7 +163,7 @@ def import_sglang(
 def import_prometheus(
     before: Annotated[Path, typer.Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER.txt", help="The page after the traffic.")],
-    output: TextFormat = "terminal",
+    output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Take a first look at vLLM's counters between two readings: acceptance without interval, verdict or run."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from alphaprof.cli.common import (
+    Format,
     OutFile,
     ProfileChanges,
     ProfileFile,
-    TextFormat,
     Undecided,
     interruptible,
     require_packages,
@@ -173,7 +173,7 @@ def validate(
         Path | None, typer.Option(readable=False, help="Keep the run of the prediction in this new directory.")
     ] = None,
     overrides: ProfileChanges = None,
-    output: TextFormat = "terminal",
+    output: Format = "terminal",
 ) -> None:
     """Compare the prediction with measured times: real speculative decoding of a few documents, in alphaprof's own loop.
 
@@ -212,7 +212,7 @@ def rollout(
     documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
     out: OutFile = None,
     overrides: ProfileChanges = None,
-    output: TextFormat = "terminal",
+    output: Format = "terminal",
 ) -> None:
     """Decode by lossy rules: measure acceptance and rounds on the text that they write, and what that text gives up."""
     from alphaprof.config.load import known_rules
