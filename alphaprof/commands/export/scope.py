@@ -22,7 +22,6 @@ from alphaprof.report.verdict import Evidence, Question, judge, not_defined, why
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.theory.trees import Tree, expected_tokens, optimal_tree, replayed
 from alphaprof.totals.count import by_chance
-from alphaprof.totals.documents import observed_weights
 from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
@@ -84,14 +83,16 @@ class ExportScope:
     @property
     def label(self) -> str:
         """Which traffic, in words."""
-        if not self.whole:
-            return f"domain {named(next(iter(self.pools)))}"
-        return f"whole traffic ({many(len(self.pools), 'domain')} {'by decision.weights' if self.given else 'as observed'})"
+        return _traffic(len(self.pools), self.given) if self.whole else f"domain {named(next(iter(self.pools)))}"
 
 
 def named(domain: str) -> str:
     """A domain in words that a person reads: data may call it anything."""
     return f"'{short(visible(domain))}'"
+
+
+def _traffic(domains: int, given: bool) -> str:
+    return f"whole traffic ({many(domains, 'domain')} {'by decision.weights' if given else 'as observed'})"
 
 
 def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
@@ -102,24 +103,23 @@ def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
             f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth",
             "import requests that drafted chains: --speculative-eagle-topk 1",
         )
-    decision = run.manifest.config["decision"] | {"draft": side.draft}
-    asked = {"rule": wanted.rule, "gamma": wanted.gamma}
-    decision |= {name: value for name, value in asked.items() if value is not None}
-    inquiry = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
-    for rule in inquiry.deciding:
+    asked = {"draft": side.draft, "rule": wanted.rule, "gamma": wanted.gamma}
+    decision = run.manifest.config["decision"] | {name: value for name, value in asked.items() if value is not None}
+    inputs = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
+    for rule in inputs.deciding:
         _require_chain(rule, to)
-    found = list(draft_pools(inquiry, inquiry.deciding, [side.draft]))
-    pools, question = _pools(side, evidence_of(inquiry, found), inquiry.question, wanted.domain), inquiry.question
-    used = [item for item in found if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
-    observed = observed_weights(inquiry.documents.table)
+    decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
+    evidence = evidence_of(inputs, decisive)
+    pools = _pools(side, evidence, question, wanted.domain)
+    used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
     scope = ExportScope(
         side=side,
         question=question,
-        book=inquiry.book,
+        book=inputs.book,
         pools=pools,
-        weights={wanted.domain: 1.0} if wanted.domain is not None else _shares(question.weights or observed),
+        weights={wanted.domain: 1.0} if wanted.domain is not None else _shares(question.weights or evidence.observed),
         given=wanted.domain is None and question.weights is not None,
-        strata=inquiry.strata,
+        strata=inputs.strata,
         whole=wanted.domain is None,
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
@@ -154,8 +154,7 @@ def _pools(side: RunDraft, evidence: Evidence, question: Question, domain: str |
     else:
         weights, reason = {domain: 1.0}, evidence.undefined.get(domain, "")
     empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
-    brief = [name for name in _shares(weights) if name in empty] if not reason else []
-    if brief:
+    if brief := [name for name in _shares(weights) if name in empty and not reason]:
         reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
     if reason:
         sound = [named(name) for name in pools if name not in evidence.undefined and name not in empty]
@@ -193,32 +192,15 @@ def _best(scope: ExportScope, gammas: Sequence[int]) -> int:
     timing = scope.book.timing(question.concurrency) if scope.book else UNTIMED
     best, decision = judge({draft: scope.pools}, timing, scope.mix, question, gammas)
     if best is None:
-        raise OptionInvalid(
-            f"no gamma is known to be the best for {scope.side.label}: {decision.reason}",
-            f"name one: --gamma {' or '.join(map(str, gammas))}",
-        )
+        problem = f"no gamma is known to be the best for {scope.side.label}: {decision.reason}"
+        raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, gammas))}")
     return best[1]
 
 
-@dataclass(frozen=True)
-class Said:
-    """What an artefact assumes, and where it may not be what a reader takes it for."""
-
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Share:
-    """One domain: its documents (rows of the documents table, ascending), and its share of the output tokens."""
-
-    rows: Array
-    weight: float
-
-
-def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, Said]:
-    """Ranks, and the best tree of `nodes` nodes on `gamma` levels for them. Raises `OptionInvalid` where ranks do not say
-    what a tree accepts: of a draft without ranks, under another rule than strict, on text that is not the target's greedy.
+def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, list[str], list[str]]:
+    """Ranks, and the best tree of `nodes` nodes on `gamma` levels for them; what they assume, and where they may not be what
+    a reader takes them for. Raises `OptionInvalid` where ranks do not say what a tree accepts: of a draft without ranks,
+    under another rule than strict, on text that is not the target's greedy.
     """
     if wanted.rule not in (None, "strict"):
         raise OptionInvalid(
@@ -226,27 +208,30 @@ def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, Sai
         )
     sample = tree_sample(side.run, side.draft, WIDTH, chooses=False)
     parts, ranks = _parts(side, sample, wanted.domain), sample.ranks
-    shares = np.asarray(sum(part.weight * ranks.shares(part.rows) for part in parts))
+    shares = np.asarray(sum(weight * ranks.shares(rows) for rows, weight in parts))
     tree = optimal_tree(shares, wanted.nodes or NODES, wanted.gamma or max(side.run.gammas))
-    silent = sum(part.weight * ranks.silent[part.rows].sum() / ranks.positions[part.rows].sum() for part in parts)
-    where = f"domain {named(wanted.domain)}" if wanted.domain is not None else _traffic(sample, parts)
-    documents = sum(len(part.rows) for part in parts)
+    silent = sum(weight * ranks.silent[rows].sum() / ranks.positions[rows].sum() for rows, weight in parts)
+    whole = _traffic(len(parts), not sample.weights_observed)
+    where = f"domain {named(wanted.domain)}" if wanted.domain is not None else whole
+    documents = sum(len(rows) for rows, _ in parts)
     promised, replay = expected_tokens(tree, shares), number(_tokens(side, tree, parts), 3)
-    notes = (
+    notes = [
         f"{side.label}, rule strict, {where}, {many(documents, 'document')}, text: greedy",
         f"{tree.nodes} nodes beside the root, depth {tree.depth}: Sequoia expects {promised:.3f} tokens a round, if ranks "
         f"are independent; replayed on these documents it gives {replay}",
-    )
+    ]
     warnings = []
     if side.run.manifest.status != "complete":
         warnings.append(f"{side.run.path} is not complete: {many(side.run.manifest.documents, 'document')} so far")
     if silent:
         warnings.append(f"{percent(float(silent))} of the positions have no proposal: they count as misses")
-    return RankAcceptance(tuple(shares.tolist()), tree.paths), Said(notes, tuple(warnings))
+    return RankAcceptance(tuple(shares.tolist()), tree.paths), notes, warnings
 
 
-def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[Share]:
-    """The domains that are exported. Raises `OptionInvalid` for text that the target did not choose greedily."""
+def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[tuple[Array, float]]:
+    """Of each domain that is exported its documents (rows of the documents table, ascending), and its share of the output
+    tokens. Raises `OptionInvalid` for text that the target did not choose greedily.
+    """
     texts = [text for text in sample.texts if domain in (None, text.domain)]
     if not texts:
         known = dict.fromkeys(named(text.domain) for text in sample.texts)
@@ -262,23 +247,18 @@ def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[Share
         )
     weights = {text.domain: sample.weights[text.domain] if domain is None else 1.0 for text in used}
     total = sum(weights.values())
-    return [Share(np.sort(sample.domain(name, sample.tested)), weight / total) for name, weight in weights.items()]
+    return [(np.sort(sample.domain(name, sample.tested)), weight / total) for name, weight in weights.items()]
 
 
-def _traffic(sample: TreeSample, parts: list[Share]) -> str:
-    return (
-        f"whole traffic ({many(len(parts), 'domain')} {'as observed' if sample.weights_observed else 'by decision.weights'})"
-    )
-
-
-def _tokens(side: RunDraft, tree: Tree, parts: list[Share]) -> float | None:
+def _tokens(side: RunDraft, tree: Tree, parts: Sequence[tuple[Array, float]]) -> float | None:
     """Tokens per round of the tree on these documents, by exact replay; None where a domain has no rounds."""
     chosen = np.zeros(side.run.manifest.documents, dtype=bool)
-    chosen[np.concatenate([part.rows for part in parts])] = True
-    (found,) = replayed(side.run, side.draft, [(tree, chosen)])
-    places = [np.searchsorted(np.flatnonzero(chosen), part.rows) for part in parts]
-    tokens = [float(found.tokens[mine].sum()) for mine in places]
-    if not all(tokens):
-        return None
-    rounds = [float(found.rounds[mine].sum()) for mine in places]
-    return 1 / sum(part.weight * spent / emitted for part, spent, emitted in zip(parts, rounds, tokens, strict=True))
+    chosen[np.concatenate([rows for rows, _ in parts])] = True
+    (replay,) = replayed(side.run, side.draft, [(tree, chosen)])
+    rounds_per_token = 0.0
+    for rows, weight in parts:
+        places = np.searchsorted(np.flatnonzero(chosen), rows)
+        if not (tokens := float(replay.tokens[places].sum())):
+            return None
+        rounds_per_token += weight * float(replay.rounds[places].sum()) / tokens
+    return 1 / rounds_per_token
