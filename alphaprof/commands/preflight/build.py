@@ -86,9 +86,8 @@ def _conclusion(checks: Sequence[Finding]) -> str:
     stopping = sum(check.stops for check in checks)
     problems, notes = (sum(check.level == level for check in checks) for level in (PROBLEM, NOTE))
     counts = f"{many(problems, 'problem')} and {many(notes, 'note')}"
-    return (
-        f"{counts}, {f'of which {stopping} would stop' if stopping else 'none of which stops'} the run. Nothing was written."
-    )
+    run = f"of which {stopping} would stop the run" if stopping else "none of which stops the run"
+    return f"{counts}, {run}. Nothing was written."
 
 
 def require_clear(preflight: Preflight) -> None:

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.preflight.facts import Bos, ModelSeen, PreflightFacts, Refusal, SourceSeen, estimated
+from alphaprof.commands.preflight.facts import ModelSeen, PreflightFacts, Refusal, estimated
 from alphaprof.commands.preflight.memory import Cells, needed
-from alphaprof.commands.preflight.trial import (
-    Trial,
-    bos_of,
-    differing_specials,
-    first_documents,
-    in_turns,
-    outside,
-    repeated,
-    try_out,
-)
+from alphaprof.commands.preflight.trial import Trial, bos_of, differing_specials, first_documents, in_turns, outside, try_out
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import require_new
 from alphaprof.profiling.models.drafts import Draft, load_draft, shared_ids, special_ids, token_count
 from alphaprof.profiling.models.hub import require_model
@@ -42,11 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass
-class _Refusals:
+class _Refusals(list[Refusal]):
     """Errors that would stop the run, kept until everything else was looked at."""
-
-    found: list[Refusal] = field(default_factory=list)
 
     @contextlib.contextmanager
     def kept(self, check: str, subject: str) -> Iterator[None]:
@@ -54,17 +41,7 @@ class _Refusals:
         try:
             yield
         except AlphaprofError as error:
-            self.found.append(Refusal(check, subject, type(error).__name__, error.message, error.hint, error.exit_code))
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """What is looked at: a profile, and its target with its tokenizer and the token that begins texts."""
-
-    options: ProfileOptions
-    tokenizer: PreTrainedTokenizerBase
-    target: Model
-    bos: Bos
+            self.append(Refusal(check, subject, type(error).__name__, error.message, error.hint, error.exit_code))
 
 
 def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> PreflightFacts:
@@ -88,40 +65,45 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     dispatch.warm_up(target.device, progress.say)
     bos = bos_of(tokenizer)
-    subject = _Subject(options, tokenizer, target, bos)
-    drafts, views = _drafts(subject, refusals)
+    drafts, views = _drafts(options, tokenizer, target, refusals)
     with refusals.kept("costs", options.costs.source):
         require_costs(options, target.facts(), {draft.name: draft.facts() for draft in drafts})
-    sources, documents = _data(subject, refusals, progress)
+    progress.start("looking at data", len(options.data), "sources")
+    sources, documents = [], []
+    for index, source in enumerate(options.data):
+        untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
+        with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):
+            seen, first = first_documents(options, index, tokenizer, target, bos)
+            sources.append(seen)
+            documents.append(first)
+        progress.advance(1)
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
-    taken = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
+    memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
     trial = _trial(loaded, documents, out, refusals, progress)
     measured = trial if drafts else None  # speed and size are of target and drafts together
-    every = [document for part in documents for document in part]
+    every = list(itertools.chain.from_iterable(documents))
+    reached = [(view, *outside(every, view.facts.context)) for view in views]
+    facts = dataclasses.replace(target.facts(), special=special_ids(tokenizer))
     return PreflightFacts(
-        target=ModelSeen("target", _facts(target, tokenizer), token_count(tokenizer)),
-        drafts=tuple(_with_context(view, every) for view in views),
+        target=ModelSeen("target", facts, token_count(tokenizer)),
+        drafts=tuple(dataclasses.replace(view, beyond=beyond, silent=silent) for view, beyond, silent in reached),
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
         bos=bos,
         sources=tuple(sources),
-        repeated=repeated(every),
+        repeated=len(every) - len({document.prompt.tobytes() for document in every}),
         warnings=tuple(early_warnings(options, scorer, bool(tokenizer.chat_template))),
         self_draft=trial.self_draft if trial else None,
         noise=trial.noise if trial else None,
         speed=measured.speed if measured else None,
         storage=measured.storage if measured else None,
-        memory=taken,
+        memory=memory,
         estimate=estimated(sources, measured.speed, measured.storage, options.shard_documents) if measured else None,
-        refusals=tuple(refusals.found),
+        refusals=tuple(refusals),
     )
-
-
-def _facts(target: Model, tokenizer: PreTrainedTokenizerBase) -> ModelFacts:
-    return dataclasses.replace(target.facts(), special=special_ids(tokenizer))
 
 
 def _cells(options: ProfileOptions, target: Model) -> Cells | None:
@@ -133,16 +115,17 @@ def _cells(options: ProfileOptions, target: Model) -> Cells | None:
     return Cells(costs.concurrency, costs.context, max(options.gammas) + 1, static)
 
 
-def _drafts(subject: _Subject, refusals: _Refusals) -> tuple[list[Draft], list[ModelSeen]]:
+def _drafts(
+    options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, refusals: _Refusals
+) -> tuple[list[Draft], list[ModelSeen]]:
     """The drafts that can be loaded, and what they look like."""
-    options, tokenizer = subject.options, subject.tokenizer
     drafts: list[Draft] = []
     views = []
     for name, given in options.drafts.items():
         with refusals.kept("vocabulary", name):
             if given.own_model is not None:
                 require_model(given.own_model, f"draft {name}")
-            draft = load_draft(name, given, options, subject.target, tokenizer)
+            draft = load_draft(name, given, options, target, tokenizer)
             view = ModelSeen(name, draft.facts(), None)
             if given.own_model is not None:
                 own = load_tokenizer(given.own_model)
@@ -153,21 +136,6 @@ def _drafts(subject: _Subject, refusals: _Refusals) -> tuple[list[Draft], list[M
             drafts.append(draft)
             views.append(view)
     return drafts, views
-
-
-def _data(subject: _Subject, refusals: _Refusals, progress: Progress) -> tuple[list[SourceSeen], list[list[Document]]]:
-    """The first documents of every source that can be read, and what they look like."""
-    options, tokenizer = subject.options, subject.tokenizer
-    progress.start("looking at data", len(options.data), "sources")
-    sources, documents = [], []
-    for index, source in enumerate(options.data):
-        untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
-        with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):
-            seen, found = first_documents(options, index, tokenizer, subject.target, subject.bos)
-            sources.append(seen)
-            documents.append(found)
-        progress.advance(1)
-    return sources, documents
 
 
 def _trial(
@@ -185,8 +153,3 @@ def _trial(
     with refusals.kept("trial", "target"), in_memory():
         trials.append(try_out(loaded, documents, free))
     return trials[0] if trials else None
-
-
-def _with_context(view: ModelSeen, documents: Sequence[Document]) -> ModelSeen:
-    beyond, silent = outside(documents, view.facts.context)
-    return dataclasses.replace(view, beyond=beyond, silent=silent)

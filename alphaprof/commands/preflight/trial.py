@@ -1,6 +1,4 @@
-"""What the first documents and a tokenizer look like, and a run in small: its speed, the size of its log, its numerical
-noise.
-"""
+"""What the first documents and a tokenizer look like; a run in small: its speed, the size of its log, numerical noise."""
 
 from __future__ import annotations
 
@@ -24,14 +22,8 @@ from alphaprof.profiling.models.hub import row_count
 from alphaprof.profiling.models.load import NOISE, Model
 from alphaprof.profiling.run.shards import Loaded
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
-from alphaprof.profiling.texts.continuations import (
-    Continuation,
-    generate,
-    generation_batches,
-    given,
-    halving,
-    scoring_batches,
-)
+from alphaprof.profiling.texts import continuations
+from alphaprof.profiling.texts.continuations import Continuation, generation_batches, halving
 from alphaprof.profiling.texts.corpus import LOST_BOS, Corpus, Document, Ids
 from alphaprof.profiling.texts.templates import render_chat
 from alphaprof.profiling.timing import latency
@@ -61,30 +53,30 @@ def first_documents(
     corpus = Corpus(
         options.model_copy(update={"data": [alone]}), tokenizer, target.context, target.vocabulary, target.served
     )
-    found = list(itertools.islice(corpus, FIRST))
-    prompts = [len(document.prompt) for document in found]
+    first = list(itertools.islice(corpus, FIRST))
+    prompts = [len(document.prompt) for document in first]
     begin, lost = tokenizer.bos_token_id, corpus.truncated[LOST_BOS]
     seen = SourceSeen(
         source=index,
         path=Path(source.path).name,
-        domains=tuple(dict.fromkeys(document.domain for document in found)),
+        domains=tuple(dict.fromkeys(document.domain for document in first)),
         prompts=_prompts(options, index),
         generated=options.continuation_of(index).kind in (GREEDY, SAMPLED),
-        documents=len(found),
-        planned=_planned(source, len(found), len(found) + corpus.skipped.total()),
+        documents=len(first),
+        planned=_planned(source, len(first), len(first) + corpus.skipped.total()),
         shortest_prompt=min(prompts),
         median_prompt=int(statistics.median(prompts)),
         longest_prompt=max(prompts),
         prompt_tokens=sum(prompts),
-        new_tokens=sum(map(new_tokens, found)),
-        longest=max(map(length, found)),
+        new_tokens=sum(map(new_tokens, first)),
+        longest=max(map(length, first)),
         skipped=dict(corpus.skipped),
         truncated={reason: texts for reason, texts in corpus.truncated.items() if reason != LOST_BOS},
-        double_bos=sum(_begins(document.prompt, begin, 2) for document in found),
-        without_bos=sum(not _begins(document.prompt, begin, 1) for document in found) - lost if bos.added else 0,
+        double_bos=sum(_begins(document.prompt, begin, 2) for document in first),
+        without_bos=sum(not _begins(document.prompt, begin, 1) for document in first) - lost if bos.added else 0,
         lost_bos=lost,
     )
-    return seen, found
+    return seen, first
 
 
 def new_tokens(document: Document) -> int:
@@ -103,11 +95,6 @@ def outside(documents: Sequence[Document], context: int | None) -> tuple[int, in
         return 0, 0
     beyond = sum(length(document) - 1 > context for document in documents)  # the last token is not read
     return beyond, sum(len(document.prompt) > context for document in documents)
-
-
-def repeated(documents: Sequence[Document]) -> int:
-    """How many documents have a prompt that occurs before."""
-    return len(documents) - len({document.prompt.tobytes() for document in documents})
 
 
 def bos_of(tokenizer: PreTrainedTokenizerBase) -> Bos:
@@ -142,22 +129,20 @@ def _begins(prompt: Ids, begin: int | None, times: int) -> bool:
 
 def _prompts(options: ProfileOptions, index: int) -> str:
     """Where the prompts of a source come from."""
-    source = options.data[index]
     if options.continuation_of(index).kind == "text":
         return "text"
-    if source.chat:
-        return "chat"
-    return next(name for name in ("messages", "prompt_ids", "prompt") if getattr(source, name) is not None)
+    names = ("chat", "messages", "prompt_ids", "prompt")
+    return next(name for name in names if getattr(options.data[index], name) not in (None, False))
 
 
-def _planned(source: SourceOptions, found: int, rows: int) -> int | None:
+def _planned(source: SourceOptions, seen: int, rows: int) -> int | None:
     """How many documents a run will take from a source, if what follows is left out as often as in its first `rows`."""
-    if found < FIRST:
-        return found
+    if seen < FIRST:
+        return seen
     count = row_count(Path(source.path))
     if count is None:
         return source.limit
-    return min(max(found, round(count * found / rows)), source.limit or count)
+    return min(max(seen, round(count * seen / rows)), source.limit or count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +170,8 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
         greedy = _generated(loaded, [_greedy(document, loaded.target.context) for document in short])
     else:
         greedy = texts
-    texts = sorted([*texts, *(given(item, loaded.target.eos) for item in short if item.given is not None)], key=_number)
+    logged = [continuations.given(item, loaded.target.eos) for item in short if item.given is not None]
+    texts = sorted([*texts, *logged], key=_number)
     # First one text alone: a GPU's kernels are compiled when they are needed.
     _scored(loaded.scorer, texts[:1], loaded.options.batch_tokens)
     start = time.perf_counter()
@@ -276,29 +262,30 @@ def _writing(loaded: Loaded, documents: Sequence[Document]) -> tuple[int, float 
         return 0, None
     size = max(1, round(sum(map(len, batches)) / len(batches)))
     try:
-        found = stepper(loaded.target, np.resize(documents[0].prompt, CONTEXT), size, 2, Stepper.mode)
+        steps = stepper(loaded.target, np.resize(documents[0].prompt, CONTEXT), size, 2, Stepper.mode)
     except NotTimed:
         return size, None
-    return size, size / statistics.median(found.step(1) for _ in range(STEPS))
+    return size, size / statistics.median(steps.step(1) for _ in range(STEPS))
 
 
 def _generated(loaded: Loaded, documents: Sequence[Document]) -> list[Continuation]:
     texts: list[Continuation] = []
+    target, width = loaded.target, loaded.scorer.width
     for batch in generation_batches(documents, loaded.options.batch_tokens):
-        found, _ = halving(lambda items: generate(loaded.target, items, loaded.scorer.width), batch, _described)
-        texts += found
+        written, _ = halving(lambda items: continuations.generate(target, items, width), batch, _described)
+        texts += written
     return sorted(texts, key=_number)
 
 
 def _scored(scorer: Scorer, texts: Sequence[Continuation], batch_tokens: int) -> dict[str, dict[int, Arrays]]:
     """Arrays of every draft by document number."""
-    found: dict[str, dict[int, Arrays]] = {}
-    for batch in scoring_batches(texts, batch_tokens):
+    scored: dict[str, dict[int, Arrays]] = {}
+    for batch in continuations.scoring_batches(texts, batch_tokens):
         pieces, _ = halving(lambda items: [(items, scorer.score(items))], batch, lambda item: _described(item.document))
         for items, arrays in pieces:
             for draft, columns in arrays.items():
-                found.setdefault(draft, {}).update(by_document(items, columns))
-    return found
+                scored.setdefault(draft, {}).update(by_document(items, columns))
+    return scored
 
 
 def _storage(
@@ -309,15 +296,8 @@ def _storage(
     tables = []
     for draft in loaded.drafts:
         facts = draft.facts()
-        table = position_table(
-            texts,
-            scored[draft.name],
-            rules,
-            draft.name,
-            has_distribution=facts.has_distribution,
-            starts_matter=facts.starts_matter,
-        )
-        tables.append(table)
+        flags = {"has_distribution": facts.has_distribution, "starts_matter": facts.starts_matter}
+        tables.append(position_table(texts, scored[draft.name], rules, draft.name, None, **flags))
     rows = sum(len(text.ids) for text in texts)
     whole = sum(table_bytes(table, rules.columns) for table in tables)
     half = sum(table_bytes(table.slice(0, rows // 2), rules.columns) for table in tables)
@@ -339,7 +319,7 @@ def _timing(loaded: Loaded, documents: Sequence[Document]) -> tuple[float | None
 
 
 def _shortened(document: Document, count: int) -> Document:
-    """A document with so many new tokens."""
+    """The document with `count` new tokens."""
     if document.given is None:
         return dataclasses.replace(document, max_new_tokens=count)
     return dataclasses.replace(document, given=document.given[:count], cut=len(document.given) > count or document.cut)
