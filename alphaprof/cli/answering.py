@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from alphaprof.cli.common import (
     Format,
@@ -21,20 +21,18 @@ from alphaprof.cli.common import (
 )
 from alphaprof.errors import OptionInvalid
 
-CheckFormat = Annotated[
-    Literal["terminal", "json", "md", "junit"], typer.Option("--format", help="terminal, json, md or junit.")
-]
+CheckFormat = Annotated[Literal["terminal", "json", "md", "junit"], Option("--format", help="terminal, json, md or junit.")]
 
 
 def report(
     run: RunFolder,
     output: Annotated[
-        Literal["terminal", "json", "md", "html"], typer.Option("--format", help="terminal, json, md or html.")
+        Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")
     ] = "terminal",
     out: OutFile = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change the question, decision.min_speedup=1.2, or the step times, costs.source=roofline (repeatable).",
@@ -42,17 +40,17 @@ def report(
     ] = None,
     rules: Annotated[
         list[str] | None,
-        typer.Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
+        Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
     ] = None,
     replay: Annotated[
         Literal["engine", "llamacpp"],
-        typer.Option(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
+        Option(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
     ] = "engine",
     whole_log: Annotated[
-        bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
+        bool, Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="First check every byte of the run's files against the manifest.")
+        bool, Option("--verify", help="First check every byte of the run's files against the manifest.")
     ] = False,
 ) -> None:
     """Print the answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
@@ -79,35 +77,31 @@ def report(
 
 def check(
     run: RunFolder,
-    draft: Annotated[str | None, typer.Option(help="The draft to check; default: the decision's.")] = None,
-    rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
-    gamma: Annotated[
-        int | None, typer.Option(min=1, help="Drafted tokens per round; default: the gamma of the decision.")
-    ] = None,
+    draft: Annotated[str | None, Option(help="The draft to check; default: the decision's.")] = None,
+    rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
+    gamma: Annotated[int | None, Option(min=1, help="Drafted tokens per round; default: the gamma of the decision.")] = None,
     min_alpha: Annotated[
         list[str] | None,
-        typer.Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
+        Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
     ] = None,
     min_length: Annotated[
         list[str] | None,
-        typer.Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length: 1.8, or code=1.8."),
+        Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length: 1.8, or code=1.8."),
     ] = None,
     min_speedup: Annotated[
-        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least speedup of a domain: 1.2, or code=1.2.")
+        list[str] | None, Option(metavar="[DOMAIN=]X", help="Least speedup of a domain: 1.2, or code=1.2.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
+        str | None, Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
     ] = None,
     margin: Annotated[
-        float, typer.Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
+        float, Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
     ] = 0.02,
     target_change: Annotated[
         bool,
-        typer.Option("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
+        Option("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
     ] = False,
-    undecided: Annotated[
-        Undecided, typer.Option(help="Whether an undecided check passes (exit code 0) or fails (11).")
-    ] = "pass",
+    undecided: Annotated[Undecided, Option(help="Whether an undecided check passes (exit code 0) or fails (11).")] = "pass",
     output: CheckFormat = "terminal",
     out: OutFile = None,
 ) -> None:
@@ -130,13 +124,11 @@ def check(
 
 def compare(
     first: RunOfDraft,
-    second: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="The other one.")],
+    second: Annotated[str, Argument(metavar="RUN[:DRAFT]", help="The other one.")],
     rules: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
+        list[str] | None, Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
     ] = None,
-    gamma: Annotated[
-        int | None, typer.Option(min=1, help="Compare tokens per round at this gamma only; default: all.")
-    ] = None,
+    gamma: Annotated[int | None, Option(min=1, help="Compare tokens per round at this gamma only; default: all.")] = None,
     output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
@@ -152,18 +144,16 @@ def trees(
     run: RunOfDraft,
     nodes: Annotated[
         list[int] | None,
-        typer.Option(
-            min=0, max=512, help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64."
-        ),
+        Option(min=0, max=512, help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64."),
     ] = None,
     depth: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma.")
+        int | None, Option(min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma.")
     ] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
+        Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
     ] = None,
-    top: Annotated[int, typer.Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
+    top: Annotated[int, Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
     output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
@@ -175,18 +165,18 @@ def trees(
 
 
 def predict(
-    cost: Annotated[float, typer.Option(help="A draft step, in plain decode steps of the target (c).")],
-    alpha: Annotated[float | None, typer.Option(help="Share of positions where the draft's proposal is kept.")] = None,
+    cost: Annotated[float, Option(help="A draft step, in plain decode steps of the target (c).")],
+    alpha: Annotated[float | None, Option(help="Share of positions where the draft's proposal is kept.")] = None,
     rate: Annotated[
-        float | None, typer.Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
+        float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
     ] = None,
-    at_gamma: Annotated[int | None, typer.Option(help="The gamma at which the engine showed that rate.")] = None,
-    gamma: Annotated[int | None, typer.Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
-    verify: Annotated[float, typer.Option(help="Verifying a round, in decode steps (v).")] = 1.0,
-    verify_slope: Annotated[float, typer.Option(help="Added to --verify for every drafted token.")] = 0.0,
-    overhead: Annotated[float, typer.Option(help="Everything else that a round costs, in decode steps.")] = 0.0,
+    at_gamma: Annotated[int | None, Option(help="The gamma at which the engine showed that rate.")] = None,
+    gamma: Annotated[int | None, Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
+    verify: Annotated[float, Option(help="Verifying a round, in decode steps (v).")] = 1.0,
+    verify_slope: Annotated[float, Option(help="Added to --verify for every drafted token.")] = 0.0,
+    overhead: Annotated[float, Option(help="Everything else that a round costs, in decode steps.")] = 0.0,
     burstiness: Annotated[
-        float, typer.Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
+        float, Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
     ] = 0.0,
     output: Format = "terminal",
     out: OutFile = None,
@@ -203,7 +193,7 @@ def predict(
 def schema(
     of: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
         ),
     ] = None,

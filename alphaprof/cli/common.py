@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
-import typer
+from typer import Argument, Exit, Option
 
 from alphaprof.errors import DiskFull, ExtraMissing, cut
 
@@ -115,7 +115,7 @@ def interruptible(out: Path | None) -> Iterator[None]:
         nothing = "nothing was written yet" if out is not None else "start again, with another --out if you gave one"
         print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)
         print_notes(interrupt)
-        raise typer.Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
+        raise Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
     finally:
         if terminable:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -231,16 +231,16 @@ def _place(path: Path | None) -> Path | None:
 
 
 # What several commands take. Not `readable`: our own errors say in two lines what cannot be read.
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Directory of a run.")]
-RunOfDraft = Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")]
-ProfileFile = Annotated[Path, typer.Argument(metavar="PROFILE", readable=False, help="Profile file (YAML).")]
+RunFolder = Annotated[Path, Argument(metavar="RUN", readable=False, help="Directory of a run.")]
+RunOfDraft = Annotated[str, Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")]
+ProfileFile = Annotated[Path, Argument(metavar="PROFILE", readable=False, help="Profile file (YAML).")]
 ProfileChanges = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
 ]
-Format = Annotated[Literal["terminal", "json"], typer.Option("--format", help="terminal or json.")]
+Format = Annotated[Literal["terminal", "json"], Option("--format", help="terminal or json.")]
 Undecided = Literal["pass", "fail"]
 OutFile = Annotated[
-    Path | None, typer.Option(callback=_place, readable=False, help="Write to this file instead of the standard output.")
+    Path | None, Option(callback=_place, readable=False, help="Write to this file instead of the standard output.")
 ]
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import Format, OutFile, RunOfDraft, interruptible, one_line, print_text, show
 from alphaprof.commands.export.formats import EXPORTS
@@ -21,21 +21,19 @@ ExportFormat = StrEnum("ExportFormat", list(EXPORTS))  # type: ignore[misc]
 
 def export(
     run: RunOfDraft,
-    to: Annotated[
-        ExportFormat, typer.Option(help="; ".join(f"{name}: {form.about}" for name, form in EXPORTS.items()) + ".")
-    ],
-    rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
+    to: Annotated[ExportFormat, Option(help="; ".join(f"{name}: {form.about}" for name, form in EXPORTS.items()) + ".")],
+    rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
     gamma: Annotated[
         int | None,
-        typer.Option(min=1, help="Drafted tokens per round (sequoia: levels); default: the decision's, or the best."),
+        Option(min=1, help="Drafted tokens per round (sequoia: levels); default: the decision's, or the best."),
     ] = None,
     domain: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
+        str | None, Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, max=512, help="Nodes of a tree (sequoia); default: 16.")] = None,
+    nodes: Annotated[int | None, Option(min=1, max=512, help="Nodes of a tree (sequoia); default: 16.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the decision, or the step times: costs.source=roofline."),
+        Option("--set", metavar="KEY=VALUE", help="Change the decision, or the step times: costs.source=roofline."),
     ] = None,
     out: OutFile = None,
 ) -> None:
@@ -56,41 +54,37 @@ def export(
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
 
 
-import_app = typer.Typer(
+import_app = Typer(
     help="Import what an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
 )
 
 
-NewRun = Annotated[Path, typer.Option(readable=False, help="New directory for the run.")]
+NewRun = Annotated[Path, Option(readable=False, help="New directory for the run.")]
 Rule = Annotated[
     Literal["strict", "one_hot", "lossless"],
-    typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless."),
+    Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless."),
 ]
-Temperature = Annotated[
-    float | None, typer.Option(min=0, help="Temperature of the requests; needed unless the rule is strict.")
-]
-TopK = Annotated[int, typer.Option(min=0, help="top_k of the requests; 0: all tokens.")]
-TopP = Annotated[float, typer.Option(min=0, max=1, help="top_p of the requests; 1: all tokens.")]
-DraftName = Annotated[str, typer.Option(help="Name of the draft in reports.")]
-TargetName = Annotated[str | None, typer.Option(help="Name of the target in reports; default: the model of the responses.")]
-Domains = Annotated[
-    list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
-]
-DomainKey = Annotated[str | None, typer.Option(help="The field that holds the domain: domain, or metadata.domain.")]
-ClusterKey = Annotated[str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")]
+Temperature = Annotated[float | None, Option(min=0, help="Temperature of the requests; needed unless the rule is strict.")]
+TopK = Annotated[int, Option(min=0, help="top_k of the requests; 0: all tokens.")]
+TopP = Annotated[float, Option(min=0, max=1, help="top_p of the requests; 1: all tokens.")]
+DraftName = Annotated[str, Option(help="Name of the draft in reports.")]
+TargetName = Annotated[str | None, Option(help="Name of the target in reports; default: the model of the responses.")]
+Domains = Annotated[list[str] | None, Option(help="The domain of all files; or one for each, in their order (repeatable).")]
+DomainKey = Annotated[str | None, Option(help="The field that holds the domain: domain, or metadata.domain.")]
+ClusterKey = Annotated[str | None, Option(help="The field that groups dependent requests: conversation_id.")]
 LeaveOut = Annotated[
-    bool, typer.Option("--leave-out", help="Leave out, and count, requests whose rounds do not follow from their metrics.")
+    bool, Option("--leave-out", help="Leave out, and count, requests whose rounds do not follow from their metrics.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
+    Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
 ]
 
 
 @import_app.command("vllm")
 def import_vllm(
     requests: Annotated[
-        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one per line.")
+        list[Path], Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one per line.")
     ],
     out: NewRun,
     rule: Rule,
@@ -100,7 +94,7 @@ def import_vllm(
     draft: DraftName = "engine",
     target: TargetName = None,
     gamma: Annotated[
-        int | None, typer.Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
+        int | None, Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
     ] = None,
     domain: Domains = None,
     domain_key: DomainKey = None,
@@ -119,13 +113,13 @@ def import_vllm(
 def import_sglang(
     requests: Annotated[
         list[Path],
-        typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="SGLang's answers: one or a list of them per line."),
+        Argument(metavar="REQUESTS.jsonl", readable=False, help="SGLang's answers: one or a list of them per line."),
     ],
     out: NewRun,
     rule: Rule,
     drafting: Annotated[
         Literal["chain", "tree", "adaptive"],
-        typer.Option(
+        Option(
             help="What a round drafted: a chain (--speculative-eagle-topk 1), a tree (topk above 1, or NGRAM), or adaptive "
             "steps (--speculative-adaptive). Of the last two, only tokens per round are known."
         ),
@@ -137,7 +131,7 @@ def import_sglang(
     target: TargetName = None,
     gamma: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1, max=64, help="--speculative-num-steps (adaptive: the largest); default: what the counts of a chain say."
         ),
     ] = None,
@@ -161,8 +155,8 @@ def import_sglang(
 
 @import_app.command("prometheus")
 def import_prometheus(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER.txt", help="The page after the traffic.")],
+    before: Annotated[Path, Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
+    after: Annotated[Path, Argument(metavar="AFTER.txt", help="The page after the traffic.")],
     output: Format = "terminal",
     out: OutFile = None,
 ) -> None:

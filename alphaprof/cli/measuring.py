@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
-import typer
+from typer import Exit, Option
 
 from alphaprof.cli.common import (
     Format,
@@ -29,25 +29,23 @@ if TYPE_CHECKING:
 def profile(
     profile_file: ProfileFile,
     out: Annotated[
-        Path | None, typer.Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
+        Path | None, Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out, or start it.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue the interrupted run in --out, or start it.")] = False,
+    limit: Annotated[int | None, Option(min=1, help="At most this many documents from every source.")] = None,
     reuse: Annotated[
         Path | None,
-        typer.Option(
-            "--reuse-continuations", metavar="RUN", readable=False, help="Measure on the texts of this complete run."
-        ),
+        Option("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the texts of this complete run."),
     ] = None,
     until_decided: Annotated[
-        bool, typer.Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
+        bool, Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check models, data and numerics, estimate what the run takes, and write nothing."),
+        Option("--dry-run", help="Check models, data and numerics, estimate what the run takes, and write nothing."),
     ] = False,
     output: Annotated[
-        Literal["terminal", "json"] | None, typer.Option("--format", help="With --dry-run: terminal or json.")
+        Literal["terminal", "json"] | None, Option("--format", help="With --dry-run: terminal or json.")
     ] = None,
     overrides: ProfileChanges = None,
 ) -> None:
@@ -123,18 +121,18 @@ def _dry_run(options: ProfileOptions, out: Path | None, output: str) -> NoReturn
         answer = build_preflight(preflight(options, out, progress))
     show(answer, output)
     require_clear(answer)
-    raise typer.Exit
+    raise Exit
 
 
 def latency(
     profile_file: ProfileFile,
     output: Annotated[
         Literal["terminal", "json", "csv"],
-        typer.Option("--format", help="terminal, json, or the csv that costs.path reads."),
+        Option("--format", help="terminal, json, or the csv that costs.path reads."),
     ] = "terminal",
     out: OutFile = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
     ] = None,
 ) -> None:
     """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
@@ -152,26 +150,20 @@ def latency(
 
 def validate(
     profile_file: ProfileFile,
-    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 4,
+    documents: Annotated[int, Option(min=1, help="Documents of every source.")] = 4,
     gamma: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1, max=64, help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile."
-        ),
+        Option(min=1, max=64, help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each text is decoded with and without each draft.")] = 3,
-    tolerance: Annotated[
-        float, typer.Option(min=0, help="Largest median error of the predicted speedup that passes.")
-    ] = 0.10,
+    repeats: Annotated[int, Option(min=1, help="How often each text is decoded with and without each draft.")] = 3,
+    tolerance: Annotated[float, Option(min=0, help="Largest median error of the predicted speedup that passes.")] = 0.10,
     undecided: Annotated[
-        Undecided, typer.Option(help="Whether clocks that are too noisy to tell pass (exit code 0) or fail (11).")
+        Undecided, Option(help="Whether clocks that are too noisy to tell pass (exit code 0) or fail (11).")
     ] = "pass",
     against_generate: Annotated[
-        bool, typer.Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
+        bool, Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(readable=False, help="Keep the run of the prediction in this new directory.")
-    ] = None,
+    out: Annotated[Path | None, Option(readable=False, help="Keep the run of the prediction in this new directory.")] = None,
     overrides: ProfileChanges = None,
     output: Format = "terminal",
 ) -> None:
@@ -198,18 +190,18 @@ def rollout(
     profile_file: ProfileFile,
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),
+        Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),
     ] = None,
-    draft: Annotated[list[str] | None, typer.Option(help="Decode with this draft (repeatable); default: all.")] = None,
+    draft: Annotated[list[str] | None, Option(help="Decode with this draft (repeatable); default: all.")] = None,
     gamma: Annotated[
         list[int] | None,
-        typer.Option(
+        Option(
             min=1,
             max=64,
             help="Drafted tokens per round (repeatable); default: decision.gamma, or those of 1, 2, 3, 5 in the profile.",
         ),
     ] = None,
-    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
+    documents: Annotated[int, Option(min=1, help="Documents of every source.")] = 16,
     out: OutFile = None,
     overrides: ProfileChanges = None,
     output: Format = "terminal",
