@@ -10,13 +10,12 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 from typer import Argument, Exit, Option
 
-from alphaprof.errors import DiskFull, ExtraMissing, cut
+from alphaprof.errors import DiskFull, cut
 
 if TYPE_CHECKING:
     from alphaprof.render.answer import Answer
@@ -242,13 +241,6 @@ Undecided = Literal["pass", "fail"]
 OutFile = Annotated[
     Path | None, Option(callback=_place, readable=False, help="Write to this file instead of the standard output.")
 ]
-
-
-def require_packages(*names: str) -> None:
-    """Raise `ExtraMissing` where packages that run models are not installed."""
-    missing = [name for name in names if find_spec(name) is None]
-    if missing:
-        raise ExtraMissing(f"profiling needs {', '.join(missing)}", "pip install 'alphaprof[profile]'")
 
 
 def one_line(text: str) -> str:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from typer import Exit, Option
 
-from alphaprof.cli.common import (
-    Format,
-    OutFile,
-    ProfileChanges,
-    ProfileFile,
-    Undecided,
-    interruptible,
-    require_packages,
-    show,
-)
-from alphaprof.errors import OptionInvalid
+from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, interruptible, show
+from alphaprof.errors import ExtraMissing, OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.cli.progress import ConsoleProgress
@@ -73,7 +65,8 @@ def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None =
     from alphaprof.config.load import load_profile
 
     options = load_profile(profile_file, overrides, limit)
-    require_packages("torch", "transformers", "datasets")
+    if missing := [name for name in ("torch", "transformers", "datasets") if find_spec(name) is None]:
+        raise ExtraMissing(f"profiling needs {', '.join(missing)}", "pip install 'alphaprof[profile]'")
     return options
 
 

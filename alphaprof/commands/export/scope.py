@@ -41,9 +41,9 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ExportScope:
-    """What is exported: pools of one draft by domain, all kinds of text as one, their weights (shares of output tokens;
-    `given`: by the profile, and not as observed, from `strata`), under `rules`, at
-    one gamma. `texts`: kinds of text. `exact`: rounds are facts, and not expectations.
+    """What is exported: pools of one draft by domain, all kinds of text as one, with their weights (shares of output tokens;
+    `given`: by the profile, and not as observed) and how these put domains together (`mix`), under `rules`, at one gamma.
+    `label`: which traffic, in words. `texts`: kinds of text. `exact`: rounds are facts, and not expectations.
     """
 
     side: RunDraft
@@ -52,8 +52,8 @@ class ExportScope:
     pools: Mapping[str, DocumentTotals]
     weights: Mapping[str, float]
     given: bool
-    strata: Array
-    whole: bool
+    mix: Mix
+    label: str
     rules: str
     texts: tuple[str, ...]
     exact: bool
@@ -71,19 +71,9 @@ class ExportScope:
         return self.book.times(concurrency).get(self.side.draft) if self.book else None
 
     @property
-    def mix(self) -> Mix:
-        """How its domains are put together: one domain, by the profile's weights, or as they were drawn."""
-        return Mix(tuple(self.pools), None, self.strata) if self.whole and not self.given else Mix.of(self.weights)
-
-    @property
     def documents(self) -> int:
         """How many documents there are."""
         return sum(len(pool.cluster) for pool in self.pools.values())
-
-    @property
-    def label(self) -> str:
-        """Which traffic, in words."""
-        return _traffic(len(self.pools), self.given) if self.whole else f"domain {named(next(iter(self.pools)))}"
 
 
 def named(domain: str) -> str:
@@ -91,13 +81,16 @@ def named(domain: str) -> str:
     return f"'{short(visible(domain))}'"
 
 
-def _traffic(domains: int, given: bool) -> str:
+def _traffic(domain: str | None, domains: int, given: bool) -> str:
+    """Which traffic, in words: one domain, or all of them."""
+    if domain is not None:
+        return f"domain {named(domain)}"
     return f"whole traffic ({many(domains, 'domain')} {'by decision.weights' if given else 'as observed'})"
 
 
 def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
     """What to export. Raises `OptionInvalid`."""
-    run, gammas = side.run, _gammas(side, to, wanted)
+    run, domain, gammas = side.run, wanted.domain, _gammas(side, to, wanted)
     if (drafting := run.manifest.drafting) != CHAIN:
         raise OptionInvalid(
             f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth",
@@ -110,17 +103,19 @@ def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
         _require_chain(rule, to)
     decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
     evidence = evidence_of(inputs, decisive)
-    pools = _pools(side, evidence, question, wanted.domain)
+    weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
+    pools, weights = _pools(side, evidence, weights, domain), _shares(weights)
+    given = domain is None and question.weights is not None
     used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
     scope = ExportScope(
         side=side,
         question=question,
         book=inputs.book,
         pools=pools,
-        weights={wanted.domain: 1.0} if wanted.domain is not None else _shares(question.weights or evidence.observed),
-        given=wanted.domain is None and question.weights is not None,
-        strata=inputs.strata,
-        whole=wanted.domain is None,
+        weights=weights,
+        given=given,
+        mix=Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata),
+        label=_traffic(domain, len(pools), given),
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
         exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
@@ -142,24 +137,23 @@ def _gammas(side: RunDraft, to: str, wanted: ExportRequest) -> list[int]:
     return gammas
 
 
-def _pools(side: RunDraft, evidence: Evidence, question: Question, domain: str | None) -> dict[str, DocumentTotals]:
+def _pools(
+    side: RunDraft, evidence: Evidence, weights: Mapping[str, float], domain: str | None
+) -> dict[str, DocumentTotals]:
     """The pools to export by domain, in the order of their weights. Raises `OptionInvalid` where they have no rounds."""
-    pools, observed = evidence.candidates[side.draft], evidence.observed
-    if domain is not None and domain not in observed:
-        known = ", ".join(map(named, observed))
+    pools = evidence.candidates[side.draft]
+    if domain is not None and domain not in evidence.observed:
+        known = ", ".join(map(named, evidence.observed))
         raise OptionInvalid(f"{side.run.path} has no domain {named(domain)}", f"it has: {known}")
-    if domain is None:
-        weights = question.weights or dict(observed)
-        reason = why_undecidable(weights, evidence, pools)
-    else:
-        weights, reason = {domain: 1.0}, evidence.undefined.get(domain, "")
+    whole = domain is None
+    reason = why_undecidable(weights, evidence, pools) if whole else evidence.undefined.get(str(domain), "")
     empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
     if brief := [name for name in _shares(weights) if name in empty and not reason]:
         reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
     if reason:
         sound = [named(name) for name in pools if name not in evidence.undefined and name not in empty]
         hint = "alphaprof report says which rule has rounds on which text: --rule names one"
-        if domain is None and sound:
+        if whole and sound:
             hint = f"export one domain, --domain {' or '.join(sound)}, or leave others out by decision.weights"
         elif brief:
             other = f", or export another domain, --domain {' or '.join(sound)}" if sound else ""
@@ -211,8 +205,7 @@ def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, lis
     shares = np.asarray(sum(weight * ranks.shares(rows) for rows, weight in parts))
     tree = optimal_tree(shares, wanted.nodes or NODES, wanted.gamma or max(side.run.gammas))
     silent = sum(weight * ranks.silent[rows].sum() / ranks.positions[rows].sum() for rows, weight in parts)
-    whole = _traffic(len(parts), not sample.weights_observed)
-    where = f"domain {named(wanted.domain)}" if wanted.domain is not None else whole
+    where = _traffic(wanted.domain, len(parts), not sample.weights_observed)
     documents = sum(len(rows) for rows, _ in parts)
     promised, replay = expected_tokens(tree, shares), number(_tokens(side, tree, parts), 3)
     notes = [

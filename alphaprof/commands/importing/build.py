@@ -17,7 +17,7 @@ from alphaprof.commands.importing.vllm import EngineRequest, request_of
 from alphaprof.config.load import apply_override, validate
 from alphaprof.config.options import named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, cut, shown
-from alphaprof.log.claim import Claim, claimed
+from alphaprof.log.claim import claimed
 from alphaprof.log.files import DRAFT_NAME
 from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY, Drafting, Imported, Manifest, Shard
 from alphaprof.log.store import Run, begin
@@ -84,25 +84,21 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     """
     with claimed(out, None) as claim:
         begin(claim, "choose another --out")
-        return _imported(asked, claim)
-
-
-def _imported(asked: ImportRequest, claim: Claim) -> Run:
-    _require_names(asked)
-    read = Read()
-    for source, path in enumerate(asked.files):
-        _read_file(read, source, path, asked)
-    if not read.labelled:
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "no line at all"
-        (most,) = read.left_out.most_common(1) or [("", 0)]
-        hint = read.advice.get(most[0], f"see docs/import.md for how to get metrics out of {asked.engine.name}")
-        raise DataEmpty(f"no request to import: {reasons}", hint)
-    manifest, imported = _manifest(asked, read)
-    run = Run(claim.folder, manifest, claim)
-    run.write_totals(totals_table(read.labelled, imported), (0, 0), asked.draft)
-    run.write_documents(documents_table(read.labelled, imported, read.digest.hexdigest()))
-    run.write_manifest(run.manifest)
-    return run
+        _require_names(asked)
+        read = Read()
+        for source, path in enumerate(asked.files):
+            _read_file(read, source, path, asked)
+        if not read.labelled:
+            reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "no line at all"
+            (most,) = read.left_out.most_common(1) or [("", 0)]
+            hint = read.advice.get(most[0], f"see docs/import.md for how to get metrics out of {asked.engine.name}")
+            raise DataEmpty(f"no request to import: {reasons}", hint)
+        manifest, imported = _manifest(asked, read)
+        run = Run(claim.folder, manifest, claim)
+        run.write_totals(totals_table(read.labelled, imported), (0, 0), asked.draft)
+        run.write_documents(documents_table(read.labelled, imported, read.digest.hexdigest()))
+        run.write_manifest(run.manifest)
+        return run
 
 
 def _require_names(asked: ImportRequest) -> None:

@@ -26,7 +26,7 @@ LONGEST_LINE = 2**16  # bytes
 MOST_SAMPLES = 100_000  # of these counters: 64 positions of more engines than anybody serves
 MOST_COUNT = 2**53  # counters are floats: whole numbers up to here
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\[\\"n])*)"[ \t]*')
+LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\[\\"n])*)"[ \t]*(,[ \t]*)?')
 NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|Inf|inf)|NaN|nan")
 TIME = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 Labels = tuple[tuple[str, str], ...]
@@ -44,19 +44,7 @@ class Page:
     created: dict[Key, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Rise:
-    """What rose between two pages, over all `engines` of a model. `by_position` [gamma]: accepted tokens by position."""
-
-    model: str | None
-    engines: int
-    drafts: int
-    drafted: int
-    accepted: int
-    by_position: tuple[int, ...]
-
-
-def counter_samples(path: Path) -> Iterator[tuple[str, str, Labels, float]]:
+def _samples(path: Path) -> Iterator[tuple[str, str, Labels, float]]:
     """Where each sample of a page stands, its name, labels and value. Raises `DataUnreadable` for a file that is no page."""
     for number, line in numbered_lines(path, LONGEST_LINE, "save the page as it is", f"save the page: {SAVE}"):
         where = f"{path}, line {number}"
@@ -83,9 +71,7 @@ def _sample(where: str, text: str) -> tuple[str, Labels, float]:
                 raise wrong
             labels[label[1]] = re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], label[2])
             place = label.end()
-            if text.startswith(",", place):
-                place = _spaces(text, place + 1)
-            elif not text.startswith("}", place):
+            if not label[3] and not text.startswith("}", place):
                 raise wrong
         place += 1
     elif text[place : place + 1] not in (" ", "\t"):
@@ -96,17 +82,10 @@ def _sample(where: str, text: str) -> tuple[str, Labels, float]:
     return name[0], tuple(sorted(labels.items())), float(words[0])
 
 
-def _spaces(text: str, place: int) -> int:
-    """The place of the next character that is neither space nor tab."""
-    while text.startswith((" ", "\t"), place):
-        place += 1
-    return place
-
-
-def read_page(path: Path) -> Page:
+def _page(path: Path) -> Page:
     """The counters of speculative decoding on a page. Raises `DataUnreadable`, and `ColumnMissing` where there are none."""
     page = Page(path)
-    for where, name, labels, value in counter_samples(path):
+    for where, name, labels, value in _samples(path):
         counter = name.removeprefix(PREFIX)
         key = counter.removesuffix("_created").removesuffix("_total"), labels
         if counter == name or key[0] not in COUNTERS:
@@ -126,11 +105,8 @@ def read_page(path: Path) -> Page:
     return page
 
 
-def rise_of(before: Page, after: Page) -> Rise:
-    """What rose from one page to a later one of the same server.
-
-    Raises `DataUnreadable` for pages that do not belong together, `ColumnMissing` and `DataEmpty`.
-    """
+def _rises(before: Page, after: Page) -> dict[Key, int]:
+    """How far counters rose between two pages. Raises `DataUnreadable` unless these are of one server that went on."""
     for key in [*before.counts, *after.counts]:
         if (key in before.counts) != (key in after.counts):
             have, lacks = (before, after) if key in before.counts else (after, before)
@@ -146,21 +122,7 @@ def rise_of(before: Page, after: Page) -> Rise:
                 f"{_named(key)} {how} between {before.path} and {after.path}",
                 "was the server restarted in between, or are the files in the wrong order? save both pages again",
             )
-    rises = {key: int(count - before.counts[key]) for key, count in after.counts.items()}
-    models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
-    if len(models) > 1:
-        raise DataUnreadable(
-            f"{after.path} has counters of {len(models)} models, {shown(models[0])} and {shown(models[1])}",
-            "keep the lines of one model_name in both files",
-        )
-    engines = _by_engine(rises, after.path)
-    drafts, drafted, accepted, *by_position = map(sum, zip(*engines, strict=True))
-    if not drafts:
-        raise DataEmpty(
-            f"no draft between {before.path} and {after.path}",
-            "save a page, send requests, and save another when they are done",
-        )
-    return Rise(models[0] or None, len(engines), drafts, drafted, accepted, tuple(by_position))
+    return {key: int(count - before.counts[key]) for key, count in after.counts.items()}
 
 
 def _by_engine(rises: Mapping[Key, int], path: Path) -> list[tuple[int, ...]]:
@@ -255,24 +217,35 @@ class Counters:
 
 def build_counters(before: Path, after: Path) -> Counters:
     """The answer from two saved pages of one server. Raises `DataUnreadable`, `ColumnMissing` and `DataEmpty`."""
-    rise = rise_of(read_page(before), read_page(after))
-    gamma = len(rise.by_position)
-    reached = rise.drafted == gamma * rise.drafts  # every round drafted gamma tokens
+    rises = _rises(_page(before), _page(after))
+    models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
+    if len(models) > 1:
+        raise DataUnreadable(
+            f"{after} has counters of {len(models)} models, {shown(models[0])} and {shown(models[1])}",
+            "keep the lines of one model_name in both files",
+        )
+    engines = _by_engine(rises, after)
+    drafts, drafted, accepted, *by_position = map(sum, zip(*engines, strict=True))
+    if not drafts:
+        hint = "save a page, send requests, and save another when they are done"
+        raise DataEmpty(f"no draft between {before} and {after}", hint)
+    gamma = len(by_position)
+    reached = drafted == gamma * drafts  # every round drafted gamma tokens
     conditional = [
         later / earlier if earlier and (reached or depth == 0) else None
-        for depth, (earlier, later) in enumerate(pairwise((rise.drafts, *rise.by_position)))
+        for depth, (earlier, later) in enumerate(pairwise((drafts, *by_position)))
     ]
     return Counters(
         alphaprof=__version__,
-        target=rise.model,
-        engines=rise.engines,
+        target=models[0] or None,
+        engines=len(engines),
         gamma=gamma,
-        drafts=rise.drafts,
-        drafted=rise.drafted,
-        accepted=rise.accepted,
-        accepted_per_drafted=rise.accepted / rise.drafted,
-        acceptance_length=1 + rise.accepted / rise.drafts,
-        marginal=tuple(count / rise.drafts for count in rise.by_position),
+        drafts=drafts,
+        drafted=drafted,
+        accepted=accepted,
+        accepted_per_drafted=accepted / drafted,
+        acceptance_length=1 + accepted / drafts,
+        marginal=tuple(count / drafts for count in by_position),
         conditional=tuple(conditional),
         reason=NO_REQUESTS,
     )

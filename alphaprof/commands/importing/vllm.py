@@ -1,6 +1,4 @@
-"""One request as vLLM logs its speculative decoding: its fields, what must hold between them, and the rounds that they
-tell.
-"""
+"""One request as vLLM logs its speculative decoding: its fields, what must hold between them, and the rounds they tell."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ QUOTED = 160  # characters of an engine's error that a message repeats
 READ = frozenset((*COUNTS, *ACCEPTED, BY_LENGTH, *BY_STEP, *DERIVED))
 
 
-def joint_of(metrics: Line, histogram: Array, drafted: int) -> Array:
+def _joint(metrics: Line, histogram: Array, drafted: int) -> Array:
     """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` where the metrics do not tell."""
     given = [rounds for rounds in (_by_length(metrics, histogram), _by_step(metrics, histogram)) if rounds is not None]
     size = len(histogram)
@@ -129,9 +127,7 @@ class EngineRounds:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics that mean nothing
-    here.
-    """
+    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics without a use."""
 
     line: Line
     model: str | None
@@ -309,16 +305,15 @@ def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
             "only the last round may reach beyond the end of a text: see docs/import.md",
             kind="more rounds than their tokens allow",
         )
-    joint = joint_of(metrics, histogram, drafted)
-    depth = np.arange(1, gamma + 1)
-    length, kept = np.arange(gamma + 1)[:, None], np.arange(gamma + 1)[None, :]
+    joint = _joint(metrics, histogram, drafted)
+    depth = range(1, gamma + 1)
     return EngineRounds(
         gamma=gamma,
         steps=steps,
         plain=max(0, after - steps - accepted),
         beyond=beyond,
         drafted=tuple(int(joint[d:].sum()) for d in depth),
-        tested=tuple(int(joint[(length >= d) & (kept >= d - 1)].sum()) for d in depth),
+        tested=tuple(int(joint[d:, d - 1 :].sum()) for d in depth),
         accepted=tuple(int(histogram[d:].sum()) for d in depth),
     )
 

@@ -6,13 +6,18 @@ import contextlib
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.preflight.facts import ModelSeen, PreflightFacts, Refusal, estimated
+from alphaprof.commands.preflight.facts import (
+    ModelSeen,
+    PreflightFacts,
+    Refusal,
+    estimated,
+)
 from alphaprof.commands.preflight.memory import Cells, needed
-from alphaprof.commands.preflight.trial import Trial, bos_of, differing_specials, first_documents, in_turns, outside, try_out
+from alphaprof.commands.preflight.trial import bos_of, differing_specials, first_documents, in_turns, outside, try_out
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
@@ -26,7 +31,7 @@ from alphaprof.profiling.run.shards import Loaded, Progress
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.corpus import Corpus, Document
+from alphaprof.profiling.texts.corpus import Corpus
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,8 +87,14 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
     memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
-    trial = _trial(loaded, documents, out, refusals, progress)
-    measured = trial if drafts else None  # speed and size are of target and drafts together
+    trial = None
+    if any(documents):
+        progress.say("a run in small")
+        with refusals.kept("trial", "target"), in_memory():
+            trial = try_out(loaded, documents, _free(out))
+    self_draft, noise, speed, storage = trial or (None, None, None, None)
+    if not drafts:  # speed and size are of target and drafts together
+        speed = storage = None
     every = list(itertools.chain.from_iterable(documents))
     reached = [(view, *outside(every, view.facts.context)) for view in views]
     facts = dataclasses.replace(target.facts(), special=special_ids(tokenizer))
@@ -96,12 +107,12 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
         sources=tuple(sources),
         repeated=len(every) - len({document.prompt.tobytes() for document in every}),
         warnings=tuple(early_warnings(options, scorer, bool(tokenizer.chat_template))),
-        self_draft=trial.self_draft if trial else None,
-        noise=trial.noise if trial else None,
-        speed=measured.speed if measured else None,
-        storage=measured.storage if measured else None,
+        self_draft=self_draft,
+        noise=noise,
+        speed=speed,
+        storage=storage,
         memory=memory,
-        estimate=estimated(sources, measured.speed, measured.storage, options.shard_documents) if measured else None,
+        estimate=estimated(sources, speed, storage, options.shard_documents) if speed and storage else None,
         refusals=tuple(refusals),
     )
 
@@ -138,18 +149,8 @@ def _drafts(
     return drafts, views
 
 
-def _trial(
-    loaded: Loaded, documents: Sequence[Sequence[Document]], out: Path | None, refusals: _Refusals, progress: Progress
-) -> Trial | None:
-    """The run in small; None where there is nothing to run it on, or where that fails."""
-    if not any(documents):
+def _free(out: Path | None) -> int | None:
+    """Bytes free where the run will be written; None: no place was named."""
+    if out is None:
         return None
-    progress.say("a run in small")
-    free = None
-    if out is not None:
-        place = next(place for place in (out, *out.absolute().parents) if place.exists())
-        free = shutil.disk_usage(place).free
-    trials: list[Trial] = []
-    with refusals.kept("trial", "target"), in_memory():
-        trials.append(try_out(loaded, documents, free))
-    return trials[0] if trials else None
+    return shutil.disk_usage(next(place for place in (out, *out.absolute().parents) if place.exists())).free

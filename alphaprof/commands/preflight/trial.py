@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import statistics
@@ -102,25 +103,18 @@ def bos_of(tokenizer: PreTrainedTokenizerBase) -> Bos:
     begin = tokenizer.bos_token_id
     if begin is None:
         return Bos(None, added=False, in_template=None)
-    added = bool(tokenizer("a")["input_ids"][:1] == [begin])
-    return Bos(str(tokenizer.bos_token), added, _template_begins(tokenizer, begin))
+    in_template = None
+    if tokenizer.chat_template:
+        with contextlib.suppress(AlphaprofError):  # some templates want more than one turn
+            text = render_chat(tokenizer, [{"role": "user", "content": "a"}], {}, "one turn")
+            in_template = bool(tokenizer(text, add_special_tokens=False)["input_ids"][:1] == [begin])
+    return Bos(str(tokenizer.bos_token), bool(tokenizer("a")["input_ids"][:1] == [begin]), in_template)
 
 
 def differing_specials(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> tuple[Special, ...]:
     """The special tokens that two tokenizers name differently."""
     pairs = [(name.removesuffix("_token"), getattr(target, name), getattr(draft, name)) for name in SPECIAL]
     return tuple(Special(name, ours, theirs) for name, ours, theirs in pairs if ours != theirs)
-
-
-def _template_begins(tokenizer: PreTrainedTokenizerBase, begin: int) -> bool | None:
-    if not tokenizer.chat_template:
-        return None
-    turn = [{"role": "user", "content": "a"}]
-    try:
-        text = render_chat(tokenizer, turn, {}, "one turn")
-    except AlphaprofError:  # some templates want more than one turn
-        return None
-    return bool(tokenizer(text, add_special_tokens=False)["input_ids"][:1] == [begin])
 
 
 def _begins(prompt: Ids, begin: int | None, times: int) -> bool:
@@ -145,18 +139,11 @@ def _planned(source: SourceOptions, seen: int, rows: int) -> int | None:
     return min(max(seen, round(count * seen / rows)), source.limit or count)
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """What a trial measured; `noise` is None where there is but one document."""
-
-    self_draft: SelfDraft
-    noise: NoiseFloor | None
-    speed: Speed
-    storage: Storage
-
-
-def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | None) -> Trial:
+def try_out(
+    loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | None
+) -> tuple[SelfDraft, NoiseFloor | None, Speed, Storage]:
     """Generate and score the beginnings of some documents as the run would; `free`: bytes on its disk, if that is known.
+    There is no noise floor where there is but one document.
 
     Raises `LogitsNotFinite` and `OutOfMemory`.
     """
@@ -183,7 +170,7 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
     budget = costs.budget if costs.source == "measured" else None
     speed = Speed(len(short), positions, prompts, generated, size, rate, timing, untimed, budget)
     noise = noise_floor(loaded.scorer.target, greedy, loaded.scorer.width) if len(greedy) > 1 else None
-    return Trial(self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free))
+    return self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free)
 
 
 def in_turns(sources: Sequence[Sequence[Document]]) -> list[Document]:
