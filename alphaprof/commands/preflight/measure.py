@@ -10,12 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.preflight.facts import (
-    ModelSeen,
-    PreflightFacts,
-    Refusal,
-    estimated,
-)
+from alphaprof.commands.preflight.facts import ModelSeen, PreflightFacts, Refusal, SourceSeen, estimated
 from alphaprof.commands.preflight.memory import Cells, needed
 from alphaprof.commands.preflight.trial import bos_of, differing_specials, first_documents, in_turns, outside, try_out
 from alphaprof.config.options import MeasuredCosts
@@ -31,7 +26,7 @@ from alphaprof.profiling.run.shards import Loaded, Progress
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.corpus import Corpus
+from alphaprof.profiling.texts.corpus import Corpus, Document
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,19 +64,10 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     dispatch.warm_up(target.device, progress.say)
-    bos = bos_of(tokenizer)
     drafts, views = _drafts(options, tokenizer, target, refusals)
     with refusals.kept("costs", options.costs.source):
         require_costs(options, target.facts(), {draft.name: draft.facts() for draft in drafts})
-    progress.start("looking at data", len(options.data), "sources")
-    sources, documents = [], []
-    for index, source in enumerate(options.data):
-        untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
-        with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):
-            seen, first = first_documents(options, index, tokenizer, target, bos)
-            sources.append(seen)
-            documents.append(first)
-        progress.advance(1)
+    sources, documents = _data(options, tokenizer, target, refusals, progress)
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
@@ -103,7 +89,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
         drafts=tuple(dataclasses.replace(view, beyond=beyond, silent=silent) for view, beyond, silent in reached),
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
-        bos=bos,
+        bos=bos_of(tokenizer),
         sources=tuple(sources),
         repeated=len(every) - len({document.prompt.tobytes() for document in every}),
         warnings=tuple(early_warnings(options, scorer, bool(tokenizer.chat_template))),
@@ -147,6 +133,22 @@ def _drafts(
             drafts.append(draft)
             views.append(view)
     return drafts, views
+
+
+def _data(
+    options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, refusals: _Refusals, progress: Progress
+) -> tuple[list[SourceSeen], list[list[Document]]]:
+    """The first documents of every source that can be read, and what they look like."""
+    progress.start("looking at data", len(options.data), "sources")
+    sources, documents, bos = [], [], bos_of(tokenizer)
+    for index, source in enumerate(options.data):
+        untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
+        with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):
+            seen, first = first_documents(options, index, tokenizer, target, bos)
+            sources.append(seen)
+            documents.append(first)
+        progress.advance(1)
+    return sources, documents
 
 
 def _free(out: Path | None) -> int | None:
