@@ -209,7 +209,6 @@ def _replaced(path: Path) -> Path | None:
 
 
 def _umask() -> int:
-    """The permissions that new files do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

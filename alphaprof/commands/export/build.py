@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -63,9 +63,7 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
 
 
 def _depths(scope: ExportScope, gamma: int) -> Depths:
-    """Rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` where none has a
-    proposal.
-    """
+    """Rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` without a proposal."""
     rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
     for domain, scale in scope.scaled().items():
         pool = scope.pools[domain]
@@ -92,10 +90,8 @@ def _per_request(scope: ExportScope) -> tuple[float, dict[str, float]]:
 
 
 def _schedule(scope: ExportScope) -> tuple[tuple[int, int, int], ...] | None:
-    """The best gamma by concurrency, up to the exported one, 0 where the draft does not pay; None with fewer than two
-    concurrencies that were timed.
-
-    Between two of them that differ, the place of the change is found by bisection with interpolated step times.
+    """The best gamma by concurrency, up to the exported one, 0 where the draft does not pay; None unless two were timed.
+    Where two of them differ, bisection with interpolated step times finds the place of the change.
     """
     known = [size for size in (scope.book.concurrencies if scope.book else ()) if scope.times(size) is not None]
     if len(known) < 2:
@@ -108,13 +104,8 @@ def _schedule(scope: ExportScope) -> tuple[tuple[int, int, int], ...] | None:
             middle = (low + high) // 2
             best[middle] = _paying(scope, middle, scope.gamma)
             stack += [(low, middle), (middle, high)]
-    entries: list[tuple[int, int, int]] = []
-    for size in sorted(best):
-        if entries and entries[-1][2] == best[size]:
-            entries[-1] = (entries[-1][0], size, best[size])
-        else:
-            entries.append((size if entries else 1, size, best[size]))
-    return tuple(entries)
+    groups = [(list(sizes), gamma) for gamma, sizes in groupby(sorted(best), key=best.__getitem__)]
+    return tuple((sizes[0] if number else 1, sizes[-1], gamma) for number, (sizes, gamma) in enumerate(groups))
 
 
 def _paying(scope: ExportScope, concurrency: int, most: int) -> int:
@@ -158,7 +149,6 @@ def _published(reference: str) -> str:
 
 
 def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
-    """What the artefact assumes."""
     pools = scope.pools.values()
     clusters = distinct(np.concatenate([pool.cluster for pool in pools]))
     yield (
@@ -191,7 +181,6 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
 
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
-    """Where the artefact may not be what its reader takes it for."""
     manifest, chosen, over = scope.side.run.manifest, acceptance.chosen, form.over or ALL
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"

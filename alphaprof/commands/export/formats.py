@@ -71,10 +71,9 @@ class Acceptance:
     """What formats of chains are written from: one draft of a run under one rule, on one domain or on the whole traffic.
 
     `served`: by another engine, so that it is not known what draft it was. `depths`: by gamma, of every gamma of the run.
-    `per_request`: mean over documents of their acceptance length, all rounds counted,
-    and `per_domain` the same by domain; None where rounds are expectations. `schedule`: first and last concurrency, and the
-    best gamma there (0: the draft does not pay); None where fewer than two were timed. `conditions`: what was measured, and
-    how.
+    `per_request`: mean over documents of their acceptance length, all rounds counted, and `per_domain` the same by domain;
+    None where rounds are expectations. `schedule`: first and last concurrency, and the best gamma there (0: the draft does
+    not pay); None where fewer than two were timed. `conditions`: what was measured, and how.
     """
 
     draft: DraftFacts
@@ -105,7 +104,6 @@ class RankAcceptance:
 def nvidia(chain: Acceptance) -> str:
     """NVIDIA's speculation_profile.json, schema 1.0. What is not known here is null."""
     depths = chain.chosen
-    marginal, mean = depths.marginal(ALL), depths.length(ALL)
     profile = {
         "schema_version": "1.0",
         "measured": True,
@@ -117,8 +115,8 @@ def nvidia(chain: Acceptance) -> str:
         "max_supported_k": None,
         "verification_method": "longest_prefix",
         "conditional_accept_rates": _rounded(depths.conditional(ALL)),
-        "marginal_accept_rates": _rounded(marginal),
-        "mean_accept_length": round(mean, DIGITS),
+        "marginal_accept_rates": _rounded(depths.marginal(ALL)),
+        "mean_accept_length": round(depths.length(ALL), DIGITS),
         "mean_accept_length_per_request": chain.per_request and round(chain.per_request, DIGITS),
         "accept_length_model": "measured_per_k",
         "accept_length_by_k": {str(gamma): round(each.length(ALL), DIGITS) for gamma, each in chain.depths.items()},
@@ -213,11 +211,8 @@ def _stand_in(chain: Acceptance) -> str:
 def _server(chain: Acceptance) -> str:
     if chain.draft.engine_method == NGRAM:
         return "whether SGLang's NGRAM heeds these variables is not known here"
-    drafted = chain.gamma + 1  # SGLang counts the root of the chain
-    return (
-        f"goes with the server's --speculative-num-steps {chain.gamma} --speculative-eagle-topk 1 "
-        f"--speculative-num-draft-tokens {drafted}"
-    )
+    options = f"--speculative-num-steps {chain.gamma} --speculative-eagle-topk 1"
+    return f"goes with the server's {options} --speculative-num-draft-tokens {chain.gamma + 1}"  # the root counts
 
 
 @dataclass(frozen=True)

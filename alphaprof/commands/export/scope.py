@@ -82,7 +82,6 @@ def named(domain: str) -> str:
 
 
 def _traffic(domain: str | None, domains: int, given: bool) -> str:
-    """Which traffic, in words: one domain, or all of them."""
     if domain is not None:
         return f"domain {named(domain)}"
     return f"whole traffic ({many(domains, 'domain')} {'by decision.weights' if given else 'as observed'})"
@@ -163,7 +162,6 @@ def _pools(
 
 
 def _shares(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights of the domains that matter."""
     return {domain: share for domain, share in weights.items() if share > 0}
 
 
@@ -222,9 +220,7 @@ def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, lis
 
 
 def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[tuple[Array, float]]:
-    """Of each domain that is exported its documents (rows of the documents table, ascending), and its share of the output
-    tokens. Raises `OptionInvalid` for text that the target did not choose greedily.
-    """
+    """Rows of the documents, ascending, and share of the output tokens, by domain. Raises `OptionInvalid`."""
     texts = [text for text in sample.texts if domain in (None, text.domain)]
     if not texts:
         known = dict.fromkeys(named(text.domain) for text in sample.texts)

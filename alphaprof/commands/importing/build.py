@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 
 from alphaprof.commands.importing.lines import LeftOut, Line, json_lines
 from alphaprof.commands.importing.sglang import answers_of, sglang_request
-from alphaprof.commands.importing.tables import Labelled, documents_table, notes, served_draft, served_model, totals_table
+from alphaprof.commands.importing.tables import documents_table, notes, served_draft, served_model, totals_table
 from alphaprof.commands.importing.vllm import EngineRequest, request_of
 from alphaprof.config.load import apply_override, validate
 from alphaprof.config.options import named_model
@@ -69,7 +70,7 @@ class ImportRequest:
 class Read:
     """What was read: requests in order, how many were left out by reason, and the hint of each reason's first request."""
 
-    labelled: list[Labelled] = field(default_factory=list)
+    requests: list[EngineRequest] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     advice: dict[str, str] = field(default_factory=dict)
     seen: dict[str, Line] = field(default_factory=dict)
@@ -88,15 +89,15 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         read = Read()
         for source, path in enumerate(asked.files):
             _read_file(read, source, path, asked)
-        if not read.labelled:
+        if not read.requests:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "no line at all"
             (most,) = read.left_out.most_common(1) or [("", 0)]
             hint = read.advice.get(most[0], f"see docs/import.md for how to get metrics out of {asked.engine.name}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _manifest(asked, read)
         run = Run(claim.folder, manifest, claim)
-        run.write_totals(totals_table(read.labelled, imported), (0, 0), asked.draft)
-        run.write_documents(documents_table(read.labelled, imported, read.digest.hexdigest()))
+        run.write_totals(totals_table(read.requests, imported), (0, 0), asked.draft)
+        run.write_documents(documents_table(read.requests, imported, read.digest.hexdigest()))
         run.write_manifest(run.manifest)
         return run
 
@@ -134,7 +135,7 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
             _require_fitting(read, request)
             domain = _domain(line, source, asked)
             cluster = _named(line, asked.cluster_key, "--cluster-key") if asked.cluster_key else None
-            read.labelled.append(Labelled(request, source, domain, cluster))
+            read.requests.append(dataclasses.replace(request, source=source, domain=domain, cluster=cluster))
 
 
 def _require_fitting(read: Read, request: EngineRequest) -> None:
@@ -145,7 +146,7 @@ def _require_fitting(read: Read, request: EngineRequest) -> None:
             raise request.line.refuse(
                 f"the request {shown(request.request_id)} is in {before.where} as well", "keep each request once"
             )
-    if read.labelled and (first := read.labelled[0].request).rounds.gamma != request.rounds.gamma:
+    if read.requests and (first := read.requests[0]).rounds.gamma != request.rounds.gamma:
         raise request.line.refuse(
             f"served with {request.rounds.gamma} speculative tokens, and {first.line.where} with {first.rounds.gamma}",
             "import requests of one number of speculative tokens at a time",
@@ -251,9 +252,7 @@ def _hint(error: ProfileInvalid) -> str:
 
 
 def _manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
-    """The manifest, and what it says of the import."""
-    requests = [item.request for item in read.labelled]
-    gamma = requests[0].rounds.gamma
+    requests, gamma = read.requests, read.requests[0].rounds.gamma
     imported = Imported(
         engine=asked.engine.name,
         files=tuple(str(path) for path in asked.files),
@@ -272,7 +271,7 @@ def _manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
         status="complete",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        config=_config(asked, gamma, list(dict.fromkeys(item.domain for item in read.labelled))),
+        config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
         target=target,
         drafts={asked.draft: served_draft(asked.draft)},
         tokenizer="unknown",

@@ -123,7 +123,6 @@ def _require_answered(answer: Line, info: Line | None) -> None:
 
 
 def _finish(answer: Line, info: Line | None) -> Any:
-    """Why the text ended."""
     reason = info.fields.get("finish_reason") if info is not None else answer.fields.get("reason")
     return reason.get("type") if isinstance(reason, dict) else reason
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -28,30 +27,19 @@ from alphaprof.log.manifest import (
 from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """A request, with what only the caller knows: its `source` (a number of a file), domain and cluster."""
-
-    request: EngineRequest
-    source: int
-    domain: str
-    cluster: str | None
-
-
-def documents_table(labelled: Sequence[Labelled], imported: Imported, digest: str) -> pa.Table:
+def documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
     """Rows of documents.parquet; what they do not name is null. Without anything to know prompts by, each is one of its own:
     a line of the files that have this `digest`.
     """
     known_by = imported.prompts_known_by
     rows = []
-    for number, item in enumerate(labelled):
-        request = item.request
-        line = f"{digest} {item.source} {request.line.number}"
+    for number, request in enumerate(requests):
+        line = f"{digest} {request.source} {request.line.number}"
         row = {
             "document": number,
-            "domain": item.domain,
-            "cluster": item.cluster,
-            "source": item.source,
+            "domain": request.domain,
+            "cluster": request.cluster,
+            "source": request.source,
             "source_row": request.line.number - 1,  # rows count from 0
             "prompt_hash": request.names[known_by] if known_by else hashlib.sha256(line.encode()).hexdigest(),
             "prompt_tokens": request.prompt_tokens,
@@ -64,14 +52,14 @@ def documents_table(labelled: Sequence[Labelled], imported: Imported, digest: st
     return pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS))
 
 
-def totals_table(labelled: Sequence[Labelled], imported: Imported) -> pa.Table:
+def totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.Table:
     """Rows of the totals; what they do not name is null. A round without a draft is one that the tokens ask for and the
     metrics do not count. What rounds drafted and accepted at each depth is known of chains only.
     """
     gamma = imported.gamma
     rows = []
-    for number, item in enumerate(labelled):
-        rounds, written = item.request.rounds, item.request.completion_tokens
+    for number, request in enumerate(requests):
+        rounds, written = request.rounds, request.completion_tokens
         row = {
             "document": number,
             "rule": imported.rule,
@@ -156,7 +144,6 @@ def notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dic
 
 
 def _about_drafting(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
-    """What rounds drafted where that is no chain, or may be none."""
     gamma = imported.gamma
     if imported.drafting != CHAIN:
         what = "the most steps" if imported.drafting == ADAPTIVE else "the levels of the tree"

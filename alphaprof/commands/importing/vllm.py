@@ -127,7 +127,9 @@ class EngineRounds:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics without a use."""
+    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics without a use.
+    Only the caller knows its `source` (the number of a file), domain and cluster.
+    """
 
     line: Line
     model: str | None
@@ -138,6 +140,9 @@ class EngineRequest:
     finish: str
     rounds: EngineRounds
     unread: tuple[str, ...]
+    source: int = 0
+    domain: str = ""
+    cluster: str | None = None
 
 
 def request_of(line: Line, gamma: int | None) -> EngineRequest:
@@ -178,8 +183,7 @@ def request_of(line: Line, gamma: int | None) -> EngineRequest:
 
 
 def _body(line: Line) -> Line:
-    """The response in a line: the line itself, or what a batch file or a proxy wrapped in `response` and `body`. What has
-    metrics of its own is not unwrapped: its `response` is the text, or something else.
+    """Returns the line, or what a batch file or a proxy wrapped in its `response` and `body`, unless it has metrics itself.
 
     Raises `LeftOut` for an answer that is an error, and `DataUnreadable` where metrics stand beside one.
     """

@@ -82,7 +82,6 @@ def build_preflight(facts: PreflightFacts) -> Preflight:
 
 
 def _conclusion(checks: Sequence[Finding]) -> str:
-    """What follows, in a line."""
     stopping = sum(check.stops for check in checks)
     problems, notes = (sum(check.level == level for check in checks) for level in (PROBLEM, NOTE))
     counts = f"{many(problems, 'problem')} and {many(notes, 'note')}"
@@ -283,11 +282,16 @@ def _costs(facts: PreflightFacts) -> Iterator[Finding]:
 
 
 def _needs(facts: PreflightFacts) -> Iterator[Finding]:
-    """What the run takes; an estimate that leaves something out is a note."""
+    """What the run takes; an estimate that leaves out what could not be loaded is a note."""
+    refused = [(item.check, short(item.subject)) for item in facts.refusals]
+    drafts = [f"draft {subject}" for check, subject in refused if check == "vocabulary"]
+    sources = [f"source {subject}" for check, subject in refused if check in ("data", "chat template")]
     for check in (*_time(facts), *_disk(facts), *_memory(facts)):
-        if not (without := _without(facts, check.name)):
+        omitted = drafts if check.name == "memory" else drafts + sources
+        if not omitted:
             yield check
             continue
+        without = ", ".join(dict.fromkeys(omitted))
         remedy = check.remedy or "correct what was refused first: the run takes more than this"
         level = NOTE if check.level == OK else check.level
         yield dataclasses.replace(check, level=level, cause=f"without {without}: {check.cause}", remedy=remedy)
@@ -296,13 +300,6 @@ def _needs(facts: PreflightFacts) -> Iterator[Finding]:
             remedy = "correct what was refused, and repeat the dry run"
             yield _finding(name, "run", "not known: no draft could be loaded", remedy)
     yield from _warned(facts, "memory")
-
-
-def _without(facts: PreflightFacts, name: str) -> str:
-    """The drafts and sources that could not be loaded: what a run takes is worked out without them."""
-    kinds = {"vocabulary": "draft"} | ({} if name == "memory" else {"data": "source", "chat template": "source"})
-    parts = [f"{kinds[item.check]} {short(item.subject)}" for item in facts.refusals if item.check in kinds]
-    return ", ".join(dict.fromkeys(parts))
 
 
 def _time(facts: PreflightFacts) -> Iterator[Finding]:

@@ -104,7 +104,6 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
 
 
 def _cells(options: ProfileOptions, target: Model) -> Cells | None:
-    """The step times that the run will measure; None: none."""
     costs = options.costs
     if not isinstance(costs, MeasuredCosts):
         return None
@@ -115,7 +114,6 @@ def _cells(options: ProfileOptions, target: Model) -> Cells | None:
 def _drafts(
     options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, refusals: _Refusals
 ) -> tuple[list[Draft], list[ModelSeen]]:
-    """The drafts that can be loaded, and what they look like."""
     drafts: list[Draft] = []
     views = []
     for name, given in options.drafts.items():

@@ -8,6 +8,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ CONTEXT, STEPS = 16, 3  # of the steps that say how fast text is generated
 PADDED = {"cpu": 4096, "cuda": 16384}  # padded tokens of these documents together, unless two are longer
 PARAMETER_TOKENS = 5 * 10**11  # parameters x tokens that a CPU reads in some seconds
 SELF = "self"
+NUMBER = attrgetter("document.document")  # of a continuation
 
 
 def first_documents(
@@ -122,7 +124,6 @@ def _begins(prompt: Ids, begin: int | None, times: int) -> bool:
 
 
 def _prompts(options: ProfileOptions, index: int) -> str:
-    """Where the prompts of a source come from."""
     if options.continuation_of(index).kind == "text":
         return "text"
     names = ("chat", "messages", "prompt_ids", "prompt")
@@ -158,7 +159,7 @@ def try_out(
     else:
         greedy = texts
     logged = [continuations.given(item, loaded.target.eos) for item in short if item.given is not None]
-    texts = sorted([*texts, *logged], key=_number)
+    texts = sorted([*texts, *logged], key=NUMBER)
     # First one text alone: a GPU's kernels are compiled when they are needed.
     _scored(loaded.scorer, texts[:1], loaded.options.batch_tokens)
     start = time.perf_counter()
@@ -241,9 +242,7 @@ def _written(loaded: Loaded, documents: Sequence[Document]) -> tuple[list[Contin
 
 
 def _writing(loaded: Loaded, documents: Sequence[Document]) -> tuple[int, float | None]:
-    """How many documents the run will generate at a time, and tokens a second at that; None: it generates none, or the
-    model's steps cannot be timed. Contexts are short: what a longer one adds is left out.
-    """
+    """Documents that the run will generate at a time, and tokens a second (None: not known), both at short contexts."""
     batches = list(generation_batches(documents[: loaded.options.shard_documents], loaded.options.batch_tokens))
     if not batches:
         return 0, None
@@ -261,7 +260,7 @@ def _generated(loaded: Loaded, documents: Sequence[Document]) -> list[Continuati
     for batch in generation_batches(documents, loaded.options.batch_tokens):
         written, _ = halving(lambda items: continuations.generate(target, items, width), batch, _described)
         texts += written
-    return sorted(texts, key=_number)
+    return sorted(texts, key=NUMBER)
 
 
 def _scored(scorer: Scorer, texts: Sequence[Continuation], batch_tokens: int) -> dict[str, dict[int, Arrays]]:
@@ -306,7 +305,6 @@ def _timing(loaded: Loaded, documents: Sequence[Document]) -> tuple[float | None
 
 
 def _shortened(document: Document, count: int) -> Document:
-    """The document with `count` new tokens."""
     if document.given is None:
         return dataclasses.replace(document, max_new_tokens=count)
     return dataclasses.replace(document, given=document.given[:count], cut=len(document.given) > count or document.cut)
@@ -321,10 +319,6 @@ def _greedy(document: Document, context: int | None) -> Document:
         wanted = NEW_TOKENS if context is None else max(wanted, min(NEW_TOKENS, context - len(document.prompt)))
     own = dataclasses.replace(document, given=None, cut=False, max_new_tokens=wanted)
     return dataclasses.replace(own, kind="greedy", on_policy=True, processing=None, seed=None)
-
-
-def _number(text: Continuation) -> int:
-    return text.document.document
 
 
 def _described(document: Document) -> str:
