@@ -188,10 +188,8 @@ def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) ->
     """The settings of sampled text; None: greedy. Raises `OptionInvalid` where rule and temperature do not fit."""
     if rule == "strict":
         if temperature:
-            raise OptionInvalid(
-                f"strict is greedy decoding, and temperature {temperature:g} means sampling",
-                "name the engine's rule: --rule one_hot (its default when it samples), or lossless",
-            )
+            problem = f"strict is greedy decoding, and temperature {temperature:g} means sampling"
+            raise OptionInvalid(problem, "name the engine's rule: --rule one_hot (its default when it samples), or lossless")
         if top_k != 0 or top_p != 1:
             raise OptionInvalid(
                 "strict is greedy decoding, which --top-k and --top-p do not change",
@@ -199,9 +197,7 @@ def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) ->
             )
         return None
     if not temperature:
-        raise OptionInvalid(
-            f"{rule} keeps drafts by the target's distribution, which needs a temperature",
-            "add --temperature with the value of the requests; at temperature 0 the rule is strict",
-        )
+        problem = f"{rule} keeps drafts by the target's distribution, which needs a temperature"
+        raise OptionInvalid(problem, "add --temperature with the value of the requests; at temperature 0 the rule is strict")
     # Neither engine speculates with min_p: vLLM refuses it, SGLang does not look at it.
     return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

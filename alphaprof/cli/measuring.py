@@ -89,10 +89,8 @@ def _working(out: Path | None) -> Iterator[ConsoleProgress]:
 def _require_together(dry_run: bool, output: str | None, resume: bool, reuse: Path | None, until_decided: bool) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
     if until_decided and reuse is not None:
-        raise OptionInvalid(
-            "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run",
-            "use one of them",
-        )
+        problem = "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run"
+        raise OptionInvalid(problem, "use one of them")
     if output is not None and not dry_run:
         raise OptionInvalid(
             "--format needs --dry-run: a run prints no report", "use alphaprof report RUN --format after the run"

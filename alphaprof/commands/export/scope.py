@@ -91,10 +91,8 @@ def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
     """What to export. Raises `OptionInvalid`."""
     run, domain, gammas = side.run, wanted.domain, _gammas(side, to, wanted)
     if (drafting := run.manifest.drafting) != CHAIN:
-        raise OptionInvalid(
-            f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth",
-            "import requests that drafted chains: --speculative-eagle-topk 1",
-        )
+        problem = f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth"
+        raise OptionInvalid(problem, "import requests that drafted chains: --speculative-eagle-topk 1")
     asked = {"draft": side.draft, "rule": wanted.rule, "gamma": wanted.gamma}
     decision = run.manifest.config["decision"] | {name: value for name, value in asked.items() if value is not None}
     inputs = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})

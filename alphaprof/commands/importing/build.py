@@ -107,15 +107,11 @@ def _require_names(asked: ImportRequest) -> None:
     if asked.domains and asked.domain_key:
         raise OptionInvalid("--domain names the domain, and --domain-key the field that holds it", "use one of them")
     if not DRAFT_NAME.fullmatch(asked.draft) or asked.draft in ("auto", "target"):
-        raise OptionInvalid(
-            f"--draft {shown(asked.draft)} is not a valid name",
-            "use lower case, at most 200 characters, and neither auto nor target",
-        )
+        problem = f"--draft {shown(asked.draft)} is not a valid name"
+        raise OptionInvalid(problem, "use lower case, at most 200 characters, and neither auto nor target")
     if len(asked.domains) > 1 and len(asked.domains) != len(asked.files):
-        raise OptionInvalid(
-            f"{len(asked.domains)} domains for {len(asked.files)} files",
-            "name one --domain, or one for each file in their order",
-        )
+        problem = f"{len(asked.domains)} domains for {len(asked.files)} files"
+        raise OptionInvalid(problem, "name one --domain, or one for each file in their order")
     if twice := [str(path) for path in asked.files if asked.files.count(path) > 1]:
         raise OptionInvalid(f"{twice[0]} is named twice", "name every file once")
 
@@ -147,10 +143,8 @@ def _require_fitting(read: Read, request: EngineRequest) -> None:
                 f"the request {shown(request.request_id)} is in {before.where} as well", "keep each request once"
             )
     if read.requests and (first := read.requests[0]).rounds.gamma != request.rounds.gamma:
-        raise request.line.refuse(
-            f"served with {request.rounds.gamma} speculative tokens, and {first.line.where} with {first.rounds.gamma}",
-            "import requests of one number of speculative tokens at a time",
-        )
+        problem = f"served with {request.rounds.gamma} speculative tokens, and {first.line.where} with {first.rounds.gamma}"
+        raise request.line.refuse(problem, "import requests of one number of speculative tokens at a time")
 
 
 def _domain(line: Line, source: int, asked: ImportRequest) -> str:
@@ -179,20 +173,16 @@ def _target(requests: Sequence[EngineRequest]) -> str:
         if request.model is None:
             raise ColumnMissing(f"{request.line.where}: there is no model", "name the served model: --target NAME")
         if request.model != first.model:
-            raise request.line.refuse(
-                f"model {shown(request.model)}, and {first.line.where} has {shown(first.model)}",
-                "import requests of one target at a time; or name it: --target NAME",
-            )
+            problem = f"model {shown(request.model)}, and {first.line.where} has {shown(first.model)}"
+            raise request.line.refuse(problem, "import requests of one target at a time; or name it: --target NAME")
     return str(first.model)
 
 
 def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
     """The profile that such a run answers to: decision and costs are what reports read of it. Models are in the manifest."""
     if len(domains) > MOST_DOMAINS:
-        raise OptionInvalid(
-            f"{cut(str(asked.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}",
-            "name a field with one value for each kind of traffic",
-        )
+        problem = f"{cut(str(asked.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}"
+        raise OptionInvalid(problem, "name a field with one value for each kind of traffic")
     tree: dict[str, Any] = {
         "target": {"model": "served"},
         "drafts": {asked.draft: named_model(asked.draft)},
@@ -205,10 +195,8 @@ def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[st
     # The source of step times goes before its options.
     for override in sorted(asked.overrides, key=lambda text: not text.startswith("costs.source=")):
         if not override.startswith(("decision.", "costs.")):
-            raise ProfileInvalid(
-                f"--set {cut(override, VALUE)}: an import can set decision.* and costs.* only",
-                "everything else was decided by the engine",
-            )
+            problem = f"--set {cut(override, VALUE)}: an import can set decision.* and costs.* only"
+            raise ProfileInvalid(problem, "everything else was decided by the engine")
         apply_override(tree, override)
     return _answerable(tree, asked)
 

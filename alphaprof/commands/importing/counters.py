@@ -110,10 +110,8 @@ def _rises(before: Page, after: Page) -> dict[Key, int]:
     for key in [*before.counts, *after.counts]:
         if (key in before.counts) != (key in after.counts):
             have, lacks = (before, after) if key in before.counts else (after, before)
-            raise DataUnreadable(
-                f"{have.path} has {_named(key)}, and {lacks.path} does not",
-                "give two pages of one server, which serves one model",
-            )
+            problem = f"{have.path} has {_named(key)}, and {lacks.path} does not"
+            raise DataUnreadable(problem, "give two pages of one server, which serves one model")
     for key, count in after.counts.items():
         again = key in before.created and key in after.created and before.created[key] != after.created[key]
         if again or count < before.counts[key]:
@@ -220,10 +218,8 @@ def build_counters(before: Path, after: Path) -> Counters:
     rises = _rises(_page(before), _page(after))
     models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
     if len(models) > 1:
-        raise DataUnreadable(
-            f"{after} has counters of {len(models)} models, {shown(models[0])} and {shown(models[1])}",
-            "keep the lines of one model_name in both files",
-        )
+        problem = f"{after} has counters of {len(models)} models, {shown(models[0])} and {shown(models[1])}"
+        raise DataUnreadable(problem, "keep the lines of one model_name in both files")
     engines = _by_engine(rises, after)
     drafts, drafted, accepted, *by_position = map(sum, zip(*engines, strict=True))
     if not drafts:

@@ -112,10 +112,8 @@ def _require_answered(answer: Line, info: Line | None) -> None:
     failed = answer.fields.get("error") or answer.fields.get("object") == "error"
     failed = failed or (answer.count("status_code") or 0) >= 400
     if failed and ((info is not None and info.count(ROUNDS)) or answer.fields.get("sglext")):
-        raise answer.refuse(
-            "an answer has both an error and counts",
-            "was it answered? take the error out of the line, or the line out of the file",
-        )
+        problem = "an answer has both an error and counts"
+        raise answer.refuse(problem, "was it answered? take the error out of the line, or the line out of the file")
     if failed:
         raise LeftOut("the engine answered with an error", "nothing was decoded", settled=True)
     if _finish(answer, info) == "abort":
@@ -150,10 +148,8 @@ def _require_length(counts: Line, written: int, rounds: int) -> None:
         return
     number = isinstance(length, (int, float)) and not isinstance(length, bool)
     if not number or not abs(length * rounds - written) < 0.5:
-        raise counts.refuse(
-            f"{LENGTH} is {str(length)[:20]}, and completion_tokens / {ROUNDS} is {written} / {rounds}",
-            "both must be of one request: was the answer put together from several?",
-        )
+        problem = f"{LENGTH} is {str(length)[:20]}, and completion_tokens / {ROUNDS} is {written} / {rounds}"
+        raise counts.refuse(problem, "both must be of one request: was the answer put together from several?")
 
 
 def _drafts(counts: Line, rounds: int, wanted: int | None) -> int:

@@ -66,10 +66,8 @@ def _by_length(metrics: Line, histogram: Array) -> Array | None:
     for key, row in rows.fields.items():
         counts = rows.wholes(f"{BY_LENGTH}[{shown(key)}]", row)
         if key not in lengths or len(counts) != lengths[key] + 1:
-            raise metrics.refuse(
-                f"{BY_LENGTH} has {len(counts)} entries for the length {shown(key)}",
-                f"lengths are 0 to {size - 1}, each with one entry more",
-            )
+            problem = f"{BY_LENGTH} has {len(counts)} entries for the length {shown(key)}"
+            raise metrics.refuse(problem, f"lengths are 0 to {size - 1}, each with one entry more")
         joint[lengths[key], : len(counts)] = counts
     return joint
 
@@ -82,10 +80,8 @@ def _by_step(metrics: Line, histogram: Array) -> Array | None:
         return None
     accepted, drafted = (lists[name] for name in BY_STEP)
     if len(accepted) != len(drafted) or any(not a <= d < len(histogram) for a, d in zip(accepted, drafted, strict=True)):
-        raise metrics.refuse(
-            f"{BY_STEP[0]} ({len(accepted)}) and {BY_STEP[1]} ({len(drafted)}) do not fit each other",
-            f"one entry a round: accepted, of drafted ones, of at most {len(histogram) - 1}",
-        )
+        problem = f"{BY_STEP[0]} ({len(accepted)}) and {BY_STEP[1]} ({len(drafted)}) do not fit each other"
+        raise metrics.refuse(problem, f"one entry a round: accepted, of drafted ones, of at most {len(histogram) - 1}")
     joint = np.zeros((len(histogram), len(histogram)), dtype=np.int64)
     np.add.at(joint, (np.array(drafted, dtype=int), np.array(accepted, dtype=int)), 1)
     return joint
@@ -111,7 +107,7 @@ def _require_half(metrics: Line, histogram: Array, lists: Mapping[str, list[int]
 class EngineRounds:
     """Rounds of one request at the served gamma. `steps` that proposed something or were counted as such, `plain` ones that
     follow from the tokens; by depth d = 1..gamma the rounds that `drafted` at least d tokens, that `tested` the d-th, and
-    that `accepted` the first d; `beyond`: tokens of the last round behind the end of the text; `prefilled`: tokens that
+    that `accepted` the first d; `beyond`: tokens of the last round after the end of the text; `prefilled`: tokens that
     prefills wrote, which are those of no round.
     """
 
@@ -200,10 +196,8 @@ def _body(line: Line) -> Line:
         failed = failed or bool(inner.get("error")) or status >= 400
     if failed or body.fields.get("object") == "error":
         if _holds_metrics(body.fields):
-            raise line.refuse(
-                "an answer has both an error and metrics",
-                "was it answered? take the error out of the line, or the line out of the file",
-            )
+            problem = "an answer has both an error and metrics"
+            raise line.refuse(problem, "was it answered? take the error out of the line, or the line out of the file")
         text = _error_text(line.fields) or _error_text(body.fields)
         hint = f"change the requests, and send them again: it said {cut(repr(text), QUOTED)}" if text else "see its own log"
         raise LeftOut("the engine answered with an error", hint, settled=True)
@@ -334,8 +328,6 @@ def _histogram(metrics: Line, wanted: int | None) -> Array:
     gamma = metrics.count("num_spec_tokens")
     for name, value in (("num_spec_tokens", gamma), ("--gamma", wanted)):
         if value is not None and value != len(counts) - 1:
-            raise metrics.refuse(
-                f"{name} is {value}, and acceptance_histogram counts 0 to {len(counts) - 1} drafts",
-                "import requests of one number of speculative tokens at a time",
-            )
+            problem = f"{name} is {value}, and acceptance_histogram counts 0 to {len(counts) - 1} drafts"
+            raise metrics.refuse(problem, "import requests of one number of speculative tokens at a time")
     return np.array(counts, dtype=np.int64)
