@@ -58,7 +58,6 @@ import_app = Typer(
     help="Import what an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
 )
 
-
 NewRun = Annotated[Path, Option(readable=False, help="New directory for the run.")]
 Rule = Annotated[
     Literal["strict", "one_hot", "lossless"],

@@ -29,7 +29,6 @@ class ConsoleProgress:
         self._unit, self._positions, self._logged = "", 0, 0.0
 
     def __enter__(self) -> ConsoleProgress:
-        """Show the bar."""
         self._bar.start()
         return self
 

@@ -270,7 +270,6 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def _count(value: float) -> float:
-    """A count: whole where it is."""
     return int(value) if value == int(value) else round(value, DIGITS)
 
 
