@@ -25,7 +25,7 @@ from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, expected_rounds_of, log_of, only, recounted, rows_of
-from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
+from tests.synthetic import Domain, Recipe, draft_facts, interrupted, lookup_facts, rewritten, write_run
 
 STORY = Domain(documents=8, alpha=0.6, temperature=0.7, continuation="sampled")
 RECIPE = Recipe(
@@ -254,11 +254,8 @@ def test_weights_of_the_shares_observed_change_nothing(run: Run, to: str) -> Non
 # Ten rounds, eight of them with a proposal: four accept a first draft, two a second and one a third. Of the four one had no
 # second draft to test, and of the two one was at the end of its text.
 HAND = Acceptance(
-    kind="model",
-    method="draft_model",
+    draft=draft_facts("draft"),
     served=False,
-    model="some/draft",
-    settings={},
     gamma=3,
     depths={1: Depths(12.0, 10.0, 10.0, (10.0,), (5.0,)), 3: Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))},
     per_request=1.5,
@@ -266,6 +263,7 @@ HAND = Acceptance(
     schedule=((1, 8, 3), (9, 32, 0)),
     conditions={"rule": "strict"},
 )
+UNNAMED = dataclasses.replace(HAND.draft, kind="layer_skip", engine_method=None)  # by engines
 
 
 def test_rates_and_lengths_by_hand() -> None:
@@ -281,7 +279,8 @@ def test_rates_and_lengths_by_hand() -> None:
 
 
 def test_arguments_and_environments_by_hand() -> None:
-    looked_up = dataclasses.replace(HAND, kind="prompt_lookup", method="ngram", model=None, settings={"max_ngram": 4})
+    lookup_draft = dataclasses.replace(lookup_facts("lookup"), engine_method="ngram", settings={"max_ngram": 4})
+    looked_up = dataclasses.replace(HAND, draft=lookup_draft)
     write = {name: form.write for name, form in EXPORTS.items()}
     assert write["llamacpp"](HAND) == "--spec-draft-n-max 3 --spec-synth-rates 0.500000,0.333333,0.333333\n"
     assert write["llamacpp"](looked_up).startswith(
@@ -291,7 +290,7 @@ def test_arguments_and_environments_by_hand() -> None:
     assert write["sglang"](HAND).splitlines()[0] == "SGLANG_SIMULATE_ACC_LEN=1.700000"
     assert json.loads(write["vllm"](HAND)) == {
         "method": "draft_model",
-        "model": "some/draft",
+        "model": "synthetic/draft",
         "num_speculative_tokens": 3,
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": [0.5, 0.333333, 0.333333],
@@ -299,7 +298,7 @@ def test_arguments_and_environments_by_hand() -> None:
     }
     lookup = json.loads(write["vllm"](looked_up))
     assert (lookup["method"], lookup["prompt_lookup_max"], lookup["prompt_lookup_min"]) == ("ngram", 4, 1)
-    skip = dataclasses.replace(HAND, kind="layer_skip", method=None, model=None)
+    skip = dataclasses.replace(HAND, draft=UNNAMED)
     assert "method" not in json.loads(write["vllm"](skip))
     assert "no method for a draft of kind layer_skip" in EXPORTS["vllm"].beside(skip)
     assert "of the draft that was served" in EXPORTS["vllm"].beside(dataclasses.replace(skip, served=True))
@@ -315,7 +314,7 @@ def test_the_profile_of_nvidia_by_hand() -> None:
     assert (profile["method"], profile["per_category"]) == ("draft_model", {"code": 1.5})
     unknown = ("draft_checkpoint", "target_model", "block_size", "max_supported_k", "validation")
     assert [profile[name] for name in unknown] == [None] * 5
-    served = json.loads(EXPORTS["nvidia"].write(dataclasses.replace(HAND, method=None, served=True)))
+    served = json.loads(EXPORTS["nvidia"].write(dataclasses.replace(HAND, draft=UNNAMED, served=True)))
     assert served["method"] is None
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.cli.common import TableFormat, show
+from alphaprof.cli.common import show
 from alphaprof.commands.check.build import check_decision, checked
 from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
@@ -130,7 +130,7 @@ class Tally:
 def test_an_answer_is_shown_by_what_its_class_says_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its fields are its JSON, its methods its other texts: a new answer needs no other place."""
     texts = []
-    for output in TableFormat:
+    for output in ("terminal", "json", "csv"):
         show(Tally(4, math.inf), output)
         show(Tally(4, math.inf), output, tmp_path / "answer")
         texts.append(capsys.readouterr().out)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.commands.importing.counters import LONGEST_LINE, Rise, read_page, rise_of
+from alphaprof.commands.importing.counters import LONGEST_LINE, Counters, build_counters
 from alphaprof.errors import AlphaprofError
 from alphaprof.render.json import json_schema
 from tests.reporting import HOSTILE
@@ -65,9 +65,8 @@ def saved(folder: Path, before: str | bytes, after: str | bytes) -> tuple[Path, 
     return paths
 
 
-def rise(folder: Path, before: str | bytes, after: str | bytes) -> Rise:
-    one, two = saved(folder, before, after)
-    return rise_of(read_page(one), read_page(two))
+def rise(folder: Path, before: str | bytes, after: str | bytes) -> Counters:
+    return build_counters(*saved(folder, before, after))
 
 
 def test_what_rose_is_the_acceptance_of_the_rounds_in_between(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_engines_are_added_up(tmp_path_factory: pytest.TempPathFactory, case: tu
     every = [*one, *two]
     assert (found.engines, found.drafts) == (2, len(every))
     assert (found.drafted, found.accepted) == (sum(d for d, _ in every), sum(a for _, a in every))
-    assert found.by_position == tuple(sum(a > place for _, a in every) for place in range(gamma))
+    assert found.marginal == tuple(sum(a > place for _, a in every) / len(every) for place in range(gamma))
 
 
 def test_conditional_acceptance_is_not_known_where_rounds_drafted_less(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from alphaprof.cli import app
 from alphaprof.commands.preflight import memory, trial
 from alphaprof.commands.preflight import trial as inspection
-from alphaprof.commands.preflight.build import Preflight, build_preflight, require_clear
+from alphaprof.commands.preflight.build import Finding, Preflight, build_preflight, require_clear
 from alphaprof.commands.preflight.facts import (
     Bos,
     MemoryNeeds,
@@ -35,7 +35,6 @@ from alphaprof.commands.preflight.facts import (
     Storage,
     estimated,
 )
-from alphaprof.commands.preflight.findings import Finding
 from alphaprof.commands.preflight.measure import preflight
 from alphaprof.config.load import load_profile
 from alphaprof.errors import ColumnMissing

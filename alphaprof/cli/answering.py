@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from alphaprof.cli.common import (
-    CheckFormat,
+    Format,
     OutFile,
-    PageFormat,
-    ReportFormat,
     RunFolder,
+    RunOfDraft,
     Undecided,
     one_line,
     print_text,
@@ -23,21 +21,18 @@ from alphaprof.cli.common import (
 )
 from alphaprof.errors import OptionInvalid
 
-
-class ReplayFlavour(StrEnum):
-    """Flavours of rounds."""
-
-    engine = "engine"
-    llamacpp = "llamacpp"
+CheckFormat = Annotated[Literal["terminal", "json", "md", "junit"], Option("--format", help="terminal, json, md or junit.")]
 
 
 def report(
     run: RunFolder,
-    output: Annotated[PageFormat, typer.Option("--format", help="terminal, json, md or html.")] = PageFormat.terminal,
+    output: Annotated[
+        Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")
+    ] = "terminal",
     out: OutFile = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="Change the question, decision.min_speedup=1.2, or the step times, costs.source=roofline (repeatable).",
@@ -45,17 +40,17 @@ def report(
     ] = None,
     rules: Annotated[
         list[str] | None,
-        typer.Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
+        Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable)."),
     ] = None,
     replay: Annotated[
-        ReplayFlavour,
-        typer.Option(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
-    ] = ReplayFlavour.engine,
+        Literal["engine", "llamacpp"],
+        Option(help="How texts end: engine caps no draft; llamacpp drafts at most the tokens left - 1."),
+    ] = "engine",
     whole_log: Annotated[
-        bool, typer.Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
+        bool, Option("--whole-log", help="Read the whole position log of a large run, not a part of its shards.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="First check every byte of the run's files against the manifest.")
+        bool, Option("--verify", help="First check every byte of the run's files against the manifest.")
     ] = False,
 ) -> None:
     """Print the answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
@@ -63,7 +58,7 @@ def report(
     from alphaprof.render.answer import ReportAnswer
     from alphaprof.report.build import build_report
 
-    if output is PageFormat.html and out is None and sys.stdout.isatty():
+    if output == "html" and out is None and sys.stdout.isatty():
         raise OptionInvalid(
             "the HTML page is five megabytes of text, too much for a terminal", "write it to a file: --out report.html"
         )
@@ -71,51 +66,43 @@ def report(
         opened = Run.open(run)
         if verify:
             opened.verify()
-        config, ids = _asked(opened.manifest.config, overrides, rules) if overrides or rules else (None, None)
-        show(ReportAnswer.of(build_report(opened, replay.value, config, ids, whole_log)), output, out)
+        config = ids = None
+        if overrides or rules:
+            from alphaprof.config.load import changed_question, known_rules  # what validates profiles takes a while to load
 
-
-def _asked(
-    profile: dict[str, Any], overrides: list[str] | None, rules: list[str] | None
-) -> tuple[dict[str, Any] | None, list[str] | None]:
-    """Another question than the run's own, and the ids of rules: what needs the validation of profiles."""
-    from alphaprof.config.load import changed_question, known_rules
-
-    return changed_question(profile, overrides) if overrides else None, known_rules(rules) if rules else None
+            config = changed_question(opened.manifest.config, overrides) if overrides else None
+            ids = known_rules(rules) if rules else None
+        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log)), output, out)
 
 
 def check(
     run: RunFolder,
-    draft: Annotated[str | None, typer.Option(help="The draft to check; default: the decision's.")] = None,
-    rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
-    gamma: Annotated[
-        int | None, typer.Option(min=1, help="Drafted tokens per round; default: the gamma of the decision.")
-    ] = None,
+    draft: Annotated[str | None, Option(help="The draft to check; default: the decision's.")] = None,
+    rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
+    gamma: Annotated[int | None, Option(min=1, help="Drafted tokens per round; default: the gamma of the decision.")] = None,
     min_alpha: Annotated[
         list[str] | None,
-        typer.Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
+        Option(metavar="[DOMAIN=]X", help="Smallest alpha that passes: 0.6, or code=0.6 (repeatable)."),
     ] = None,
     min_length: Annotated[
         list[str] | None,
-        typer.Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length: 1.8, or code=1.8."),
+        Option("--min-acceptance-length", metavar="[DOMAIN=]X", help="Least acceptance length: 1.8, or code=1.8."),
     ] = None,
     min_speedup: Annotated[
-        list[str] | None, typer.Option(metavar="[DOMAIN=]X", help="Least speedup of a domain: 1.2, or code=1.2.")
+        list[str] | None, Option(metavar="[DOMAIN=]X", help="Least speedup of a domain: 1.2, or code=1.2.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
+        str | None, Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
     ] = None,
     margin: Annotated[
-        float, typer.Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
+        float, Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
     ] = 0.02,
     target_change: Annotated[
         bool,
-        typer.Option("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
+        Option("--allow-target-change", help="Allow another target than the baseline's: fine-tuned or quantised."),
     ] = False,
-    undecided: Annotated[
-        Undecided, typer.Option(help="Whether an undecided check passes (exit code 0) or fails (11).")
-    ] = Undecided.passes,
-    output: Annotated[CheckFormat, typer.Option("--format", help="terminal, json, md or junit.")] = CheckFormat.terminal,
+    undecided: Annotated[Undecided, Option(help="Whether an undecided check passes (exit code 0) or fails (11).")] = "pass",
+    output: CheckFormat = "terminal",
     out: OutFile = None,
 ) -> None:
     """A gate for CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
@@ -130,21 +117,19 @@ def check(
     least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
     answer = checked(run, draft, named, gamma, least, baseline, margin, target_change)
     show(answer, output, out)
-    if answer.outcome == "undecided" and undecided is Undecided.passes:
+    if answer.outcome == "undecided" and undecided == "pass":
         print(f"warning: {one_line(answer.reason)}\n  it passes; --undecided fail makes it exit code 11", file=sys.stderr)
-    require_passed(answer, undecided_fails=undecided is Undecided.fails)
+    require_passed(answer, undecided_fails=undecided == "fail")
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
-    second: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="The other one.")],
+    first: RunOfDraft,
+    second: Annotated[str, Argument(metavar="RUN[:DRAFT]", help="The other one.")],
     rules: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
+        list[str] | None, Option(metavar="RULE", help="Compare under this rule, measured or not (repeatable).")
     ] = None,
-    gamma: Annotated[
-        int | None, typer.Option(min=1, help="Compare tokens per round at this gamma only; default: all.")
-    ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    gamma: Annotated[int | None, Option(min=1, help="Compare tokens per round at this gamma only; default: all.")] = None,
+    output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round."""
@@ -156,22 +141,20 @@ def compare(
 
 
 def trees(
-    run: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
+    run: RunOfDraft,
     nodes: Annotated[
         list[int] | None,
-        typer.Option(
-            min=0, max=512, help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64."
-        ),
+        Option(min=0, max=512, help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64."),
     ] = None,
     depth: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma.")
+        int | None, Option(min=1, max=64, help="Most levels of a chosen tree. Default: the run's largest gamma.")
     ] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
+        Option("--tree", metavar="FILE", readable=False, help="A tree of your own: JSON list of paths (repeatable)."),
     ] = None,
-    top: Annotated[int, typer.Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    top: Annotated[int, Option(min=0, max=1, help="The number of the draft's top token in these files.")] = 0,
+    output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. There is no verdict."""
@@ -183,20 +166,20 @@ def trees(
 
 
 def predict(
-    cost: Annotated[float, typer.Option(help="A draft step, in plain decode steps of the target (c).")],
-    alpha: Annotated[float | None, typer.Option(help="Share of positions where the draft's proposal is kept.")] = None,
+    cost: Annotated[float, Option(help="A draft step, in plain decode steps of the target (c).")],
+    alpha: Annotated[float | None, Option(help="Share of positions where the draft's proposal is kept.")] = None,
     rate: Annotated[
-        float | None, typer.Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
+        float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine shows.")
     ] = None,
-    at_gamma: Annotated[int | None, typer.Option(help="The gamma at which the engine showed that rate.")] = None,
-    gamma: Annotated[int | None, typer.Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
-    verify: Annotated[float, typer.Option(help="Verifying a round, in decode steps (v).")] = 1.0,
-    verify_slope: Annotated[float, typer.Option(help="Added to --verify for every drafted token.")] = 0.0,
-    overhead: Annotated[float, typer.Option(help="Everything else that a round costs, in decode steps.")] = 0.0,
+    at_gamma: Annotated[int | None, Option(help="The gamma at which the engine showed that rate.")] = None,
+    gamma: Annotated[int | None, Option(help="Drafted tokens per round; default: 1 to 8.")] = None,
+    verify: Annotated[float, Option(help="Verifying a round, in decode steps (v).")] = 1.0,
+    verify_slope: Annotated[float, Option(help="Added to --verify for every drafted token.")] = 0.0,
+    overhead: Annotated[float, Option(help="Everything else that a round costs, in decode steps.")] = 0.0,
     burstiness: Annotated[
-        float, typer.Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
+        float, Option(help="Lag-1 autocorrelation of acceptance; 0: independent from position to position.")
     ] = 0.0,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Apply the formulas, without models: tokens per round, break-even and speedup from an acceptance and a cost."""
@@ -211,7 +194,7 @@ def predict(
 def schema(
     of: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME", help="The JSON Schema of what a command writes with --format json: report, check, predict..."
         ),
     ] = None,

@@ -10,57 +10,15 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
-import typer
+from typer import Argument, Exit, Option
 
-from alphaprof.errors import DiskFull, ExtraMissing, cut
+from alphaprof.errors import DiskFull, cut
 
 if TYPE_CHECKING:
     from alphaprof.render.answer import Answer
-
-
-class ReportFormat(StrEnum):
-    """Renderings of everything else."""
-
-    terminal = "terminal"
-    json = "json"
-
-
-class PageFormat(StrEnum):
-    """Renderings of a report."""
-
-    terminal = "terminal"
-    json = "json"
-    md = "md"
-    html = "html"
-
-
-class CheckFormat(StrEnum):
-    """Renderings of a check."""
-
-    terminal = "terminal"
-    json = "json"
-    md = "md"
-    junit = "junit"
-
-
-class TableFormat(StrEnum):
-    """Renderings of a table."""
-
-    terminal = "terminal"
-    json = "json"
-    csv = "csv"
-
-
-class Undecided(StrEnum):
-    """What becomes of a check that could not tell."""
-
-    passes = "pass"
-    fails = "fail"
 
 
 # What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
@@ -137,37 +95,29 @@ class _Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Raise `_Terminated` in this thread at SIGTERM, unless something else handles or ignores it."""
+def interruptible(out: Path | None) -> Iterator[None]:
+    """Ctrl-C and SIGTERM, unless something else handles it, end the command with the shells' exit code and a word about what
+    is left (None: nothing to go on with).
+    """
 
     def stop(*_: object) -> None:
         raise _Terminated
 
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, stop)
+    terminable = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if terminable:
+        signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def interruptible(out: Path | None) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the command with a word about what is left (None: nothing to go on with), and the shells' exit
-    code.
-    """
-    try:
-        with _terminable():
-            yield
     except KeyboardInterrupt as interrupt:
         begun = out is not None and (out / "manifest.json").exists()
         hint = f"complete shards are in {out}: finish with the same command and --resume"
         nothing = "nothing was written yet" if out is not None else "start again, with another --out if you gave one"
         print(f"interrupted\nhint: {one_line(hint if begun else nothing)}", file=sys.stderr)
         print_notes(interrupt)
-        raise typer.Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
+        raise Exit(TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED) from None
+    finally:
+        if terminable:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def print_notes(error: BaseException) -> None:
@@ -176,34 +126,30 @@ def print_notes(error: BaseException) -> None:
         print(f"note: {one_line(note)}", file=sys.stderr)
 
 
-class _Without:
-    """Says of one module that it is not there."""
+class _NoPandas:
+    """A finder of modules that lets nobody find pandas."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """What the import system asks every finder."""
-        if name == self._name:
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
             raise ModuleNotFoundError(f"{name} is not looked for here", name=name)
 
 
 @contextlib.contextmanager
 def without_pandas() -> Iterator[None]:
     """Keep pyarrow from loading pandas at its first conversion, which takes as long as a report: nothing here is pandas'."""
-    finder = _Without("pandas")
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, _NoPandas)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        sys.meta_path.remove(_NoPandas)
 
 
-def show(answer: Answer, output: StrEnum, out: Path | None = None) -> None:
+def show(answer: Answer, output: str, out: Path | None = None) -> None:
     """Prints an answer in the format `output`, or writes it to the file `out`. Raises `DiskFull`."""
     from alphaprof.render.answer import answer_text
 
-    print_text(answer_text(answer, output.value, to_file=out is not None), out)
+    print_text(answer_text(answer, output, to_file=out is not None), out)
 
 
 def print_text(text: str, path: Path | None) -> None:
@@ -263,7 +209,6 @@ def _replaced(path: Path) -> Path | None:
 
 
 def _umask() -> int:
-    """The permissions that new files do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -284,19 +229,17 @@ def _place(path: Path | None) -> Path | None:
 
 
 # What several commands take. Not `readable`: our own errors say in two lines what cannot be read.
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Directory of a run.")]
-ProfileFile = Annotated[Path, typer.Argument(metavar="PROFILE", readable=False, help="Profile file (YAML).")]
-OutFile = Annotated[
-    Path | None,
-    typer.Option(callback=_place, readable=False, help="Write to this file instead of the standard output."),
+RunFolder = Annotated[Path, Argument(metavar="RUN", readable=False, help="Directory of a run.")]
+RunOfDraft = Annotated[str, Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")]
+ProfileFile = Annotated[Path, Argument(metavar="PROFILE", readable=False, help="Profile file (YAML).")]
+ProfileChanges = Annotated[
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
 ]
-
-
-def require_packages(*names: str) -> None:
-    """Raise `ExtraMissing` where packages that run models are not installed."""
-    missing = [name for name in names if find_spec(name) is None]
-    if missing:
-        raise ExtraMissing(f"profiling needs {', '.join(missing)}", "pip install 'alphaprof[profile]'")
+Format = Annotated[Literal["terminal", "json"], Option("--format", help="terminal or json.")]
+Undecided = Literal["pass", "fail"]
+OutFile = Annotated[
+    Path | None, Option(callback=_place, readable=False, help="Write to this file instead of the standard output.")
+]
 
 
 def one_line(text: str) -> str:

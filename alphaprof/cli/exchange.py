@@ -5,39 +5,35 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option, Typer
 
-from alphaprof.cli.common import OutFile, ReportFormat, interruptible, one_line, print_text, show
+from alphaprof.cli.common import Format, OutFile, RunOfDraft, interruptible, one_line, print_text, show
 from alphaprof.commands.export.formats import EXPORTS
 from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
-    from alphaprof.commands.importing.build import Naming
-    from alphaprof.log.manifest import Manifest
+    from alphaprof.commands.importing.build import ImportRequest
 
 ExportFormat = StrEnum("ExportFormat", list(EXPORTS))  # type: ignore[misc]
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts where it has several.")],
-    to: Annotated[
-        ExportFormat,
-        typer.Option(help="; ".join(f"{name}: {form.about}" for name, form in EXPORTS.items()) + "."),
-    ],
-    rule: Annotated[str | None, typer.Option(help="The acceptance rule; default: that of the run's decision.")] = None,
+    run: RunOfDraft,
+    to: Annotated[ExportFormat, Option(help="; ".join(f"{name}: {form.about}" for name, form in EXPORTS.items()) + ".")],
+    rule: Annotated[str | None, Option(help="The acceptance rule; default: that of the run's decision.")] = None,
     gamma: Annotated[
         int | None,
-        typer.Option(min=1, help="Drafted tokens per round (sequoia: levels); default: the decision's, or the best."),
+        Option(min=1, help="Drafted tokens per round (sequoia: levels); default: the decision's, or the best."),
     ] = None,
     domain: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
+        str | None, Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, max=512, help="Nodes of a tree (sequoia); default: 16.")] = None,
+    nodes: Annotated[int | None, Option(min=1, max=512, help="Nodes of a tree (sequoia); default: 16.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the decision, or the step times: costs.source=roofline."),
+        Option("--set", metavar="KEY=VALUE", help="Change the decision, or the step times: costs.source=roofline."),
     ] = None,
     out: OutFile = None,
 ) -> None:
@@ -58,45 +54,36 @@ def export(
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
 
 
-import_app = typer.Typer(
+import_app = Typer(
     help="Import what an engine logged about its drafts: requests as a run, counters as a first look.", no_args_is_help=True
 )
 
-
-class ServedRule(StrEnum):
-    """Acceptance rules that engines decode by."""
-
-    strict = "strict"
-    one_hot = "one_hot"
-    lossless = "lossless"
-
-
-NewRun = Annotated[Path, typer.Option(readable=False, help="New directory for the run.")]
-Rule = Annotated[ServedRule, typer.Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless.")]
-Temperature = Annotated[
-    float | None, typer.Option(min=0, help="Temperature of the requests; needed unless the rule is strict.")
+NewRun = Annotated[Path, Option(readable=False, help="New directory for the run.")]
+Rule = Annotated[
+    Literal["strict", "one_hot", "lossless"],
+    Option(help="How the engine kept drafts: strict (temperature 0), one_hot, lossless."),
 ]
-TopK = Annotated[int, typer.Option(min=0, help="top_k of the requests; 0: all tokens.")]
-TopP = Annotated[float, typer.Option(min=0, max=1, help="top_p of the requests; 1: all tokens.")]
-DraftName = Annotated[str, typer.Option(help="Name of the draft in reports.")]
-Domains = Annotated[
-    list[str] | None, typer.Option(help="The domain of all files; or one for each, in their order (repeatable).")
-]
-DomainKey = Annotated[str | None, typer.Option(help="The field that holds the domain: domain, or metadata.domain.")]
-ClusterKey = Annotated[str | None, typer.Option(help="The field that groups dependent requests: conversation_id.")]
+Temperature = Annotated[float | None, Option(min=0, help="Temperature of the requests; needed unless the rule is strict.")]
+TopK = Annotated[int, Option(min=0, help="top_k of the requests; 0: all tokens.")]
+TopP = Annotated[float, Option(min=0, max=1, help="top_p of the requests; 1: all tokens.")]
+DraftName = Annotated[str, Option(help="Name of the draft in reports.")]
+TargetName = Annotated[str | None, Option(help="Name of the target in reports; default: the model of the responses.")]
+Domains = Annotated[list[str] | None, Option(help="The domain of all files; or one for each, in their order (repeatable).")]
+DomainKey = Annotated[str | None, Option(help="The field that holds the domain: domain, or metadata.domain.")]
+ClusterKey = Annotated[str | None, Option(help="The field that groups dependent requests: conversation_id.")]
 LeaveOut = Annotated[
-    bool, typer.Option("--leave-out", help="Leave out, and count, requests whose rounds do not follow from their metrics.")
+    bool, Option("--leave-out", help="Leave out, and count, requests whose rounds do not follow from their metrics.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
+    Option("--set", metavar="KEY=VALUE", help="decision.min_speedup=1.2, or costs.source=table (repeatable)."),
 ]
 
 
 @import_app.command("vllm")
 def import_vllm(
     requests: Annotated[
-        list[Path], typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one per line.")
+        list[Path], Argument(metavar="REQUESTS.jsonl", readable=False, help="Responses of vLLM, one per line.")
     ],
     out: NewRun,
     rule: Rule,
@@ -104,11 +91,9 @@ def import_vllm(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     draft: DraftName = "engine",
-    target: Annotated[
-        str | None, typer.Option(help="Name of the target in reports; default: the model of the responses.")
-    ] = None,
+    target: TargetName = None,
     gamma: Annotated[
-        int | None, typer.Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
+        int | None, Option(min=1, help="Speculative tokens that were served; default: what the metrics say.")
     ] = None,
     domain: Domains = None,
     domain_key: DomainKey = None,
@@ -117,35 +102,23 @@ def import_vllm(
     overrides: Overrides = None,
 ) -> None:
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
-    from alphaprof.commands.importing.build import ImportRequest, import_requests
+    from alphaprof.commands.importing.build import VLLM, ImportRequest
 
-    sampling = _sampling(rule, temperature, top_k, top_p)
-    names = _naming(draft, target, domain, domain_key, cluster_key)
-    asked = ImportRequest(requests, rule.value, sampling, names, gamma, leave_out, overrides or ())
-    with interruptible(None):
-        run = import_requests(asked, out)
-    _say(run.manifest, out)
-
-
-class ServedDrafting(StrEnum):
-    """What SGLang drafts in a round."""
-
-    chain = "chain"
-    tree = "tree"
-    adaptive = "adaptive"
+    sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
+    _import(ImportRequest(VLLM, requests, rule, sampling, gamma, *names, leave_out, overrides or ()), out)
 
 
 @import_app.command("sglang")
 def import_sglang(
     requests: Annotated[
         list[Path],
-        typer.Argument(metavar="REQUESTS.jsonl", readable=False, help="SGLang's answers: one or a list of them per line."),
+        Argument(metavar="REQUESTS.jsonl", readable=False, help="SGLang's answers: one or a list of them per line."),
     ],
     out: NewRun,
     rule: Rule,
     drafting: Annotated[
-        ServedDrafting,
-        typer.Option(
+        Literal["chain", "tree", "adaptive"],
+        Option(
             help="What a round drafted: a chain (--speculative-eagle-topk 1), a tree (topk above 1, or NGRAM), or adaptive "
             "steps (--speculative-adaptive). Of the last two, only tokens per round are known."
         ),
@@ -154,15 +127,11 @@ def import_sglang(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     draft: DraftName = "engine",
-    target: Annotated[
-        str | None, typer.Option(help="Name of the target in reports; default: the model of the answers.")
-    ] = None,
+    target: TargetName = None,
     gamma: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=64,
-            help="--speculative-num-steps (adaptive: the largest); default: what the counts of a chain say.",
+        Option(
+            min=1, max=64, help="--speculative-num-steps (adaptive: the largest); default: what the counts of a chain say."
         ),
     ] = None,
     domain: Domains = None,
@@ -172,26 +141,22 @@ def import_sglang(
     overrides: Overrides = None,
 ) -> None:
     """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
-    from alphaprof.commands.importing.build import SGLANG, ImportRequest, import_requests
+    from alphaprof.commands.importing.build import SGLANG, ImportRequest
 
-    if drafting is not ServedDrafting.chain and gamma is None:
+    if drafting != "chain" and gamma is None:
         raise OptionInvalid(
-            f"with --drafting {drafting.value} the counts do not say how many drafts a round may accept",
+            f"with --drafting {drafting} the counts do not say how many drafts a round may accept",
             "add --gamma N: the server's --speculative-num-steps, and where these adapt, the largest",
         )
-    sampling = _sampling(rule, temperature, top_k, top_p)
-    names = _naming(draft, target, domain, domain_key, cluster_key)
-    asked = ImportRequest(requests, rule.value, sampling, names, gamma, leave_out, overrides or (), SGLANG, drafting.value)
-    with interruptible(None):
-        run = import_requests(asked, out)
-    _say(run.manifest, out)
+    sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
+    _import(ImportRequest(SGLANG, requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
 
 
 @import_app.command("prometheus")
 def import_prometheus(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER.txt", help="The page after the traffic.")],
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    before: Annotated[Path, Argument(metavar="BEFORE.txt", help="Page of vLLM's /metrics before the traffic.")],
+    after: Annotated[Path, Argument(metavar="AFTER.txt", help="The page after the traffic.")],
+    output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
     """Take a first look at vLLM's counters between two readings: acceptance without interval, verdict or run."""
@@ -200,39 +165,30 @@ def import_prometheus(
     show(build_counters(before, after), output, out)
 
 
-def _say(manifest: Manifest, out: Path) -> None:
-    """What was imported, on stdout; what to know about it, on stderr."""
-    if manifest.imported is None:
-        raise ValueError("not imported")
-    known_by, gamma = manifest.imported.prompts_known_by, manifest.imported.gamma
+def _import(asked: ImportRequest, out: Path) -> None:
+    """Writes the run. Prints what was imported on stdout, and what to know about it on stderr."""
+    from alphaprof.commands.importing.build import import_requests
+
+    with interruptible(None):
+        run = import_requests(asked, out)
+    manifest, imported = run.manifest, run.manifest.imported
     for reason, count in manifest.skipped.items():
         print(f"warning: left out: {one_line(reason)} ({count})", file=sys.stderr)
     weak = next((note for note in manifest.warnings if note["code"] == "prompts_unknown"), None)
-    known = f"warning: {one_line(weak['message'])}; {weak['remedy']}" if weak else f"prompts are identified by {known_by}"
-    print(known, file=sys.stderr)
-    said = f"{out}: {manifest.documents} requests, {manifest.positions} tokens, gamma {gamma}"
-    print(f"{said}. Next: alphaprof report {out}")
+    if weak:
+        print(f"warning: {one_line(weak['message'])}; {weak['remedy']}", file=sys.stderr)
+    elif imported:
+        print(f"prompts are identified by {imported.prompts_known_by}", file=sys.stderr)
+    counts = f"{manifest.documents} requests, {manifest.positions} tokens, gamma {run.gammas[0]}"
+    print(f"{out}: {counts}. Next: alphaprof report {out}")
 
 
-def _naming(
-    draft: str, target: str | None, domain: list[str] | None, domain_key: str | None, cluster_key: str | None
-) -> Naming:
-    """What an import calls things. Raises `OptionInvalid`."""
-    from alphaprof.commands.importing.build import Naming
-
-    if domain and domain_key:
-        raise OptionInvalid("--domain names the domain, and --domain-key the field that holds it", "use one of them")
-    return Naming(draft, target, domain or (), domain_key, cluster_key)
-
-
-def _sampling(rule: ServedRule, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
+def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
     """The settings of sampled text; None: greedy. Raises `OptionInvalid` where rule and temperature do not fit."""
-    if rule is ServedRule.strict:
+    if rule == "strict":
         if temperature:
-            raise OptionInvalid(
-                f"strict is greedy decoding, and temperature {temperature:g} means sampling",
-                "name the engine's rule: --rule one_hot (its default when it samples), or lossless",
-            )
+            problem = f"strict is greedy decoding, and temperature {temperature:g} means sampling"
+            raise OptionInvalid(problem, "name the engine's rule: --rule one_hot (its default when it samples), or lossless")
         if top_k != 0 or top_p != 1:
             raise OptionInvalid(
                 "strict is greedy decoding, which --top-k and --top-p do not change",
@@ -240,9 +196,7 @@ def _sampling(rule: ServedRule, temperature: float | None, top_k: int, top_p: fl
             )
         return None
     if not temperature:
-        raise OptionInvalid(
-            f"{rule.value} keeps drafts by the target's distribution, which needs a temperature",
-            "add --temperature with the value of the requests; at temperature 0 the rule is strict",
-        )
+        problem = f"{rule} keeps drafts by the target's distribution, which needs a temperature"
+        raise OptionInvalid(problem, "add --temperature with the value of the requests; at temperature 0 the rule is strict")
     # Neither engine speculates with min_p: vLLM refuses it, SGLang does not look at it.
     return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

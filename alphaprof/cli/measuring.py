@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
-import typer
+from typer import Exit, Option
 
-from alphaprof.cli.common import (
-    OutFile,
-    ProfileFile,
-    ReportFormat,
-    TableFormat,
-    Undecided,
-    interruptible,
-    require_packages,
-    show,
-)
-from alphaprof.errors import OptionInvalid
+from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, interruptible, show
+from alphaprof.errors import ExtraMissing, OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.cli.progress import ConsoleProgress
@@ -29,33 +21,31 @@ if TYPE_CHECKING:
 def profile(
     profile_file: ProfileFile,
     out: Annotated[
-        Path | None, typer.Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
+        Path | None, Option(readable=False, help="Directory of the run; new, or with --resume the interrupted one.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out, or start it.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many documents from every source.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue the interrupted run in --out, or start it.")] = False,
+    limit: Annotated[int | None, Option(min=1, help="At most this many documents from every source.")] = None,
     reuse: Annotated[
         Path | None,
-        typer.Option(
-            "--reuse-continuations", metavar="RUN", readable=False, help="Measure on the texts of this complete run."
-        ),
+        Option("--reuse-continuations", metavar="RUN", readable=False, help="Measure on the texts of this complete run."),
     ] = None,
     until_decided: Annotated[
-        bool, typer.Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
+        bool, Option("--until-decided", help="Take documents in random order, and stop when the verdict is sure.")
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check models, data and numerics, estimate what the run takes, and write nothing."),
+        Option("--dry-run", help="Check models, data and numerics, estimate what the run takes, and write nothing."),
     ] = False,
-    output: Annotated[ReportFormat | None, typer.Option("--format", help="With --dry-run: terminal or json.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
+    output: Annotated[
+        Literal["terminal", "json"] | None, Option("--format", help="With --dry-run: terminal or json.")
     ] = None,
+    overrides: ProfileChanges = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
     options = _loaded(profile_file, overrides, limit)
     _require_together(dry_run, output, resume, reuse, until_decided)
     if dry_run:
-        _dry_run(options, out, output or ReportFormat.terminal)
+        _dry_run(options, out, output or "terminal")
     if out is None:
         raise OptionInvalid("a run needs a directory", "add --out RUN, or --dry-run to check the profile first")
     _require_references(options)
@@ -75,7 +65,8 @@ def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None =
     from alphaprof.config.load import load_profile
 
     options = load_profile(profile_file, overrides, limit)
-    require_packages("torch", "transformers", "datasets")
+    if missing := [name for name in ("torch", "transformers", "datasets") if find_spec(name) is None]:
+        raise ExtraMissing(f"profiling needs {', '.join(missing)}", "pip install 'alphaprof[profile]'")
     return options
 
 
@@ -95,15 +86,11 @@ def _working(out: Path | None) -> Iterator[ConsoleProgress]:
         yield progress
 
 
-def _require_together(
-    dry_run: bool, output: ReportFormat | None, resume: bool, reuse: Path | None, until_decided: bool
-) -> None:
+def _require_together(dry_run: bool, output: str | None, resume: bool, reuse: Path | None, until_decided: bool) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
     if until_decided and reuse is not None:
-        raise OptionInvalid(
-            "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run",
-            "use one of them",
-        )
+        problem = "--until-decided takes documents in random order, and --reuse-continuations keeps the order of another run"
+        raise OptionInvalid(problem, "use one of them")
     if output is not None and not dry_run:
         raise OptionInvalid(
             "--format needs --dry-run: a run prints no report", "use alphaprof report RUN --format after the run"
@@ -116,7 +103,7 @@ def _require_together(
         )
 
 
-def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) -> NoReturn:
+def _dry_run(options: ProfileOptions, out: Path | None, output: str) -> NoReturn:
     """Prints the checks of a run before it runs, and ends the command, with the first error that would stop the run."""
     with _working(None) as progress:
         from alphaprof.commands.preflight.build import build_preflight, require_clear
@@ -125,17 +112,18 @@ def _dry_run(options: ProfileOptions, out: Path | None, output: ReportFormat) ->
         answer = build_preflight(preflight(options, out, progress))
     show(answer, output)
     require_clear(answer)
-    raise typer.Exit
+    raise Exit
 
 
 def latency(
     profile_file: ProfileFile,
     output: Annotated[
-        TableFormat, typer.Option("--format", help="terminal, json, or the csv that costs.path reads.")
-    ] = TableFormat.terminal,
+        Literal["terminal", "json", "csv"],
+        Option("--format", help="terminal, json, or the csv that costs.path reads."),
+    ] = "terminal",
     out: OutFile = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override an option: costs.concurrency=[1,8].")
     ] = None,
 ) -> None:
     """Time the steps of target and drafts here, over batch sizes and contexts, without profiling any text."""
@@ -153,30 +141,22 @@ def latency(
 
 def validate(
     profile_file: ProfileFile,
-    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 4,
+    documents: Annotated[int, Option(min=1, help="Documents of every source.")] = 4,
     gamma: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1, max=64, help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile."
-        ),
+        Option(min=1, max=64, help="Drafted tokens per round (repeatable); default: those of 1, 2, 3, 5 in the profile."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each text is decoded with and without each draft.")] = 3,
-    tolerance: Annotated[
-        float, typer.Option(min=0, help="Largest median error of the predicted speedup that passes.")
-    ] = 0.10,
+    repeats: Annotated[int, Option(min=1, help="How often each text is decoded with and without each draft.")] = 3,
+    tolerance: Annotated[float, Option(min=0, help="Largest median error of the predicted speedup that passes.")] = 0.10,
     undecided: Annotated[
-        Undecided, typer.Option(help="Whether clocks that are too noisy to tell pass (exit code 0) or fail (11).")
-    ] = Undecided.passes,
+        Undecided, Option(help="Whether clocks that are too noisy to tell pass (exit code 0) or fail (11).")
+    ] = "pass",
     against_generate: Annotated[
-        bool, typer.Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
+        bool, Option("--against-generate", help="Time two greedy documents by transformers' generate as well.")
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(readable=False, help="Keep the run of the prediction in this new directory.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
-    ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    out: Annotated[Path | None, Option(readable=False, help="Keep the run of the prediction in this new directory.")] = None,
+    overrides: ProfileChanges = None,
+    output: Format = "terminal",
 ) -> None:
     """Compare the prediction with measured times: real speculative decoding of a few documents, in alphaprof's own loop.
 
@@ -194,30 +174,28 @@ def validate(
         run, measured = run_validation(options, folder, gamma, repeats, progress, against_generate)
         answer = build_validation(run, measured, tolerance, kept=out is not None)
     show(answer, output)
-    require_within(answer, undecided_fails=undecided is Undecided.fails)
+    require_within(answer, undecided_fails=undecided == "fail")
 
 
 def rollout(
     profile_file: ProfileFile,
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),
+        Option(help="Decode by this rule: additive:0.1 (repeatable); default: the lossy ones of the profile."),
     ] = None,
-    draft: Annotated[list[str] | None, typer.Option(help="Decode with this draft (repeatable); default: all.")] = None,
+    draft: Annotated[list[str] | None, Option(help="Decode with this draft (repeatable); default: all.")] = None,
     gamma: Annotated[
         list[int] | None,
-        typer.Option(
+        Option(
             min=1,
             max=64,
             help="Drafted tokens per round (repeatable); default: decision.gamma, or those of 1, 2, 3, 5 in the profile.",
         ),
     ] = None,
-    documents: Annotated[int, typer.Option(min=1, help="Documents of every source.")] = 16,
+    documents: Annotated[int, Option(min=1, help="Documents of every source.")] = 16,
     out: OutFile = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32.")
-    ] = None,
-    output: Annotated[ReportFormat, typer.Option("--format", help="terminal or json.")] = ReportFormat.terminal,
+    overrides: ProfileChanges = None,
+    output: Format = "terminal",
 ) -> None:
     """Decode by lossy rules: measure acceptance and rounds on the text that they write, and what that text gives up."""
     from alphaprof.config.load import known_rules

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 LOG_EVERY_S = 15.0
 
@@ -26,15 +26,9 @@ class ConsoleProgress:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._task: TaskID | None = None
-        self._label = self._unit = ""
-        self._done = 0.0
-        self._positions = 0
-        self._total: int | None = None
-        self._begun = self._logged = 0.0
+        self._unit, self._positions, self._logged = "", 0, 0.0
 
     def __enter__(self) -> ConsoleProgress:
-        """Show the bar."""
         self._bar.start()
         return self
 
@@ -52,35 +46,25 @@ class ConsoleProgress:
 
     def start(self, label: str, total: int | None, unit: str) -> None:
         """A new stage."""
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._label, self._unit, self._total = label, unit, total
-        self._done, self._positions = 0.0, 0
-        self._begun = self._logged = time.monotonic()
-        self._task = self._bar.add_task(label, total=total, rate="", done="")
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        self._bar.add_task(label, total=total, rate="", done="")
+        self._unit, self._positions, self._logged = unit, 0, time.monotonic()
         if not self.console.is_terminal:
             self.say(f"{label}: {total if total is not None else 'all'} {unit}")
 
     def advance(self, steps: float, positions: int = 0) -> None:
         """Part of the stage is done."""
-        self._done += steps
         self._positions += positions
-        if self._task is not None:
-            self._bar.update(self._task, advance=steps, rate=self._rate(), done=self._count())
-        if not self.console.is_terminal and time.monotonic() - self._logged >= LOG_EVERY_S:
-            self._logged = time.monotonic()
-            self.say(f"{self._label}: {self._count()}{self._rate()}{self._left()}")
-
-    def _count(self) -> str:
-        of = f" of {self._total}" if self._total is not None else ""
-        return f"{self._done:.0f}{of} {self._unit}"
-
-    def _rate(self) -> str:
-        elapsed = max(time.monotonic() - self._begun, 1e-9)
-        return f", {self._positions / elapsed:.0f} positions/s" if self._positions else ""
-
-    def _left(self) -> str:
-        if not self._done or self._total is None:
-            return ""
-        left = (time.monotonic() - self._begun) / self._done * max(0, self._total - self._done)
-        return f", about {left:.0f} s left"
+        for task in self._bar.tasks:  # one: the stage
+            self._bar.advance(task.id, steps)
+            elapsed = max(task.elapsed or 0.0, 1e-9)
+            of = f" of {task.total:.0f}" if task.total is not None else ""
+            done = f"{task.completed:.0f}{of} {self._unit}"
+            rate = f", {self._positions / elapsed:.0f} positions/s" if self._positions else ""
+            self._bar.update(task.id, rate=rate, done=done)
+            if not self.console.is_terminal and time.monotonic() - self._logged >= LOG_EVERY_S:
+                self._logged, left = time.monotonic(), ""
+                if task.completed and task.total is not None:
+                    left = f", about {elapsed / task.completed * max(0, task.total - task.completed):.0f} s left"
+                self.say(f"{task.description}: {done}{rate}{left}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -40,40 +40,30 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
     if manifest.documents == 0:
         raise OptionInvalid(f"no document of {side.run.path} is complete yet", "finish the run, or give another one")
     if form.over is None:
-        ranks, said = ranks_of(side, wanted)
-        return Artefact(form.write(ranks), (form.convention, *said.notes), said.warnings)
+        ranks, notes, warnings = ranks_of(side, wanted)
+        return Artefact(form.write(ranks), (form.convention, *notes), tuple(warnings))
     if wanted.nodes is not None:
         raise OptionInvalid(
             f"--nodes is the size of a tree, and {to} describes chains", "use --gamma for the length of a chain"
         )
     scope = scope_of(side, to, wanted)
-    found = _acceptance(scope, form.scheduled)
-    notes, warnings = _notes(scope, found, form), _warnings(scope, found, form)
-    return Artefact(form.write(found), (form.convention, *notes), tuple(warnings))
-
-
-def _acceptance(scope: ExportScope, scheduled: bool) -> Acceptance:
-    run, draft = scope.side.run, scope.side.draft
-    facts = run.manifest.drafts[draft]
-    silent = OptionInvalid(f"draft {draft} proposes nothing in {scope.label}", "export another draft or domain of this run")
     mean, by_domain = _per_request(scope) if scope.exact else (None, None)
-    return Acceptance(
-        kind=facts.kind,
-        method=facts.engine_method,
-        served=run.manifest.imported is not None,
-        model=facts.own_model,
-        settings=facts.settings,
+    acceptance = Acceptance(
+        draft=manifest.drafts[side.draft],
+        served=manifest.imported is not None,
         gamma=scope.gamma,
-        depths={gamma: _depths(scope, gamma, silent) for gamma in run.gammas},
+        depths={gamma: _depths(scope, gamma) for gamma in side.run.gammas},
         per_request=mean,
         per_domain=by_domain,
-        schedule=_schedule(scope) if scheduled else None,
+        schedule=_schedule(scope) if form.scheduled else None,
         conditions=_conditions(scope),
     )
+    chain_notes, doubts = _notes(scope, acceptance, form), _warnings(scope, acceptance, form)
+    return Artefact(form.write(acceptance), (form.convention, *chain_notes), tuple(doubts))
 
 
-def _depths(scope: ExportScope, gamma: int, silent: OptionInvalid) -> Depths:
-    """Rounds of all domains together: counts are added up, and divided last. Raises `silent` where none has a proposal."""
+def _depths(scope: ExportScope, gamma: int) -> Depths:
+    """Rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` without a proposal."""
     rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
     for domain, scale in scope.scaled().items():
         pool = scope.pools[domain]
@@ -81,7 +71,8 @@ def _depths(scope: ExportScope, gamma: int, silent: OptionInvalid) -> Depths:
         rounds, drafted = rounds + scale * every, drafted + scale * started
         tested, accepted = tested + scale * reached, accepted + scale * passed
     if not drafted[0]:
-        raise silent
+        problem = f"draft {scope.side.draft} proposes nothing in {scope.label}"
+        raise OptionInvalid(problem, "export another draft or domain of this run")
     nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
     return Depths(rounds, float(drafted[0]), float(drafted[-1]), tuple(tested.tolist()), tuple(nested.tolist()))
 
@@ -99,10 +90,8 @@ def _per_request(scope: ExportScope) -> tuple[float, dict[str, float]]:
 
 
 def _schedule(scope: ExportScope) -> tuple[tuple[int, int, int], ...] | None:
-    """The best gamma by concurrency, up to the exported one, 0 where the draft does not pay; None with fewer than two
-    concurrencies that were timed.
-
-    Between two of them that differ, the place of the change is found by bisection with interpolated step times.
+    """The best gamma by concurrency, up to the exported one, 0 where the draft does not pay; None unless two were timed.
+    Where two of them differ, bisection with interpolated step times finds the place of the change.
     """
     known = [size for size in (scope.book.concurrencies if scope.book else ()) if scope.times(size) is not None]
     if len(known) < 2:
@@ -115,13 +104,8 @@ def _schedule(scope: ExportScope) -> tuple[tuple[int, int, int], ...] | None:
             middle = (low + high) // 2
             best[middle] = _paying(scope, middle, scope.gamma)
             stack += [(low, middle), (middle, high)]
-    entries: list[tuple[int, int, int]] = []
-    for size in sorted(best):
-        if entries and entries[-1][2] == best[size]:
-            entries[-1] = (entries[-1][0], size, best[size])
-        else:
-            entries.append((size if entries else 1, size, best[size]))
-    return tuple(entries)
+    groups = [(list(sizes), gamma) for gamma, sizes in groupby(sorted(best), key=best.__getitem__)]
+    return tuple((sizes[0] if number else 1, sizes[-1], gamma) for number, (sizes, gamma) in enumerate(groups))
 
 
 def _paying(scope: ExportScope, concurrency: int, most: int) -> int:
@@ -132,9 +116,9 @@ def _paying(scope: ExportScope, concurrency: int, most: int) -> int:
     speeds = {}
     for gamma in scope.side.run.gammas:
         if gamma <= most:
-            found = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], times)
-            speeds[gamma] = found.value if found else 0.0
-    best = max(speeds, key=lambda gamma: speeds[gamma])
+            faster = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], times)
+            speeds[gamma] = faster.value if faster else 0.0
+    best = max(speeds, key=speeds.__getitem__)
     return best if speeds[best] >= 1 else 0
 
 
@@ -164,43 +148,40 @@ def _published(reference: str) -> str:
     return "/".join([part for part in reference.replace("\\", "/").split("/") if part][-2:])
 
 
-def _notes(scope: ExportScope, found: Acceptance, form: Export) -> Iterator[str]:
-    """What the artefact assumes."""
+def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
     pools = scope.pools.values()
     clusters = distinct(np.concatenate([pool.cluster for pool in pools]))
     yield (
         f"{scope.side.label}, rule {scope.rules}, gamma {scope.gamma}, {scope.label}, "
         f"{many(scope.documents, 'document')} ({count(clusters)} independent), text: {', '.join(scope.texts)}"
     )
-    counts = [pool.counts(scope.gamma) for pool in pools]
-    free = scope.mix.speedup(counts, free_draft(scope.gamma))
-    over = form.over or ALL
+    free = scope.mix.speedup([pool.counts(scope.gamma) for pool in pools], free_draft(scope.gamma))
+    chosen, over = acceptance.chosen, form.over or ALL
     emitted = interval(tokens_interval(free, scope.gamma, scope.question.confidence))
     yield (
-        f"acceptance length {found.chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
+        f"acceptance length {chosen.length(over):.3f} = 1 + accepted / {ROUNDS[over]}; "
         f"emitted {emitted} tokens a round (over all rounds; the last of a text emits fewer)"
     )
-    full = f"{1 + sum(found.chosen.marginal(over)):.3f}"
-    if full != f"{found.chosen.length(over):.3f}":
+    full = f"{1 + sum(chosen.marginal(over)):.3f}"
+    if full != f"{chosen.length(over):.3f}":
         yield (
             f"rates are products of accepted / tested drafts: a proposal of {scope.gamma} inside a text emits {full}; "
             "short ones and ends of texts make the length above of it"
         )
-    if form.most is not None and scope.question.gamma == "auto" and max(found.depths) > form.most:
+    if form.most is not None and scope.question.gamma == "auto" and max(acceptance.depths) > form.most:
         yield f"the best gamma up to {form.most}, since the reader takes no more"
-    if said := form.beside(found):
-        yield said
-    if found.schedule is not None and scope.book is not None:
+    if beside := form.beside(acceptance):
+        yield beside
+    if acceptance.schedule is not None and scope.book is not None:
         known = ", ".join(map(str, scope.book.concurrencies))
         yield f"best gamma by concurrency, {scope.book.basis}, at {known} and interpolated between; 0 where none pays"
         least = scope.book.concurrencies[0]
-        if (better := _paying(scope, least, max(found.depths))) > scope.gamma:
+        if (better := _paying(scope, least, max(acceptance.depths))) > scope.gamma:
             yield f"at concurrency {least} gamma {better} would be better, and the schedule stops at gamma {scope.gamma}"
 
 
-def _warnings(scope: ExportScope, found: Acceptance, form: Export) -> Iterator[str]:
-    """Where the artefact may not be what its reader takes it for."""
-    manifest, chosen, over = scope.side.run.manifest, found.chosen, form.over or ALL
+def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
+    manifest, chosen, over = scope.side.run.manifest, acceptance.chosen, form.over or ALL
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
     if not scope.exact:
@@ -218,5 +199,5 @@ def _warnings(scope: ExportScope, found: Acceptance, form: Export) -> Iterator[s
         if faster is not None and faster.value < 1:
             shown = interval(speedup_interval(faster, scope.question.confidence), "x")
             yield f"by this run's step times the draft does not pay at gamma {scope.gamma}: speedup {shown}"
-    if found.schedule is not None and (last := found.schedule[-1])[2]:
+    if acceptance.schedule is not None and (last := acceptance.schedule[-1])[2]:
         yield f"vLLM takes gamma {last[2]} beyond {last[1]} sequences as well, where nothing was timed"

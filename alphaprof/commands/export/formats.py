@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from alphaprof.log.manifest import DraftFacts
 
 Over = Literal["proposing", "all"]
 PROPOSING: Over = "proposing"
@@ -67,19 +70,14 @@ class Depths:
 class Acceptance:
     """What formats of chains are written from: one draft of a run under one rule, on one domain or on the whole traffic.
 
-    Of the draft: its `kind` in the profile, a label; the `method` that engines have for it (None: none, or not known, as of
-    one that was `served` by another engine) with its `settings`; and its `model` (None: it has none of its own). `depths`:
-    by gamma, of every gamma of the run. `per_request`: mean over documents of their acceptance length, all rounds counted,
-    and `per_domain` the same by domain; None where rounds are expectations. `schedule`: first and last concurrency, and the
-    best gamma there (0: the draft does not pay); None where fewer than two were timed. `conditions`: what was measured, and
-    how.
+    `served`: by another engine, so that it is not known what draft it was. `depths`: by gamma, of every gamma of the run.
+    `per_request`: mean over documents of their acceptance length, all rounds counted, and `per_domain` the same by domain;
+    None where rounds are expectations. `schedule`: first and last concurrency, and the best gamma there (0: the draft does
+    not pay); None where fewer than two were timed. `conditions`: what was measured, and how.
     """
 
-    kind: str
-    method: str | None
+    draft: DraftFacts
     served: bool
-    model: str | None
-    settings: Mapping[str, Any]
     gamma: int
     depths: Mapping[int, Depths]
     per_request: float | None
@@ -103,85 +101,84 @@ class RankAcceptance:
     paths: tuple[tuple[int, ...], ...]
 
 
-def nvidia(found: Acceptance) -> str:
+def nvidia(chain: Acceptance) -> str:
     """NVIDIA's speculation_profile.json, schema 1.0. What is not known here is null."""
-    depths = found.chosen
-    marginal, mean = depths.marginal(ALL), depths.length(ALL)
+    depths = chain.chosen
     profile = {
         "schema_version": "1.0",
         "measured": True,
-        "method": found.method or (None if found.served else found.kind),
+        "method": chain.draft.engine_method or (None if chain.served else chain.draft.kind),
         "draft_checkpoint": None,  # objects whose keys could not be read: names are under measurement_conditions
         "target_model": None,
-        "num_speculative_tokens": found.gamma,
+        "num_speculative_tokens": chain.gamma,
         "block_size": None,
         "max_supported_k": None,
         "verification_method": "longest_prefix",
         "conditional_accept_rates": _rounded(depths.conditional(ALL)),
-        "marginal_accept_rates": _rounded(marginal),
-        "mean_accept_length": round(mean, DIGITS),
-        "mean_accept_length_per_request": _maybe(found.per_request),
+        "marginal_accept_rates": _rounded(depths.marginal(ALL)),
+        "mean_accept_length": round(depths.length(ALL), DIGITS),
+        "mean_accept_length_per_request": chain.per_request and round(chain.per_request, DIGITS),
         "accept_length_model": "measured_per_k",
-        "accept_length_by_k": {str(gamma): round(each.length(ALL), DIGITS) for gamma, each in found.depths.items()},
+        "accept_length_by_k": {str(gamma): round(each.length(ALL), DIGITS) for gamma, each in chain.depths.items()},
         "acceptance_length_histogram": {
             str(length): _count(rounds) for length, rounds in enumerate(depths.lengths(), start=1) if rounds > 0
         },
-        "per_category": found.per_domain and {name: round(value, DIGITS) for name, value in found.per_domain.items()},
-        "measurement_conditions": dict(found.conditions),
+        "per_category": chain.per_domain and {name: round(value, DIGITS) for name, value in chain.per_domain.items()},
+        "measurement_conditions": dict(chain.conditions),
         "validation": None,  # checks of these numbers against each other could not fail
     }
     return _json(profile)
 
 
-def vllm(found: Acceptance) -> str:
+def vllm(chain: Acceptance) -> str:
     """VLLM's --speculative-config with synthetic acceptance, and the schedule over batch sizes where there is one."""
     config: dict[str, Any] = {}
-    if found.method == NGRAM:
-        config = {"method": NGRAM, "prompt_lookup_max": found.settings["max_ngram"], "prompt_lookup_min": 1}
-    elif found.method is not None:
-        config = {"method": found.method, "model": found.model}
+    if chain.draft.engine_method == NGRAM:
+        config = {"method": NGRAM, "prompt_lookup_max": chain.draft.settings["max_ngram"], "prompt_lookup_min": 1}
+    elif chain.draft.engine_method is not None:
+        config = {"method": chain.draft.engine_method, "model": chain.draft.own_model}
     config |= {
-        "num_speculative_tokens": found.gamma,
+        "num_speculative_tokens": chain.gamma,
         "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": _rounded(found.chosen.marginal(PROPOSING)),
+        "synthetic_acceptance_rates": _rounded(chain.chosen.marginal(PROPOSING)),
     }
-    if found.schedule is not None:
-        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in found.schedule]
+    if chain.schedule is not None:
+        config["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in chain.schedule]
     return _json(config)
 
 
-def llamacpp(found: Acceptance) -> str:
-    """Arguments of llama-server and llama-cli with synthetic acceptance."""
-    options = f"--spec-draft-n-max {found.gamma}"
-    if found.method == NGRAM:
-        longest = found.settings["max_ngram"]
-        options = f"--spec-type ngram-simple --spec-ngram-simple-size-n {longest} --spec-ngram-simple-size-m {found.gamma}"
-    return f"{options} --spec-synth-rates {_listed(found.chosen.marginal(PROPOSING))}\n"
+def llamacpp(chain: Acceptance) -> str:
+    """Arguments of llama-server and llama-cli with synthetic chain."""
+    options = f"--spec-draft-n-max {chain.gamma}"
+    if chain.draft.engine_method == NGRAM:
+        longest = chain.draft.settings["max_ngram"]
+        options = f"--spec-type ngram-simple --spec-ngram-simple-size-n {longest} --spec-ngram-simple-size-m {chain.gamma}"
+    return f"{options} --spec-synth-rates {_listed(chain.chosen.marginal(PROPOSING))}\n"
 
 
-def sglang(found: Acceptance) -> str:
+def sglang(chain: Acceptance) -> str:
     """Environment variables of SGLang's simulated acceptance, a line each."""
     return (
-        f"SGLANG_SIMULATE_ACC_LEN={found.chosen.length(ALL):.{DIGITS}f}\n"
+        f"SGLANG_SIMULATE_ACC_LEN={chain.chosen.length(ALL):.{DIGITS}f}\n"
         "SGLANG_SIMULATE_ACC_METHOD=match-expected\n"
         "SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token\n"
     )
 
 
-def dynamo(found: Acceptance) -> str:
+def dynamo(chain: Acceptance) -> str:
     """Arguments of Dynamo's mocker and replay."""
-    rates = _listed(found.chosen.conditional(ALL))
-    return f"--aic-nextn {found.gamma} --aic-nextn-accept-rates {rates}\n"
+    rates = _listed(chain.chosen.conditional(ALL))
+    return f"--aic-nextn {chain.gamma} --aic-nextn-accept-rates {rates}\n"
 
 
-def sequoia(found: RankAcceptance) -> str:
+def sequoia(ranks: RankAcceptance) -> str:
     """Sequoia's acceptance rate vector and grow map, to be saved with torch (`docs/exports.md`).
 
     The vector has 0 first, then the shares of ranks, and the share of none of them last, which tree_search.py drops.
     """
-    shares = _rounded(found.shares)
-    vector = [0.0, *shares, round(max(0.0, 1 - sum(found.shares)), DIGITS)]
-    return _json({"acceptance_rate_vector": vector, "grow_map": _grow_map(found.paths)})
+    shares = _rounded(ranks.shares)
+    vector = [0.0, *shares, round(max(0.0, 1 - sum(ranks.shares)), DIGITS)]
+    return _json({"acceptance_rate_vector": vector, "grow_map": _grow_map(ranks.paths)})
 
 
 def _grow_map(paths: Sequence[tuple[int, ...]]) -> dict[str, Any]:
@@ -203,26 +200,19 @@ def _grow_map(paths: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     }
 
 
-def _nothing(_: Acceptance) -> str:
-    return ""
-
-
-def _stand_in(found: Acceptance) -> str:
-    if found.method is not None:
+def _stand_in(chain: Acceptance) -> str:
+    if chain.draft.engine_method is not None:
         return ""
-    if found.served:
+    if chain.served:
         return "add method and model of the draft that was served"
-    return f"vLLM has no method for a draft of kind {found.kind}: add method and model of a draft that takes as long"
+    return f"vLLM has no method for a draft of kind {chain.draft.kind}: add method and model of a draft that takes as long"
 
 
-def _server(found: Acceptance) -> str:
-    if found.method == NGRAM:
+def _server(chain: Acceptance) -> str:
+    if chain.draft.engine_method == NGRAM:
         return "whether SGLang's NGRAM heeds these variables is not known here"
-    drafted = found.gamma + 1  # SGLang counts the root of the chain
-    return (
-        f"goes with the server's --speculative-num-steps {found.gamma} --speculative-eagle-topk 1 "
-        f"--speculative-num-draft-tokens {drafted}"
-    )
+    options = f"--speculative-num-steps {chain.gamma} --speculative-eagle-topk 1"
+    return f"goes with the server's {options} --speculative-num-draft-tokens {chain.gamma + 1}"  # the root counts
 
 
 @dataclass(frozen=True)
@@ -237,9 +227,10 @@ class Export:
     over: Over | None  # None: written from ranks
     most: int | None = None
     scheduled: bool = False
-    beside: Callable[[Acceptance], str] = _nothing
+    beside: Callable[[Acceptance], str] = lambda _: ""
 
 
+SYNTHETIC = "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted"
 EXPORTS: dict[str, Export] = {
     "nvidia": Export(
         nvidia,
@@ -248,19 +239,9 @@ EXPORTS: dict[str, Export] = {
         ALL,
     ),
     "vllm": Export(
-        vllm,
-        "--speculative-config of vLLM, synthetic acceptance",
-        "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted",
-        PROPOSING,
-        scheduled=True,
-        beside=_stand_in,
+        vllm, "--speculative-config of vLLM, synthetic acceptance", SYNTHETIC, PROPOSING, scheduled=True, beside=_stand_in
     ),
-    "llamacpp": Export(
-        llamacpp,
-        "arguments of llama-server, synthetic acceptance",
-        "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted",
-        PROPOSING,
-    ),
+    "llamacpp": Export(llamacpp, "arguments of llama-server, synthetic acceptance", SYNTHETIC, PROPOSING),
     "sglang": Export(
         sglang,
         "environment of SGLang, simulated acceptance",
@@ -288,12 +269,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, DIGITS) for value in values]
 
 
-def _maybe(value: float | None) -> float | None:
-    return None if value is None else round(value, DIGITS)
-
-
 def _count(value: float) -> float:
-    """A count: whole where it is."""
     return int(value) if value == int(value) else round(value, DIGITS)
 
 
@@ -304,9 +280,5 @@ def _listed(values: Sequence[float]) -> str:
 
 def _json(content: Mapping[str, Any]) -> str:
     """A JSON object with a line for every entry; ASCII, so that names from data cannot reach a terminal as they are."""
-
-    def lines() -> Iterator[str]:
-        for key, value in content.items():
-            yield f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
-
-    return "{\n" + ",\n".join(lines()) + "\n}\n"
+    lines = (f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -22,7 +22,6 @@ from alphaprof.report.verdict import Evidence, Question, judge, not_defined, why
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.theory.trees import Tree, expected_tokens, optimal_tree, replayed
 from alphaprof.totals.count import by_chance
-from alphaprof.totals.documents import observed_weights
 from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
@@ -42,9 +41,9 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ExportScope:
-    """What is exported: pools of one draft by domain, all kinds of text as one, their weights (shares of output tokens;
-    `given`: by the profile, and not as observed, from `strata`), under `rules`, at
-    one gamma. `texts`: kinds of text. `exact`: rounds are facts, and not expectations.
+    """What is exported: pools of one draft by domain, all kinds of text as one, with their weights (shares of output tokens;
+    `given`: by the profile, and not as observed) and how these put domains together (`mix`), under `rules`, at one gamma.
+    `label`: which traffic, in words. `texts`: kinds of text. `exact`: rounds are facts, and not expectations.
     """
 
     side: RunDraft
@@ -53,8 +52,8 @@ class ExportScope:
     pools: Mapping[str, DocumentTotals]
     weights: Mapping[str, float]
     given: bool
-    strata: Array
-    whole: bool
+    mix: Mix
+    label: str
     rules: str
     texts: tuple[str, ...]
     exact: bool
@@ -72,21 +71,9 @@ class ExportScope:
         return self.book.times(concurrency).get(self.side.draft) if self.book else None
 
     @property
-    def mix(self) -> Mix:
-        """How its domains are put together: one domain, by the profile's weights, or as they were drawn."""
-        return Mix(tuple(self.pools), None, self.strata) if self.whole and not self.given else Mix.of(self.weights)
-
-    @property
     def documents(self) -> int:
         """How many documents there are."""
         return sum(len(pool.cluster) for pool in self.pools.values())
-
-    @property
-    def label(self) -> str:
-        """Which traffic, in words."""
-        if not self.whole:
-            return f"domain {named(next(iter(self.pools)))}"
-        return f"whole traffic ({many(len(self.pools), 'domain')} {'by decision.weights' if self.given else 'as observed'})"
 
 
 def named(domain: str) -> str:
@@ -94,33 +81,38 @@ def named(domain: str) -> str:
     return f"'{short(visible(domain))}'"
 
 
+def _traffic(domain: str | None, domains: int, given: bool) -> str:
+    if domain is not None:
+        return f"domain {named(domain)}"
+    return f"whole traffic ({many(domains, 'domain')} {'by decision.weights' if given else 'as observed'})"
+
+
 def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
     """What to export. Raises `OptionInvalid`."""
-    run, gammas = side.run, _gammas(side, to, wanted)
+    run, domain, gammas = side.run, wanted.domain, _gammas(side, to, wanted)
     if (drafting := run.manifest.drafting) != CHAIN:
-        raise OptionInvalid(
-            f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth",
-            "import requests that drafted chains: --speculative-eagle-topk 1",
-        )
-    decision = run.manifest.config["decision"] | {"draft": side.draft}
-    asked = {"rule": wanted.rule, "gamma": wanted.gamma}
-    decision |= {name: value for name, value in asked.items() if value is not None}
-    inquiry = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
-    for rule in inquiry.deciding:
+        problem = f"{run.path} was served with drafting {drafting}, and {to} needs rates by depth"
+        raise OptionInvalid(problem, "import requests that drafted chains: --speculative-eagle-topk 1")
+    asked = {"draft": side.draft, "rule": wanted.rule, "gamma": wanted.gamma}
+    decision = run.manifest.config["decision"] | {name: value for name, value in asked.items() if value is not None}
+    inputs = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
+    for rule in inputs.deciding:
         _require_chain(rule, to)
-    found = list(draft_pools(inquiry, inquiry.deciding, [side.draft]))
-    pools, question = _pools(side, evidence_of(inquiry, found), inquiry.question, wanted.domain), inquiry.question
-    used = [item for item in found if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
-    observed = observed_weights(inquiry.documents.table)
+    decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
+    evidence = evidence_of(inputs, decisive)
+    weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
+    pools, weights = _pools(side, evidence, weights, domain), _shares(weights)
+    given = domain is None and question.weights is not None
+    used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
     scope = ExportScope(
         side=side,
         question=question,
-        book=inquiry.book,
+        book=inputs.book,
         pools=pools,
-        weights={wanted.domain: 1.0} if wanted.domain is not None else _shares(question.weights or observed),
-        given=wanted.domain is None and question.weights is not None,
-        strata=inquiry.strata,
-        whole=wanted.domain is None,
+        weights=weights,
+        given=given,
+        mix=Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata),
+        label=_traffic(domain, len(pools), given),
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
         exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
@@ -142,25 +134,23 @@ def _gammas(side: RunDraft, to: str, wanted: ExportRequest) -> list[int]:
     return gammas
 
 
-def _pools(side: RunDraft, evidence: Evidence, question: Question, domain: str | None) -> dict[str, DocumentTotals]:
+def _pools(
+    side: RunDraft, evidence: Evidence, weights: Mapping[str, float], domain: str | None
+) -> dict[str, DocumentTotals]:
     """The pools to export by domain, in the order of their weights. Raises `OptionInvalid` where they have no rounds."""
-    pools, observed = evidence.candidates[side.draft], evidence.observed
-    if domain is not None and domain not in observed:
-        known = ", ".join(map(named, observed))
+    pools = evidence.candidates[side.draft]
+    if domain is not None and domain not in evidence.observed:
+        known = ", ".join(map(named, evidence.observed))
         raise OptionInvalid(f"{side.run.path} has no domain {named(domain)}", f"it has: {known}")
-    if domain is None:
-        weights = question.weights or dict(observed)
-        reason = why_undecidable(weights, evidence, pools)
-    else:
-        weights, reason = {domain: 1.0}, evidence.undefined.get(domain, "")
+    whole = domain is None
+    reason = why_undecidable(weights, evidence, pools) if whole else evidence.undefined.get(str(domain), "")
     empty = [name for name, pool in pools.items() if not pool["tokens"].sum()]
-    brief = [name for name in _shares(weights) if name in empty] if not reason else []
-    if brief:
+    if brief := [name for name in _shares(weights) if name in empty and not reason]:
         reason = f"no text of {', '.join(map(named, brief))} is longer than the one token of its prefill"
     if reason:
         sound = [named(name) for name in pools if name not in evidence.undefined and name not in empty]
         hint = "alphaprof report says which rule has rounds on which text: --rule names one"
-        if domain is None and sound:
+        if whole and sound:
             hint = f"export one domain, --domain {' or '.join(sound)}, or leave others out by decision.weights"
         elif brief:
             other = f", or export another domain, --domain {' or '.join(sound)}" if sound else ""
@@ -170,7 +160,6 @@ def _pools(side: RunDraft, evidence: Evidence, question: Question, domain: str |
 
 
 def _shares(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights of the domains that matter."""
     return {domain: share for domain, share in weights.items() if share > 0}
 
 
@@ -193,32 +182,15 @@ def _best(scope: ExportScope, gammas: Sequence[int]) -> int:
     timing = scope.book.timing(question.concurrency) if scope.book else UNTIMED
     best, decision = judge({draft: scope.pools}, timing, scope.mix, question, gammas)
     if best is None:
-        raise OptionInvalid(
-            f"no gamma is known to be the best for {scope.side.label}: {decision.reason}",
-            f"name one: --gamma {' or '.join(map(str, gammas))}",
-        )
+        problem = f"no gamma is known to be the best for {scope.side.label}: {decision.reason}"
+        raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, gammas))}")
     return best[1]
 
 
-@dataclass(frozen=True)
-class Said:
-    """What an artefact assumes, and where it may not be what a reader takes it for."""
-
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Share:
-    """One domain: its documents (rows of the documents table, ascending), and its share of the output tokens."""
-
-    rows: Array
-    weight: float
-
-
-def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, Said]:
-    """Ranks, and the best tree of `nodes` nodes on `gamma` levels for them. Raises `OptionInvalid` where ranks do not say
-    what a tree accepts: of a draft without ranks, under another rule than strict, on text that is not the target's greedy.
+def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, list[str], list[str]]:
+    """Ranks, and the best tree of `nodes` nodes on `gamma` levels for them; what they assume, and where they may not be what
+    a reader takes them for. Raises `OptionInvalid` where ranks do not say what a tree accepts: of a draft without ranks,
+    under another rule than strict, on text that is not the target's greedy.
     """
     if wanted.rule not in (None, "strict"):
         raise OptionInvalid(
@@ -226,27 +198,27 @@ def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, Sai
         )
     sample = tree_sample(side.run, side.draft, WIDTH, chooses=False)
     parts, ranks = _parts(side, sample, wanted.domain), sample.ranks
-    shares = np.asarray(sum(part.weight * ranks.shares(part.rows) for part in parts))
+    shares = np.asarray(sum(weight * ranks.shares(rows) for rows, weight in parts))
     tree = optimal_tree(shares, wanted.nodes or NODES, wanted.gamma or max(side.run.gammas))
-    silent = sum(part.weight * ranks.silent[part.rows].sum() / ranks.positions[part.rows].sum() for part in parts)
-    where = f"domain {named(wanted.domain)}" if wanted.domain is not None else _traffic(sample, parts)
-    documents = sum(len(part.rows) for part in parts)
+    silent = sum(weight * ranks.silent[rows].sum() / ranks.positions[rows].sum() for rows, weight in parts)
+    where = _traffic(wanted.domain, len(parts), not sample.weights_observed)
+    documents = sum(len(rows) for rows, _ in parts)
     promised, replay = expected_tokens(tree, shares), number(_tokens(side, tree, parts), 3)
-    notes = (
+    notes = [
         f"{side.label}, rule strict, {where}, {many(documents, 'document')}, text: greedy",
         f"{tree.nodes} nodes beside the root, depth {tree.depth}: Sequoia expects {promised:.3f} tokens a round, if ranks "
         f"are independent; replayed on these documents it gives {replay}",
-    )
+    ]
     warnings = []
     if side.run.manifest.status != "complete":
         warnings.append(f"{side.run.path} is not complete: {many(side.run.manifest.documents, 'document')} so far")
     if silent:
         warnings.append(f"{percent(float(silent))} of the positions have no proposal: they count as misses")
-    return RankAcceptance(tuple(shares.tolist()), tree.paths), Said(notes, tuple(warnings))
+    return RankAcceptance(tuple(shares.tolist()), tree.paths), notes, warnings
 
 
-def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[Share]:
-    """The domains that are exported. Raises `OptionInvalid` for text that the target did not choose greedily."""
+def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[tuple[Array, float]]:
+    """Rows of the documents, ascending, and share of the output tokens, by domain. Raises `OptionInvalid`."""
     texts = [text for text in sample.texts if domain in (None, text.domain)]
     if not texts:
         known = dict.fromkeys(named(text.domain) for text in sample.texts)
@@ -262,23 +234,18 @@ def _parts(side: RunDraft, sample: TreeSample, domain: str | None) -> list[Share
         )
     weights = {text.domain: sample.weights[text.domain] if domain is None else 1.0 for text in used}
     total = sum(weights.values())
-    return [Share(np.sort(sample.domain(name, sample.tested)), weight / total) for name, weight in weights.items()]
+    return [(np.sort(sample.domain(name, sample.tested)), weight / total) for name, weight in weights.items()]
 
 
-def _traffic(sample: TreeSample, parts: list[Share]) -> str:
-    return (
-        f"whole traffic ({many(len(parts), 'domain')} {'as observed' if sample.weights_observed else 'by decision.weights'})"
-    )
-
-
-def _tokens(side: RunDraft, tree: Tree, parts: list[Share]) -> float | None:
+def _tokens(side: RunDraft, tree: Tree, parts: Sequence[tuple[Array, float]]) -> float | None:
     """Tokens per round of the tree on these documents, by exact replay; None where a domain has no rounds."""
     chosen = np.zeros(side.run.manifest.documents, dtype=bool)
-    chosen[np.concatenate([part.rows for part in parts])] = True
-    (found,) = replayed(side.run, side.draft, [(tree, chosen)])
-    places = [np.searchsorted(np.flatnonzero(chosen), part.rows) for part in parts]
-    tokens = [float(found.tokens[mine].sum()) for mine in places]
-    if not all(tokens):
-        return None
-    rounds = [float(found.rounds[mine].sum()) for mine in places]
-    return 1 / sum(part.weight * spent / emitted for part, spent, emitted in zip(parts, rounds, tokens, strict=True))
+    chosen[np.concatenate([rows for rows, _ in parts])] = True
+    (replay,) = replayed(side.run, side.draft, [(tree, chosen)])
+    rounds_per_token = 0.0
+    for rows, weight in parts:
+        places = np.searchsorted(np.flatnonzero(chosen), rows)
+        if not (tokens := float(replay.tokens[places].sum())):
+            return None
+        rounds_per_token += weight * float(replay.rounds[places].sum()) / tokens
+    return 1 / rounds_per_token

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from rich.console import Console
 
+from alphaprof.commands.importing.lines import numbered_lines
 from alphaprof.commands.importing.vllm import MOST_DRAFTED
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, shown
 from alphaprof.render.tables import empty_table, plain
@@ -25,21 +26,13 @@ LONGEST_LINE = 2**16  # bytes
 MOST_SAMPLES = 100_000  # of these counters: 64 positions of more engines than anybody serves
 MOST_COUNT = 2**53  # counters are floats: whole numbers up to here
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\[\\"n])*)"[ \t]*')
+LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\[\\"n])*)"[ \t]*(,[ \t]*)?')
 NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|Inf|inf)|NaN|nan")
 TIME = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 Labels = tuple[tuple[str, str], ...]
+Key = tuple[str, Labels]  # name and labels of a counter
+SAVE = "curl -s SERVER/metrics"
 NO_REQUESTS = "no interval: no requests"
-
-
-@dataclass(frozen=True)
-class CounterSample:
-    """One line of a page."""
-
-    name: str
-    labels: Labels
-    value: float
-    where: str
 
 
 @dataclass
@@ -47,47 +40,25 @@ class Page:
     """The counters of one page by name and labels, and when they were created, where the page says it."""
 
     path: Path
-    counts: dict[tuple[str, Labels], int] = field(default_factory=dict)
-    created: dict[tuple[str, Labels], float] = field(default_factory=dict)
+    counts: dict[Key, float] = field(default_factory=dict)  # whole numbers
+    created: dict[Key, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Rise:
-    """What rose between two pages, over all `engines` of a model. `by_position` [gamma]: accepted tokens by position."""
-
-    model: str | None
-    engines: int
-    drafts: int
-    drafted: int
-    accepted: int
-    by_position: tuple[int, ...]
-
-
-def counter_samples(path: Path) -> Iterator[CounterSample]:
-    """The samples of a page. Raises `DataUnreadable` for a file that is none, with its line."""
-    try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(LONGEST_LINE + 1):
-                number += 1
-                where = f"{path}, line {number}"
-                if len(line) > LONGEST_LINE:
-                    raise DataUnreadable(f"{where}: longer than {LONGEST_LINE // 2**10} KiB", "save the page as it is")
-                try:
-                    text = line.decode().strip(" \t\r\n")
-                except UnicodeDecodeError:
-                    raise DataUnreadable(f"{where}: not UTF-8", "save the page as it is") from None
-                if text and not text.startswith("#"):
-                    yield _sample(where, text)
-    except OSError as error:
-        raise DataUnreadable(f"cannot read {path}: {error.strerror}", "save the page: curl -s SERVER/metrics") from None
+def _samples(path: Path) -> Iterator[tuple[str, str, Labels, float]]:
+    """Where each sample of a page stands, its name, labels and value. Raises `DataUnreadable` for a file that is no page."""
+    for number, line in numbered_lines(path, LONGEST_LINE, "save the page as it is", f"save the page: {SAVE}"):
+        where = f"{path}, line {number}"
+        try:
+            text = line.decode().strip(" \t\r\n")
+        except UnicodeDecodeError:
+            raise DataUnreadable(f"{where}: not UTF-8", "save the page as it is") from None
+        if text and not text.startswith("#"):
+            yield where, *_sample(where, text)
 
 
-def _sample(where: str, text: str) -> CounterSample:
-    wrong = DataUnreadable(
-        f"{where}: {shown(text)} is not a sample of a metrics page",
-        "save the page in Prometheus' text format: curl -s SERVER/metrics",
-    )
+def _sample(where: str, text: str) -> tuple[str, Labels, float]:
+    problem = f"{where}: {shown(text)} is not a sample of a metrics page"
+    wrong = DataUnreadable(problem, f"save the page in Prometheus' text format: {SAVE}")
     name = NAME.match(text)
     if name is None:
         raise wrong
@@ -100,9 +71,7 @@ def _sample(where: str, text: str) -> CounterSample:
                 raise wrong
             labels[label[1]] = re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], label[2])
             place = label.end()
-            if text.startswith(",", place):
-                place = _spaces(text, place + 1)
-            elif not text.startswith("}", place):
+            if not label[3] and not text.startswith("}", place):
                 raise wrong
         place += 1
     elif text[place : place + 1] not in (" ", "\t"):
@@ -110,130 +79,85 @@ def _sample(where: str, text: str) -> CounterSample:
     words = text[place:].split()
     if not 1 <= len(words) <= 2 or not NUMBER.fullmatch(words[0]) or not all(map(TIME.fullmatch, words[1:])):
         raise wrong
-    return CounterSample(name[0], tuple(sorted(labels.items())), float(words[0]), where)
+    return name[0], tuple(sorted(labels.items())), float(words[0])
 
 
-def _spaces(text: str, place: int) -> int:
-    """The place of the next character that is neither space nor tab."""
-    while text.startswith((" ", "\t"), place):
-        place += 1
-    return place
-
-
-def read_page(path: Path) -> Page:
+def _page(path: Path) -> Page:
     """The counters of speculative decoding on a page. Raises `DataUnreadable`, and `ColumnMissing` where there are none."""
     page = Page(path)
-    for sample in counter_samples(path):
-        name = sample.name.removeprefix(PREFIX)
-        if name == sample.name:
+    for where, name, labels, value in _samples(path):
+        counter = name.removeprefix(PREFIX)
+        key = counter.removesuffix("_created").removesuffix("_total"), labels
+        if counter == name or key[0] not in COUNTERS:
             continue
-        place: dict[tuple[str, Labels], int] | dict[tuple[str, Labels], float] = page.counts
-        if name.endswith("_created"):
-            place = page.created
-        key = (name.removesuffix("_created").removesuffix("_total"), sample.labels)
-        if key[0] not in COUNTERS:
-            continue
+        place = page.created if counter.endswith("_created") else page.counts
         if key in place or len(place) >= MOST_SAMPLES:
             problem = "stands twice" if key in place else f"is one of more than {MOST_SAMPLES} samples"
-            raise DataUnreadable(f"{sample.where}: {_said(key)} {problem}", "give one page of one server")
-        if place is page.created:
-            page.created[key] = sample.value
-            continue
-        if not sample.value.is_integer() or not 0 <= sample.value <= MOST_COUNT:
-            raise DataUnreadable(f"{sample.where}: {_said(key)} is {sample.value:g}, no count", "save the page as it is")
-        page.counts[key] = int(sample.value)
+            raise DataUnreadable(f"{where}: {_named(key)} {problem}", "give one page of one server")
+        if place is page.counts and not (value.is_integer() and 0 <= value <= MOST_COUNT):
+            raise DataUnreadable(f"{where}: {_named(key)} is {value:g}, no count", "save the page as it is")
+        place[key] = value
     if not page.counts:
         raise ColumnMissing(
             f"{path}: there is no {PREFIX}{DRAFTS}_total",
-            "save vLLM's page, of a server that was started with --speculative-config: curl -s SERVER/metrics",
+            "save vLLM's page, of a server that was started with --speculative-config: " + SAVE,
         )
     return page
 
 
-def rise_of(before: Page, after: Page) -> Rise:
-    """What rose from one page to a later one of the same server.
-
-    Raises `DataUnreadable` for pages that do not belong together, `ColumnMissing` and `DataEmpty`.
-    """
+def _rises(before: Page, after: Page) -> dict[Key, int]:
+    """How far counters rose between two pages. Raises `DataUnreadable` unless these are of one server that went on."""
     for key in [*before.counts, *after.counts]:
         if (key in before.counts) != (key in after.counts):
             have, lacks = (before, after) if key in before.counts else (after, before)
-            raise DataUnreadable(
-                f"{have.path} has {_said(key)}, and {lacks.path} does not",
-                "give two pages of one server, which serves one model",
-            )
+            problem = f"{have.path} has {_named(key)}, and {lacks.path} does not"
+            raise DataUnreadable(problem, "give two pages of one server, which serves one model")
     for key, count in after.counts.items():
         again = key in before.created and key in after.created and before.created[key] != after.created[key]
         if again or count < before.counts[key]:
-            how = "began anew" if again else f"fell from {before.counts[key]} to {count}"
+            how = "began anew" if again else f"fell from {before.counts[key]:.0f} to {count:.0f}"
             raise DataUnreadable(
-                f"{_said(key)} {how} between {before.path} and {after.path}",
+                f"{_named(key)} {how} between {before.path} and {after.path}",
                 "was the server restarted in between, or are the files in the wrong order? save both pages again",
             )
-    rises = {key: count - before.counts[key] for key, count in after.counts.items()}
-    models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
-    if len(models) > 1:
-        raise DataUnreadable(
-            f"{after.path} has counters of {len(models)} models, {shown(models[0])} and {shown(models[1])}",
-            "keep the lines of one model_name in both files",
-        )
-    engines = _by_engine(rises, after.path)
-    by_position = tuple(map(sum, zip(*(engine.by_position for engine in engines), strict=True)))
-    drafts, drafted, accepted = (
-        sum(getattr(engine, name) for engine in engines) for name in ("drafts", "drafted", "accepted")
-    )
-    if not drafts:
-        raise DataEmpty(
-            f"no draft between {before.path} and {after.path}",
-            "save a page, send requests, and save another when they are done",
-        )
-    return Rise(models[0] or None, len(engines), drafts, drafted, accepted, by_position)
+    return {key: int(count - before.counts[key]) for key, count in after.counts.items()}
 
 
-def _by_engine(rises: Mapping[tuple[str, Labels], int], path: Path) -> list[Rise]:
-    """The counters of each engine, complete and without a contradiction."""
+def _by_engine(rises: Mapping[Key, int], path: Path) -> list[tuple[int, ...]]:
+    """Rounds, drafted and accepted tokens, and the latter by position, of each engine: complete, without a contradiction."""
     grouped: dict[Labels, dict[str, int]] = {}
     for (name, labels), rise in rises.items():
         position = dict(labels).get("position") if name == POSITION else None
         rest = labels if position is None else tuple(pair for pair in labels if pair[0] != "position")
         grouped.setdefault(rest, {})[name if position is None else f"{name} {position}"] = rise
-    gammas = {sum(name.startswith(f"{POSITION} ") for name in counts) for counts in grouped.values()}
-    gamma = min(gammas)
-    whole = {DRAFTS, DRAFTED, ACCEPTED, *(f"{POSITION} {position}" for position in range(gamma))}
+    gamma = min(sum(name.startswith(f"{POSITION} ") for name in counts) for counts in grouped.values())
+    whole = (DRAFTS, DRAFTED, ACCEPTED, *(f"{POSITION} {position}" for position in range(gamma)))
+    engines = []
     for labels, counts in grouped.items():
-        if odd := sorted(whole.symmetric_difference(counts)) or (not 1 <= gamma <= MOST_DRAFTED and [POSITION]):
+        if odd := sorted(counts.keys() ^ whole) or (not 1 <= gamma <= MOST_DRAFTED and [POSITION]):
             raise ColumnMissing(
                 f"{path}: the counters of {_labelled(labels)} are not complete ({PREFIX}{odd[0][:60]})",
                 f"each engine has {', '.join(COUNTERS)}, the last for every position from 0: save the page as it is",
             )
-    engines = [
-        Rise(None, 1, counts[DRAFTS], counts[DRAFTED], counts[ACCEPTED], _positions(counts, gamma))
-        for counts in grouped.values()
-    ]
-    for engine in engines:
-        falling = (engine.drafts, *engine.by_position)
-        ordered = all(later <= earlier for earlier, later in pairwise(falling))
-        if not (ordered and sum(engine.by_position) == engine.accepted <= engine.drafted <= gamma * engine.drafts):
+        drafts, drafted, accepted, *by_position = engine = tuple(counts[name] for name in whole)
+        ordered = all(later <= earlier for earlier, later in pairwise((drafts, *by_position)))
+        if not (ordered and sum(by_position) == accepted <= drafted <= gamma * drafts):
             raise DataUnreadable(
-                f"{path}: since the first page {engine.drafts} rounds drafted {engine.drafted} tokens and accepted "
-                f"{engine.accepted}, by position {', '.join(map(str, engine.by_position[:8]))}, which contradict each other",
+                f"{path}: since the first page {drafts} rounds drafted {drafted} tokens and accepted {accepted}, by "
+                f"position {', '.join(map(str, by_position[:8]))}, which contradict each other",
                 "save both pages while no request is running",
             )
+        engines.append(engine)
     return engines
 
 
-def _positions(counts: Mapping[str, int], gamma: int) -> tuple[int, ...]:
-    return tuple(counts[f"{POSITION} {position}"] for position in range(gamma))
-
-
-def _said(key: tuple[str, Labels]) -> str:
+def _named(key: Key) -> str:
     return f"{PREFIX}{key[0]} of {_labelled(key[1])}"
 
 
 def _labelled(labels: Labels) -> str:
     """Labels for messages: the first few, cut."""
-    said = ", ".join(f"{name[:20]} {shown(value)}" for name, value in labels[:3])
-    return said or "no labels"
+    return ", ".join(f"{name[:20]} {shown(value)}" for name, value in labels[:3]) or "no labels"
 
 
 @dataclass(frozen=True)
@@ -291,24 +215,33 @@ class Counters:
 
 def build_counters(before: Path, after: Path) -> Counters:
     """The answer from two saved pages of one server. Raises `DataUnreadable`, `ColumnMissing` and `DataEmpty`."""
-    rise = rise_of(read_page(before), read_page(after))
-    gamma = len(rise.by_position)
-    reached = rise.drafted == gamma * rise.drafts  # every round drafted gamma tokens
+    rises = _rises(_page(before), _page(after))
+    models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
+    if len(models) > 1:
+        problem = f"{after} has counters of {len(models)} models, {shown(models[0])} and {shown(models[1])}"
+        raise DataUnreadable(problem, "keep the lines of one model_name in both files")
+    engines = _by_engine(rises, after)
+    drafts, drafted, accepted, *by_position = map(sum, zip(*engines, strict=True))
+    if not drafts:
+        hint = "save a page, send requests, and save another when they are done"
+        raise DataEmpty(f"no draft between {before} and {after}", hint)
+    gamma = len(by_position)
+    reached = drafted == gamma * drafts  # every round drafted gamma tokens
     conditional = [
         later / earlier if earlier and (reached or depth == 0) else None
-        for depth, (earlier, later) in enumerate(pairwise((rise.drafts, *rise.by_position)))
+        for depth, (earlier, later) in enumerate(pairwise((drafts, *by_position)))
     ]
     return Counters(
         alphaprof=__version__,
-        target=rise.model,
-        engines=rise.engines,
+        target=models[0] or None,
+        engines=len(engines),
         gamma=gamma,
-        drafts=rise.drafts,
-        drafted=rise.drafted,
-        accepted=rise.accepted,
-        accepted_per_drafted=rise.accepted / rise.drafted,
-        acceptance_length=1 + rise.accepted / rise.drafts,
-        marginal=tuple(count / rise.drafts for count in rise.by_position),
+        drafts=drafts,
+        drafted=drafted,
+        accepted=accepted,
+        accepted_per_drafted=accepted / drafted,
+        acceptance_length=1 + accepted / drafts,
+        marginal=tuple(count / drafts for count in by_position),
         conditional=tuple(conditional),
         reason=NO_REQUESTS,
     )

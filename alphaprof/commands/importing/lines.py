@@ -12,6 +12,7 @@ from alphaprof.errors import ColumnMissing, DataUnreadable, cut, shown
 
 LONGEST_LINE = 64 * 2**20  # bytes: a request with the token ids of its prompt fits, and no file fills the memory
 MOST = 2**31 - 1  # of a count: what the log's columns hold
+AGREE = "the metrics of a request must agree with each other"
 MERGE = "write one line for each request, its chunks merged: the first and the last are needed (docs/import.md has a client)"
 
 
@@ -54,12 +55,14 @@ class Line:
 
     def required(self, *names: str) -> int:
         """The same, which must be there. Raises `ColumnMissing`."""
-        found = self.count(*names)
-        if found is None:
-            raise ColumnMissing(
-                f"{self.where}: {names[0]} is missing", f"it belongs beside {self.known()}: see docs/import.md"
-            )
-        return found
+        count = self.count(*names)
+        if count is None:
+            raise self.missing(names[0])
+        return count
+
+    def missing(self, name: str) -> ColumnMissing:
+        """A field that this line lacks."""
+        return ColumnMissing(f"{self.where}: {name} is missing", f"it belongs beside {self.known()}: see docs/import.md")
 
     def whole(self, name: str, value: Any) -> int:
         """A value as a whole number from 0. Raises `DataUnreadable`."""
@@ -94,12 +97,12 @@ class Line:
 
     def at(self, path: str) -> tuple[bool, Any]:
         """Whether there is a value at a dotted path, and the value."""
-        found: Any = self.fields
+        value: Any = self.fields
         for name in path.split("."):
-            if not isinstance(found, dict) or name not in found:
+            if not isinstance(value, dict) or name not in value:
                 return False, None
-            found = found[name]
-        return True, found
+            value = value[name]
+        return True, value
 
     def known(self) -> str:
         """The fields that are here, for messages."""
@@ -117,39 +120,46 @@ class LeftOut(Exception):
         self.reason, self.hint, self.settled, self.kind = reason, hint, settled, kind or reason
 
 
+def numbered_lines(path: Path, longest: int, divide: str, replace: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file and their numbers, from 1. Raises `DataUnreadable` for a line of more than `longest` bytes, with
+    the hint `divide`, and for a file that cannot be read, with the hint `replace`.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(longest + 1), b""), 1):
+                if len(line) > longest:
+                    size = f"{longest // 2**20} MiB" if longest >= 2**20 else f"{longest // 2**10} KiB"
+                    raise DataUnreadable(f"{path}, line {number}: longer than {size}", divide)
+                yield number, line
+    except OSError as error:
+        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", replace) from None
+
+
 def json_lines(path: Path, digest: Callable[[bytes], object], lists: bool = False) -> Iterator[Line]:
     """The lines of a file that are not blank; `digest` gets the bytes of each line. `lists`: a line may be a list, which
     becomes the `response` of an object. Raises `DataUnreadable`.
     """
-    try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(LONGEST_LINE + 1):
-                number += 1
-                digest(line)
-                if len(line) > LONGEST_LINE:
-                    raise DataUnreadable(
-                        f"{path}, line {number}: longer than {LONGEST_LINE // 2**20} MiB", "write one response per line"
-                    )
-                if line.strip():
-                    yield Line(path, number, _object(path, number, line, lists))
-    except OSError as error:
-        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a file of JSON lines") from None
+    hints = "write one response per line", "give a file of JSON lines"
+    for number, text in numbered_lines(path, LONGEST_LINE, *hints):
+        digest(text)
+        if text.strip():
+            line = Line(path, number, {})
+            yield line.inside(_object(line, text, lists))
 
 
-def _object(path: Path, number: int, line: bytes, lists: bool) -> Mapping[str, Any]:
+def _object(line: Line, text: bytes, lists: bool) -> Mapping[str, Any]:
     try:
-        found = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_once)
+        content = json.loads(text.decode("utf-8-sig"), parse_constant=_no_number, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        if line.startswith((b"data:", b"event:")):
-            raise DataUnreadable(f"{path}, line {number}: an event of a stream, not an answer", MERGE) from None
+        if text.startswith((b"data:", b"event:")):
+            raise line.refuse("an event of a stream, not an answer", MERGE) from None
         reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", None) or str(error)
-        raise DataUnreadable(f"{path}, line {number}: {reason}", "each line is one JSON object, in UTF-8") from None
-    if lists and isinstance(found, list):
-        return {"response": found}
-    if not isinstance(found, dict):
-        raise DataUnreadable(f"{path}, line {number}: {shown(found)} is not a JSON object", "write one response per line")
-    return found
+        raise line.refuse(reason, "each line is one JSON object, in UTF-8") from None
+    if lists and isinstance(content, list):
+        return {"response": content}
+    if not isinstance(content, dict):
+        raise line.refuse(f"{shown(content)} is not a JSON object", "write one response per line")
+    return content
 
 
 def _no_number(name: str) -> object:
@@ -157,8 +167,8 @@ def _no_number(name: str) -> object:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {shown(next(name for name in names if names.count(name) > 1))} occurs twice")
-    return found
+    return content

@@ -16,10 +16,10 @@ Names changed twice (0.5.11, 0.5.12: pull requests 23530 and 24081); the older o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from alphaprof.commands.importing.lines import LeftOut, Line
+from alphaprof.commands.importing.lines import AGREE, LeftOut, Line
 from alphaprof.commands.importing.vllm import MOST_DRAFTED, EngineRequest, request_of
 from alphaprof.log.manifest import CHAIN, Drafting
 
@@ -33,7 +33,6 @@ READ = frozenset((ROUNDS, *CORRECT, *PROPOSED, *HISTOGRAM, *CAPPED, LENGTH, "spe
 RETRACTIONS = ("num_retractions", "total_retractions")
 DETAILS = "spec_tokens_details"
 ASK = "with the native /generate, or return_spec_tokens_details (or return_meta_info): true"
-AGREE = "the counts of a request must agree with each other"
 PROMPT = ("prompt", "messages", "custom_id")  # what a line says of its request, beside the answer
 
 
@@ -46,7 +45,7 @@ def answers_of(line: Line) -> list[Line]:
     body: Any = dict(line.fields)
     failed: dict[str, Any] = {}
     for name in ("response", "body"):
-        if isinstance(body, dict) and not _is_answer(body):
+        if isinstance(body, dict) and not {"meta_info", "choices", "sglext"} & body.keys():
             failed |= {key: body[key] for key in ("error", "status_code") if body.get(key)}
             body = body[name] if isinstance(body.get(name), (dict, list)) else body
     listed = body if isinstance(body, list) else list(_choices(body))
@@ -58,10 +57,6 @@ def answers_of(line: Line) -> list[Line]:
     return [line.inside(about | answer | failed) for answer in listed]
 
 
-def _is_answer(fields: Mapping[str, Any]) -> bool:
-    return any(name in fields for name in ("meta_info", "choices", "sglext"))
-
-
 def _choices(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The answer itself, or its choices where these hold more than it does."""
     choices = body.get("choices")
@@ -70,10 +65,8 @@ def _choices(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         rest = {name: value for name, value in body.items() if name not in ("choices", "usage", "sglext")}
         yield from (rest | choice for choice in whole)
     else:
-        first = (
-            {"prompt_token_ids": whole[0].get("prompt_token_ids"), "reason": whole[0].get("finish_reason")} if whole else {}
-        )
-        yield {name: value for name, value in first.items() if value is not None} | dict(body)
+        names = {"prompt_token_ids": "prompt_token_ids", "reason": "finish_reason"} if whole else {}
+        yield {name: whole[0][key] for name, key in names.items() if whole[0].get(key) is not None} | body
 
 
 def _asked(line: Line) -> dict[str, Any]:
@@ -107,7 +100,7 @@ def sglang_request(answer: Line, gamma: int | None, drafting: Drafting) -> Engin
             "num_retractions is in meta_info only; else the counts mean something other than is known here",
             kind="more tokens than its rounds write",
         )
-    request = request_of(_as_vllm(answer, info, written, (histogram, rounds, correct)), None)
+    request = request_of(_as_vllm(answer, info, written, histogram, rounds, correct), None)
     unread = (name for name in counts.fields if name.startswith("spec_") and name not in READ)
     # Every round drafts: tokens that the rounds do not account for are those of the prefills after retractions.
     drafted = dataclasses.replace(request.rounds, plain=0, prefilled=1 + request.rounds.plain)
@@ -116,20 +109,20 @@ def sglang_request(answer: Line, gamma: int | None, drafting: Drafting) -> Engin
 
 def _require_answered(answer: Line, info: Line | None) -> None:
     """Raise `LeftOut` for an answer that is an error, or was aborted."""
-    reason = info.fields.get("finish_reason") if info is not None else answer.fields.get("reason")
-    kind = reason.get("type") if isinstance(reason, dict) else reason
-    failed = (
-        answer.fields.get("error") or answer.fields.get("object") == "error" or (answer.count("status_code") or 0) >= 400
-    )
+    failed = answer.fields.get("error") or answer.fields.get("object") == "error"
+    failed = failed or (answer.count("status_code") or 0) >= 400
     if failed and ((info is not None and info.count(ROUNDS)) or answer.fields.get("sglext")):
-        raise answer.refuse(
-            "an answer has both an error and counts",
-            "was it answered? take the error out of the line, or the line out of the file",
-        )
+        problem = "an answer has both an error and counts"
+        raise answer.refuse(problem, "was it answered? take the error out of the line, or the line out of the file")
     if failed:
         raise LeftOut("the engine answered with an error", "nothing was decoded", settled=True)
-    if kind == "abort":
+    if _finish(answer, info) == "abort":
         raise LeftOut("the request was aborted", "its text is not whole", settled=True)
+
+
+def _finish(answer: Line, info: Line | None) -> Any:
+    reason = info.fields.get("finish_reason") if info is not None else answer.fields.get("reason")
+    return reason.get("type") if isinstance(reason, dict) else reason
 
 
 def _counts(answer: Line, info: Line | None, written: int) -> Line:
@@ -155,10 +148,8 @@ def _require_length(counts: Line, written: int, rounds: int) -> None:
         return
     number = isinstance(length, (int, float)) and not isinstance(length, bool)
     if not number or not abs(length * rounds - written) < 0.5:
-        raise counts.refuse(
-            f"{LENGTH} is {str(length)[:20]}, and completion_tokens / {ROUNDS} is {written} / {rounds}",
-            "both must be of one request: was the answer put together from several?",
-        )
+        problem = f"{LENGTH} is {str(length)[:20]}, and completion_tokens / {ROUNDS} is {written} / {rounds}"
+        raise counts.refuse(problem, "both must be of one request: was the answer put together from several?")
 
 
 def _drafts(counts: Line, rounds: int, wanted: int | None) -> int:
@@ -178,14 +169,14 @@ def _histogram(counts: Line, rounds: int, correct: int, most: int) -> list[int]:
     """Rounds by accepted drafts, [most + 1]. Raises `DataUnreadable` and `ColumnMissing`."""
     name = next((name for name in HISTOGRAM if counts.fields.get(name) is not None), None)
     if name is None:
-        counts.required(HISTOGRAM[0])
-    value = counts.fields[str(name)]
+        raise counts.missing(HISTOGRAM[0])
+    value = counts.fields[name]
     if isinstance(value, list) and len(value) > most + 1:
         raise counts.refuse(
             f"{name} counts rounds that accepted {len(value) - 1} drafts, and a round drafts {most}",
             "where the number of steps adapts itself: --drafting adaptive; of trees --gamma is the number of levels",
         )
-    histogram = counts.wholes(str(name), value)
+    histogram = counts.wholes(name, value)
     if sum(histogram) != rounds:
         raise counts.refuse(f"{name} adds up to {sum(histogram)} rounds, and {ROUNDS} is {rounds}", AGREE)
     kept = sum(count * accepted for accepted, count in enumerate(histogram))
@@ -194,18 +185,16 @@ def _histogram(counts: Line, rounds: int, correct: int, most: int) -> list[int]:
     return histogram + [0] * (most + 1 - len(histogram))
 
 
-def _as_vllm(answer: Line, info: Line | None, written: int, counted: tuple[list[int], int, int]) -> Line:
+def _as_vllm(answer: Line, info: Line | None, written: int, histogram: list[int], rounds: int, correct: int) -> Line:
     """The answer as vLLM would have written it."""
-    histogram, rounds, correct = counted
     usage, ext = answer.group("usage") or answer, answer.group("sglext")
-    reason = info.fields.get("finish_reason") if info is not None else answer.fields.get("reason")
     ids = answer.fields.get("prompt_token_ids")
     fields = {name: answer.fields[name] for name in (*PROMPT, "model") if name in answer.fields}
     fields |= {
         "id": (info.fields.get("id") if info is not None else None) or answer.fields.get("id"),
         "usage": {"prompt_tokens": (info or usage).count("prompt_tokens"), "completion_tokens": written},
         "prompt_token_ids": ids if ids is not None or ext is None else ext.fields.get("input_ids"),
-        "choices": [{"finish_reason": reason.get("type") if isinstance(reason, dict) else reason}],
+        "choices": [{"finish_reason": _finish(answer, info)}],
         "metrics": {
             "speculative_decoding": {
                 "acceptance_histogram": histogram,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -23,104 +21,59 @@ from alphaprof.log.manifest import (
     NO_PROMPT,
     PROMPTS_KNOWN_BY,
     DraftFacts,
-    Drafting,
+    Imported,
     ModelFacts,
 )
-from alphaprof.log.schema import (
-    DEPTH_COUNTS,
-    DOCUMENT_COLUMNS,
-    PAIR_COUNTS,
-    UNKNOWN_TO_ENGINES,
-    arrow_schema,
-    depth_names,
-    imported_totals_columns,
-)
+from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
 
 
-@dataclass(frozen=True)
-class Served:
-    """How the engine served the requests. `sampling`: temperature, top_k, top_p, min_p; None: greedily. `drafting`: see
-    `log.manifest.Imported`.
+def documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
+    """Rows of documents.parquet; what they do not name is null. Without anything to know prompts by, each is one of its own:
+    a line of the files that have this `digest`.
     """
-
-    rule: str
-    gamma: int
-    sampling: dict[str, float] | None
-    drafting: Drafting = CHAIN
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """A request, with what only the caller knows: its `source` (a number of a file), domain and cluster."""
-
-    request: EngineRequest
-    source: int
-    domain: str
-    cluster: str | None
-
-
-def identity(requests: Sequence[EngineRequest]) -> str | None:
-    """What all prompts are known by: the best kind that every request has; None where there is none."""
-    return next((kind for kind in PROMPTS_KNOWN_BY if all(kind in request.names for request in requests)), None)
-
-
-def documents_table(labelled: Sequence[Labelled], served: Served, known_by: str | None, digest: str) -> pa.Table:
-    """Rows of documents.parquet. Without anything to know prompts by, each is one of its own: a line of the files that have
-    this `digest`.
-    """
-    sampling: dict[str, float | None] = dict.fromkeys(("temperature", "top_k", "top_p", "min_p"))
-    rows = [
-        _document(number, item, known_by, digest) | sampling | (served.sampling or {})
-        for number, item in enumerate(labelled)
-    ]
+    known_by = imported.prompts_known_by
+    rows = []
+    for number, request in enumerate(requests):
+        line = f"{digest} {request.source} {request.line.number}"
+        row = {
+            "document": number,
+            "domain": request.domain,
+            "cluster": request.cluster,
+            "source": request.source,
+            "source_row": request.line.number - 1,  # rows count from 0
+            "prompt_hash": request.names[known_by] if known_by else hashlib.sha256(line.encode()).hexdigest(),
+            "prompt_tokens": request.prompt_tokens,
+            "continuation_tokens": request.completion_tokens,
+            "finish": request.finish,
+            "continuation": "given",
+            "on_policy": True,
+        }
+        rows.append(row | (imported.sampling or {}))
     return pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS))
 
 
-def _document(number: int, item: Labelled, known_by: str | None, digest: str) -> dict[str, Any]:
-    request = item.request
-    line = f"{digest} {item.source} {request.line.number}"
-    return {
-        "document": number,
-        "domain": item.domain,
-        "cluster": item.cluster,
-        "source": item.source,
-        "source_row": request.line.number - 1,  # rows count from 0
-        "prompt_hash": request.names[known_by] if known_by else hashlib.sha256(line.encode()).hexdigest(),
-        "prompt_tokens": request.prompt_tokens,
-        "continuation_tokens": request.completion_tokens,
-        "finish": request.finish,
-        "continuation": "given",
-        "on_policy": True,
-        "max_new_tokens": None,
-        "seed": None,
-    }
-
-
-def totals_table(labelled: Sequence[Labelled], served: Served) -> pa.Table:
-    """Rows of the totals. A round without a draft is one that the tokens ask for and the metrics do not count. What rounds
-    drafted and accepted at each depth is known of chains only.
+def totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.Table:
+    """Rows of the totals; what they do not name is null. A round without a draft is one that the tokens ask for and the
+    metrics do not count. What rounds drafted and accepted at each depth is known of chains only.
     """
-    gamma = served.gamma
-    schema = arrow_schema(imported_totals_columns([gamma]))
-    unknown = dict.fromkeys(
-        (*UNKNOWN_TO_ENGINES, *PAIR_COUNTS, "emitted", "thinking_positions", "thinking_proposals", "thinking_accepted")
-    )
+    gamma = imported.gamma
     rows = []
-    for number, item in enumerate(labelled):
-        rounds, written = item.request.rounds, item.request.completion_tokens
+    for number, request in enumerate(requests):
+        rounds, written = request.rounds, request.completion_tokens
         row = {
             "document": number,
-            "rule": served.rule,
+            "rule": imported.rule,
             "positions": written,
             "tokens": float(written - rounds.prefilled),
-        } | unknown
-        row |= {f"rounds_{gamma}": float(rounds.steps + rounds.plain), f"control_{gamma}": 0.0}
-        chain = served.drafting == CHAIN
-        row |= {f"drafted_{gamma}": float(sum(rounds.drafted)) if chain else None}
-        for name in DEPTH_COUNTS if chain else ():
-            row |= zip(depth_names(name, gamma), map(float, getattr(rounds, name)), strict=True)
+            f"rounds_{gamma}": float(rounds.steps + rounds.plain),
+            f"control_{gamma}": 0.0,
+        }
+        if imported.drafting == CHAIN:
+            row[f"drafted_{gamma}"] = float(sum(rounds.drafted))
+            for name in DEPTH_COUNTS:
+                row |= zip(depth_names(name, gamma), map(float, getattr(rounds, name)), strict=True)
         rows.append(row)
-    return pa.Table.from_pylist(rows, schema=schema)
+    return pa.Table.from_pylist(rows, schema=arrow_schema(imported_totals_columns([gamma])))
 
 
 def served_model(name: str) -> ModelFacts:
@@ -146,7 +99,7 @@ def served_draft(name: str) -> DraftFacts:
     return DraftFacts(**vars(served_model(name)), has_distribution=False, has_steps=True)
 
 
-def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Served) -> Iterator[dict[str, str]]:
+def notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
     """What a reader of the report has to know, as code, message and remedy."""
     yield {
         "code": "imported",
@@ -154,15 +107,15 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
         "tested, and accepted / drafted is not alpha. Coverage, near-ties and other gammas are not known either",
         "remedy": "alphaprof profile measures them, for drafts that it can load",
     }
-    yield from _about_drafting(requests, served)
+    yield from _about_drafting(requests, imported)
+    known_by = imported.prompts_known_by
     if known_by in NO_PROMPT:
         lacking = [request for request in requests if PROMPTS_KNOWN_BY[0] not in request.names]
         pairs = "requests of the same id only" if known_by else "none of them"
         yield {
             "code": "prompts_unknown",
-            "message": f"prompts are identified by {known_by or 'nothing'} ({len(lacking)} of {len(requests)} "
-            "requests hold no "
-            f"prompt_token_ids, first {lacking[0].line.where}): compare and check --baseline pair {pairs}, and equal "
+            "message": f"prompts are identified by {known_by or 'nothing'} ({len(lacking)} of {len(requests)} requests hold "
+            f"no prompt_token_ids, first {lacking[0].line.where}): compare and check --baseline pair {pairs}, and equal "
             "prompts count as independent, which makes intervals too narrow",
             "remedy": f"{LOG_PROMPTS}, or the prompt's text",
         }
@@ -170,12 +123,12 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
     if plain:
         yield {
             "code": "plain_steps",
-            "message": f"{sum(request.rounds.plain for request in plain)} rounds without a draft, in {len(plain)} of "
+            "message": f"{imported.plain_steps} rounds without a draft, in {len(plain)} of "
             f"{len(requests)} requests, follow from completion_tokens alone: up to gamma more a request may hide where its "
             "last round reaches beyond the end",
             "remedy": "tokens per round counts them, acceptance length does not; a draft that always proposes has none",
         }
-    if idle := sum(request.rounds.steps == 0 for request in requests):
+    if idle := imported.without_steps:
         yield {
             "code": "no_steps",
             "message": f"{idle} of {len(requests)} requests have no round with a draft; they are kept as plain decoding",
@@ -190,23 +143,22 @@ def notes(requests: Sequence[EngineRequest], known_by: str | None, served: Serve
         }
 
 
-def _about_drafting(requests: Sequence[EngineRequest], served: Served) -> Iterator[dict[str, str]]:
-    """What rounds drafted where that is no chain, or may be none."""
-    if served.drafting != CHAIN:
-        what = "the most steps" if served.drafting == ADAPTIVE else "the levels of the tree"
+def _about_drafting(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:
+    gamma = imported.gamma
+    if imported.drafting != CHAIN:
+        what = "the most steps" if imported.drafting == ADAPTIVE else "the levels of the tree"
         yield {
             "code": "rounds_only",
-            "message": f"drafting was {served.drafting}: tokens per round are known, and not what rounds drafted; gamma "
-            f"{served.gamma} is {what}",
+            "message": f"drafting was {imported.drafting}: tokens per round are known, and not what rounds drafted; gamma "
+            f"{gamma} is {what}",
             "remedy": "acceptance by depth, exports and speedups need chains of one length",
         }
-    deepest = max(
-        (depth for request in requests for depth, count in enumerate(request.rounds.accepted, 1) if count), default=0
-    )
-    if served.drafting == CHAIN and 0 < deepest < served.gamma:
+        return
+    deepest = max(sum(map(bool, request.rounds.accepted)) for request in requests)  # counts never rise with depth
+    if 0 < deepest < gamma:
         yield {
             "code": "never_full",
-            "message": f"no round accepted more than {deepest} of {served.gamma} drafts",
+            "message": f"no round accepted more than {deepest} of {gamma} drafts",
             "remedy": "a shorter chain would accept as much; of SGLang with --speculative-eagle-topk above 1, import with "
             "--drafting tree",
         }

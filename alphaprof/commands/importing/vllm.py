@@ -1,18 +1,16 @@
-"""One request as vLLM logs its speculative decoding: its fields, what must hold between them, and the rounds that they
-tell.
-"""
+"""One request as vLLM logs its speculative decoding: its fields, what must hold between them, and the rounds they tell."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.importing.lines import MERGE, LeftOut, Line
+from alphaprof.commands.importing.lines import AGREE, MERGE, LeftOut, Line
 from alphaprof.errors import ColumnMissing, cut, shown
 
 Array = np.ndarray[Any, Any]
@@ -28,18 +26,15 @@ QUOTED = 160  # characters of an engine's error that a message repeats
 READ = frozenset((*COUNTS, *ACCEPTED, BY_LENGTH, *BY_STEP, *DERIVED))
 
 
-def joint_of(metrics: Line, histogram: Array, drafted: int) -> Array:
+def _joint(metrics: Line, histogram: Array, drafted: int) -> Array:
     """Rounds by drafted and by accepted tokens, [gamma + 1, gamma + 1]. Raises `LeftOut` where the metrics do not tell."""
-    given = [found for found in (_by_length(metrics, histogram), _by_step(metrics, histogram)) if found is not None]
+    given = [rounds for rounds in (_by_length(metrics, histogram), _by_step(metrics, histogram)) if rounds is not None]
     size = len(histogram)
-    for found in given:
-        told = int((np.arange(size)[:, None] * found).sum())
-        if told != drafted or not np.array_equal(found.sum(0), histogram) or not np.array_equal(found, given[0]):
-            raise metrics.refuse(
-                f"num_draft_tokens is {drafted} and the histogram {histogram.tolist()}; by round they are {told} and "
-                f"{found.sum(0).tolist()}",
-                "the metrics of a request must agree with each other",
-            )
+    for rounds in given:
+        total, kept = int((np.arange(size)[:, None] * rounds).sum()), rounds.sum(0)
+        if total != drafted or not np.array_equal(kept, histogram) or not np.array_equal(rounds, given[0]):
+            problem = f"num_draft_tokens is {drafted} and the histogram {histogram.tolist()}; by round they are {total} and "
+            raise metrics.refuse(f"{problem}{kept.tolist()}", AGREE)
     if given:
         return given[0]
     joint = np.zeros((size, size), dtype=np.int64)
@@ -63,19 +58,16 @@ def joint_of(metrics: Line, histogram: Array, drafted: int) -> Array:
 
 
 def _by_length(metrics: Line, histogram: Array) -> Array | None:
-    """From a histogram of accepted tokens for each number of drafted ones."""
-    name, size = BY_LENGTH, len(histogram)
-    rows = metrics.group(name)
+    """Returns the rounds from a histogram of accepted tokens for each number of drafted ones; None without them."""
+    size, rows = len(histogram), metrics.group(BY_LENGTH)
     if rows is None:
         return None
     joint, lengths = np.zeros((size, size), dtype=np.int64), {str(length): length for length in range(size)}
     for key, row in rows.fields.items():
-        counts = rows.wholes(f"{name}[{shown(key)}]", row)
+        counts = rows.wholes(f"{BY_LENGTH}[{shown(key)}]", row)
         if key not in lengths or len(counts) != lengths[key] + 1:
-            raise metrics.refuse(
-                f"{name} has {len(counts)} entries for the length {shown(key)}",
-                f"lengths are 0 to {size - 1}, each with one entry more",
-            )
+            problem = f"{BY_LENGTH} has {len(counts)} entries for the length {shown(key)}"
+            raise metrics.refuse(problem, f"lengths are 0 to {size - 1}, each with one entry more")
         joint[lengths[key], : len(counts)] = counts
     return joint
 
@@ -88,12 +80,10 @@ def _by_step(metrics: Line, histogram: Array) -> Array | None:
         return None
     accepted, drafted = (lists[name] for name in BY_STEP)
     if len(accepted) != len(drafted) or any(not a <= d < len(histogram) for a, d in zip(accepted, drafted, strict=True)):
-        raise metrics.refuse(
-            f"{BY_STEP[0]} ({len(accepted)}) and {BY_STEP[1]} ({len(drafted)}) do not fit each other",
-            f"one entry a round: accepted, of drafted ones, of at most {len(histogram) - 1}",
-        )
+        problem = f"{BY_STEP[0]} ({len(accepted)}) and {BY_STEP[1]} ({len(drafted)}) do not fit each other"
+        raise metrics.refuse(problem, f"one entry a round: accepted, of drafted ones, of at most {len(histogram) - 1}")
     joint = np.zeros((len(histogram), len(histogram)), dtype=np.int64)
-    np.add.at(joint, (_array(drafted), _array(accepted)), 1)
+    np.add.at(joint, (np.array(drafted, dtype=int), np.array(accepted, dtype=int)), 1)
     return joint
 
 
@@ -103,24 +93,21 @@ def _require_half(metrics: Line, histogram: Array, lists: Mapping[str, list[int]
         agree = max(counts, default=0) < len(histogram)  # before counting: a log may hold any number
         if name == BY_STEP[0]:
             other = f"acceptance_histogram {histogram.tolist()}"
-            agree = agree and np.array_equal(np.bincount(_array(counts), minlength=len(histogram)), histogram)
+            rounds = np.array(counts, dtype=int)
+            agree = agree and np.array_equal(np.bincount(rounds, minlength=len(histogram)), histogram)
         else:
             drafted = metrics.required("num_draft_tokens")
             other = f"{histogram.sum()} rounds drafted {drafted} tokens"
             agree = agree and (len(counts), sum(counts)) == (histogram.sum(), drafted)
         if not agree:
-            raise metrics.refuse(f"{name} and {other} differ", "the metrics of a request must agree with each other")
-
-
-def _array(values: Sequence[int]) -> Array:
-    return np.array(values, dtype=np.int64)
+            raise metrics.refuse(f"{name} and {other} differ", AGREE)
 
 
 @dataclass(frozen=True)
 class EngineRounds:
     """Rounds of one request at the served gamma. `steps` that proposed something or were counted as such, `plain` ones that
     follow from the tokens; by depth d = 1..gamma the rounds that `drafted` at least d tokens, that `tested` the d-th, and
-    that `accepted` the first d; `beyond`: tokens of the last round behind the end of the text; `prefilled`: tokens that
+    that `accepted` the first d; `beyond`: tokens of the last round after the end of the text; `prefilled`: tokens that
     prefills wrote, which are those of no round.
     """
 
@@ -136,8 +123,8 @@ class EngineRounds:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics that mean nothing
-    here.
+    """One request. `names`: what the prompt is known by, by kind, in hex; `unread`: fields of the metrics without a use.
+    Only the caller knows its `source` (the number of a file), domain and cluster.
     """
 
     line: Line
@@ -149,6 +136,9 @@ class EngineRequest:
     finish: str
     rounds: EngineRounds
     unread: tuple[str, ...]
+    source: int = 0
+    domain: str = ""
+    cluster: str | None = None
 
 
 def request_of(line: Line, gamma: int | None) -> EngineRequest:
@@ -189,8 +179,7 @@ def request_of(line: Line, gamma: int | None) -> EngineRequest:
 
 
 def _body(line: Line) -> Line:
-    """The response in a line: the line itself, or what a batch file or a proxy wrapped in `response` and `body`. What has
-    metrics of its own is not unwrapped: its `response` is the text, or something else.
+    """Returns the line, or what a batch file or a proxy wrapped in its `response` and `body`, unless it has metrics itself.
 
     Raises `LeftOut` for an answer that is an error, and `DataUnreadable` where metrics stand beside one.
     """
@@ -207,12 +196,9 @@ def _body(line: Line) -> Line:
         failed = failed or bool(inner.get("error")) or status >= 400
     if failed or body.fields.get("object") == "error":
         if _holds_metrics(body.fields):
-            raise line.refuse(
-                "an answer has both an error and metrics",
-                "was it answered? take the error out of the line, or the line out of the file",
-            )
-        said = [_error_text(place.fields) for place in (line, body)]
-        text = next(filter(None, said), None)
+            problem = "an answer has both an error and metrics"
+            raise line.refuse(problem, "was it answered? take the error out of the line, or the line out of the file")
+        text = _error_text(line.fields) or _error_text(body.fields)
         hint = f"change the requests, and send them again: it said {cut(repr(text), QUOTED)}" if text else "see its own log"
         raise LeftOut("the engine answered with an error", hint, settled=True)
     return body
@@ -253,8 +239,8 @@ def _holds_metrics(fields: Mapping[str, Any]) -> bool:
 def _metrics(body: Line) -> Line:
     for place in (body.group("metrics"), body):
         for name in METRICS:
-            if place is not None and (found := place.group(name)) is not None:
-                return found
+            if place is not None and (metrics := place.group(name)) is not None:
+                return metrics
     raise LeftOut(
         "no metrics.speculative_decoding",
         "start vLLM with --per-request-spec-decode-metrics detailed, and ask with n = 1 and one prompt a request",
@@ -270,23 +256,23 @@ def _ids(body: Line, first: Line | None) -> list[int] | None:
 
 def _names(line: Line, body: Line, first: Line | None) -> dict[str, str]:
     """What tells this prompt from others, by kind."""
-    found = {}
+    names = {}
     if ids := _ids(body, first):
-        found["token ids"] = hashlib.sha256(np.array(ids, dtype="<i4").tobytes()).hexdigest()
+        names["token ids"] = hashlib.sha256(np.array(ids, dtype="<i4").tobytes()).hexdigest()
     asked = [place.fields.get("request") for place in (line, body)]
     inner = [place.get("body") for place in asked if isinstance(place, dict)]
     for place in (line.fields, body.fields, *asked, *inner):
         prompt = place.get("prompt", place.get("messages")) if isinstance(place, Mapping) else None
         if isinstance(prompt, (str, list)) and prompt:
             try:
-                found["text"] = _hashed("text", prompt)
+                names["text"] = _hashed("text", prompt)
             except RecursionError:
                 raise line.refuse("the prompt is nested too deeply", "prompts are text, or lists of messages") from None
             break
     name = line.text("custom_id") or body.text("id") or line.text("id") or body.text("request_id")
     if name:
-        found["request id"] = _hashed("id", name)
-    return found
+        names["request id"] = _hashed("id", name)
+    return names
 
 
 def _hashed(kind: str, value: Any) -> str:
@@ -297,14 +283,16 @@ def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
     histogram = _histogram(metrics, wanted)
     gamma = len(histogram) - 1
     steps, accepted = int(histogram.sum()), int((np.arange(gamma + 1) * histogram).sum())
-    _same(metrics, "num_spec_steps", metrics.required("num_spec_steps"), steps, "the histogram adds up to")
-    _same(metrics, ACCEPTED[0], metrics.required(*ACCEPTED), accepted, "the histogram says")
+    if (count := metrics.required("num_spec_steps")) != steps:
+        raise metrics.refuse(f"num_spec_steps is {count}, and the histogram adds up to {steps}", AGREE)
+    if (count := metrics.required(*ACCEPTED)) != accepted:
+        raise metrics.refuse(f"{ACCEPTED[0]} is {count}, and the histogram says {accepted}", AGREE)
     drafted = metrics.required("num_draft_tokens")
     if not accepted <= drafted <= steps * gamma:
         raise metrics.refuse(
             f"num_draft_tokens is {drafted}, and {steps} rounds of up to {gamma} that accepted {accepted} draft "
             f"{accepted} to {steps * gamma}",
-            "the metrics of a request must agree with each other",
+            AGREE,
         )
     after = written - 1  # the prefill writes the first token
     beyond = max(0, steps + accepted - after)
@@ -315,17 +303,15 @@ def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
             "only the last round may reach beyond the end of a text: see docs/import.md",
             kind="more rounds than their tokens allow",
         )
-    joint = joint_of(metrics, histogram, drafted)
-    depth = np.arange(1, gamma + 1)
-    length, kept = np.arange(gamma + 1)[:, None], np.arange(gamma + 1)[None, :]
-    reached = [int(joint[(length >= d) & (kept >= d - 1)].sum()) for d in depth]
+    joint = _joint(metrics, histogram, drafted)
+    depth = range(1, gamma + 1)
     return EngineRounds(
         gamma=gamma,
         steps=steps,
         plain=max(0, after - steps - accepted),
         beyond=beyond,
         drafted=tuple(int(joint[d:].sum()) for d in depth),
-        tested=tuple(reached),
+        tested=tuple(int(joint[d:, d - 1 :].sum()) for d in depth),
         accepted=tuple(int(histogram[d:].sum()) for d in depth),
     )
 
@@ -333,24 +319,15 @@ def _rounds(metrics: Line, written: int, wanted: int | None) -> EngineRounds:
 def _histogram(metrics: Line, wanted: int | None) -> Array:
     """Rounds by accepted drafts, [gamma + 1]."""
     if "acceptance_histogram" not in metrics.fields:
-        raise ColumnMissing(
-            f"{metrics.where}: acceptance_histogram is missing", f"it belongs beside {metrics.known()}: see docs/import.md"
-        )
-    found = metrics.wholes("acceptance_histogram", metrics.fields["acceptance_histogram"])
-    if not 2 <= len(found) <= MOST_DRAFTED + 1:
+        raise metrics.missing("acceptance_histogram")
+    counts = metrics.wholes("acceptance_histogram", metrics.fields["acceptance_histogram"])
+    if not 2 <= len(counts) <= MOST_DRAFTED + 1:
         raise metrics.refuse(
-            f"acceptance_histogram has {len(found)} entries", f"it has one for 0 to gamma drafts, 2 to {MOST_DRAFTED + 1}"
+            f"acceptance_histogram has {len(counts)} entries", f"it has one for 0 to gamma drafts, 2 to {MOST_DRAFTED + 1}"
         )
     gamma = metrics.count("num_spec_tokens")
     for name, value in (("num_spec_tokens", gamma), ("--gamma", wanted)):
-        if value is not None and value != len(found) - 1:
-            raise metrics.refuse(
-                f"{name} is {value}, and acceptance_histogram counts 0 to {len(found) - 1} drafts",
-                "import requests of one number of speculative tokens at a time",
-            )
-    return np.array(found, dtype=np.int64)
-
-
-def _same(metrics: Line, name: str, value: int, other: int, how: str) -> None:
-    if value != other:
-        raise metrics.refuse(f"{name} is {value}, and {how} {other}", "the metrics of a request must agree with each other")
+        if value is not None and value != len(counts) - 1:
+            problem = f"{name} is {value}, and acceptance_histogram counts 0 to {len(counts) - 1} drafts"
+            raise metrics.refuse(problem, "import requests of one number of speculative tokens at a time")
+    return np.array(counts, dtype=np.int64)

@@ -112,9 +112,7 @@ class Speed:
     documents: int  # that it was tried on
     positions: int  # that were scored, of all of them together
     prompts: float | None  # tokens read a second; None: the target writes no continuation
-    generated: (
-        float | None
-    )  # tokens generated a second; None: the target writes no continuation, or its steps cannot be timed
+    generated: float | None  # tokens generated a second; None: none are, or the target's steps cannot be timed
     batch: int  # documents that the run will generate at a time
     scored: float  # tokens a second through target and drafts together
     timing_s: float | None  # seconds that timing the steps will take; None: nothing is timed
@@ -193,37 +191,30 @@ def estimated(sources: Sequence[SourceSeen], speed: Speed, storage: Storage, sha
         return None
     seen = sum(source.documents for source in sources)
     seconds = [_seconds(source, speed) for source in sources]  # of all documents seen of a source, like the sizes
-    sizes = [
-        source.new_tokens * storage.position_bytes + 4 * (source.prompt_tokens + source.new_tokens) for source in sources
-    ]
-    each_s, each_bytes = _sum(seconds, [1 / seen] * len(sources)), sum(sizes) / seen + storage.shard_bytes / shard_documents
+    sizes = [each.new_tokens * storage.position_bytes + 4 * (each.prompt_tokens + each.new_tokens) for each in sources]
+    each_s, each_bytes = _known(sum(seconds) / seen), sum(sizes) / seen + storage.shard_bytes / shard_documents
     planned = [source.planned for source in sources if source.planned is not None]
     if len(planned) < len(sources):
         return RunEstimate(None, None, None, None, each_s, each_bytes)
     shares = [count / source.documents for count, source in zip(planned, sources, strict=True)]
-    total = _sum(seconds, shares)
     shards = math.ceil(sum(planned) / shard_documents)
     return RunEstimate(
         documents=sum(planned),
         positions=round(sum(share * source.new_tokens for share, source in zip(shares, sources, strict=True))),
-        seconds=None if total is None else total + (speed.timing_s or 0.0),
+        seconds=_known(sum(share * each for share, each in zip(shares, seconds, strict=True)) + (speed.timing_s or 0.0)),
         disk=round(sum(share * size for share, size in zip(shares, sizes, strict=True)) + shards * storage.shard_bytes),
         document_seconds=each_s,
         document_bytes=each_bytes,
     )
 
 
-def _sum(seconds: Sequence[float | None], shares: Sequence[float]) -> float | None:
-    """Weighted sum; None where a part is not known."""
-    known = [each for each in seconds if each is not None]
-    return sum(each * share for each, share in zip(known, shares, strict=True)) if len(known) == len(seconds) else None
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
 
 
-def _seconds(source: SourceSeen, speed: Speed) -> float | None:
-    """What generating and scoring the documents seen of a source takes; None where it is not known how fast text comes."""
+def _seconds(source: SourceSeen, speed: Speed) -> float:
+    """What generating and scoring the documents seen of a source takes; nan where it is not known how fast text comes."""
     scoring = (source.prompt_tokens + source.new_tokens) / speed.scored
     if not source.generated:
         return scoring
-    if speed.prompts is None or speed.generated is None:
-        return None
-    return source.prompt_tokens / speed.prompts + source.new_tokens / speed.generated + scoring
+    return scoring + source.prompt_tokens / (speed.prompts or math.nan) + source.new_tokens / (speed.generated or math.nan)

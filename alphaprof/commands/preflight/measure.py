@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.preflight.facts import Bos, ModelSeen, PreflightFacts, Refusal, SourceSeen, estimated
+from alphaprof.commands.preflight.facts import ModelSeen, PreflightFacts, Refusal, SourceSeen, estimated
 from alphaprof.commands.preflight.memory import Cells, needed
-from alphaprof.commands.preflight.trial import (
-    Trial,
-    bos_of,
-    differing_specials,
-    first_documents,
-    in_turns,
-    outside,
-    repeated,
-    try_out,
-)
+from alphaprof.commands.preflight.trial import bos_of, differing_specials, first_documents, in_turns, outside, try_out
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import require_new
 from alphaprof.profiling.models.drafts import Draft, load_draft, shared_ids, special_ids, token_count
 from alphaprof.profiling.models.hub import require_model
@@ -42,11 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass
-class _Refusals:
+class _Refusals(list[Refusal]):
     """Errors that would stop the run, kept until everything else was looked at."""
-
-    found: list[Refusal] = field(default_factory=list)
 
     @contextlib.contextmanager
     def kept(self, check: str, subject: str) -> Iterator[None]:
@@ -54,17 +41,7 @@ class _Refusals:
         try:
             yield
         except AlphaprofError as error:
-            self.found.append(Refusal(check, subject, type(error).__name__, error.message, error.hint, error.exit_code))
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """What is looked at: a profile, and its target with its tokenizer and the token that begins texts."""
-
-    options: ProfileOptions
-    tokenizer: PreTrainedTokenizerBase
-    target: Model
-    bos: Bos
+            self.append(Refusal(check, subject, type(error).__name__, error.message, error.hint, error.exit_code))
 
 
 def preflight(options: ProfileOptions, out: Path | None, progress: Progress) -> PreflightFacts:
@@ -87,45 +64,46 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     dispatch.warm_up(target.device, progress.say)
-    bos = bos_of(tokenizer)
-    subject = _Subject(options, tokenizer, target, bos)
-    drafts, views = _drafts(subject, refusals)
+    drafts, views = _drafts(options, tokenizer, target, refusals)
     with refusals.kept("costs", options.costs.source):
         require_costs(options, target.facts(), {draft.name: draft.facts() for draft in drafts})
-    sources, documents = _data(subject, refusals, progress)
+    sources, documents = _data(options, tokenizer, target, refusals, progress)
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
-    taken = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
-    trial = _trial(loaded, documents, out, refusals, progress)
-    measured = trial if drafts else None  # speed and size are of target and drafts together
-    every = [document for part in documents for document in part]
+    memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
+    trial = None
+    if any(documents):
+        progress.say("a run in small")
+        with refusals.kept("trial", "target"), in_memory():
+            trial = try_out(loaded, documents, _free(out))
+    self_draft, noise, speed, storage = trial or (None, None, None, None)
+    if not drafts:  # speed and size are of target and drafts together
+        speed = storage = None
+    every = list(itertools.chain.from_iterable(documents))
+    reached = [(view, *outside(every, view.facts.context)) for view in views]
+    facts = dataclasses.replace(target.facts(), special=special_ids(tokenizer))
     return PreflightFacts(
-        target=ModelSeen("target", _facts(target, tokenizer), token_count(tokenizer)),
-        drafts=tuple(_with_context(view, every) for view in views),
+        target=ModelSeen("target", facts, token_count(tokenizer)),
+        drafts=tuple(dataclasses.replace(view, beyond=beyond, silent=silent) for view, beyond, silent in reached),
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
-        bos=bos,
+        bos=bos_of(tokenizer),
         sources=tuple(sources),
-        repeated=repeated(every),
+        repeated=len(every) - len({document.prompt.tobytes() for document in every}),
         warnings=tuple(early_warnings(options, scorer, bool(tokenizer.chat_template))),
-        self_draft=trial.self_draft if trial else None,
-        noise=trial.noise if trial else None,
-        speed=measured.speed if measured else None,
-        storage=measured.storage if measured else None,
-        memory=taken,
-        estimate=estimated(sources, measured.speed, measured.storage, options.shard_documents) if measured else None,
-        refusals=tuple(refusals.found),
+        self_draft=self_draft,
+        noise=noise,
+        speed=speed,
+        storage=storage,
+        memory=memory,
+        estimate=estimated(sources, speed, storage, options.shard_documents) if speed and storage else None,
+        refusals=tuple(refusals),
     )
 
 
-def _facts(target: Model, tokenizer: PreTrainedTokenizerBase) -> ModelFacts:
-    return dataclasses.replace(target.facts(), special=special_ids(tokenizer))
-
-
 def _cells(options: ProfileOptions, target: Model) -> Cells | None:
-    """The step times that the run will measure; None: none."""
     costs = options.costs
     if not isinstance(costs, MeasuredCosts):
         return None
@@ -133,16 +111,16 @@ def _cells(options: ProfileOptions, target: Model) -> Cells | None:
     return Cells(costs.concurrency, costs.context, max(options.gammas) + 1, static)
 
 
-def _drafts(subject: _Subject, refusals: _Refusals) -> tuple[list[Draft], list[ModelSeen]]:
-    """The drafts that can be loaded, and what they look like."""
-    options, tokenizer = subject.options, subject.tokenizer
+def _drafts(
+    options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, refusals: _Refusals
+) -> tuple[list[Draft], list[ModelSeen]]:
     drafts: list[Draft] = []
     views = []
     for name, given in options.drafts.items():
         with refusals.kept("vocabulary", name):
             if given.own_model is not None:
                 require_model(given.own_model, f"draft {name}")
-            draft = load_draft(name, given, options, subject.target, tokenizer)
+            draft = load_draft(name, given, options, target, tokenizer)
             view = ModelSeen(name, draft.facts(), None)
             if given.own_model is not None:
                 own = load_tokenizer(given.own_model)
@@ -155,38 +133,24 @@ def _drafts(subject: _Subject, refusals: _Refusals) -> tuple[list[Draft], list[M
     return drafts, views
 
 
-def _data(subject: _Subject, refusals: _Refusals, progress: Progress) -> tuple[list[SourceSeen], list[list[Document]]]:
+def _data(
+    options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, refusals: _Refusals, progress: Progress
+) -> tuple[list[SourceSeen], list[list[Document]]]:
     """The first documents of every source that can be read, and what they look like."""
-    options, tokenizer = subject.options, subject.tokenizer
     progress.start("looking at data", len(options.data), "sources")
-    sources, documents = [], []
+    sources, documents, bos = [], [], bos_of(tokenizer)
     for index, source in enumerate(options.data):
         untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
         with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):
-            seen, found = first_documents(options, index, tokenizer, subject.target, subject.bos)
+            seen, first = first_documents(options, index, tokenizer, target, bos)
             sources.append(seen)
-            documents.append(found)
+            documents.append(first)
         progress.advance(1)
     return sources, documents
 
 
-def _trial(
-    loaded: Loaded, documents: Sequence[Sequence[Document]], out: Path | None, refusals: _Refusals, progress: Progress
-) -> Trial | None:
-    """The run in small; None where there is nothing to run it on, or where that fails."""
-    if not any(documents):
+def _free(out: Path | None) -> int | None:
+    """Bytes free where the run will be written; None: no place was named."""
+    if out is None:
         return None
-    progress.say("a run in small")
-    free = None
-    if out is not None:
-        place = next(place for place in (out, *out.absolute().parents) if place.exists())
-        free = shutil.disk_usage(place).free
-    trials: list[Trial] = []
-    with refusals.kept("trial", "target"), in_memory():
-        trials.append(try_out(loaded, documents, free))
-    return trials[0] if trials else None
-
-
-def _with_context(view: ModelSeen, documents: Sequence[Document]) -> ModelSeen:
-    beyond, silent = outside(documents, view.facts.context)
-    return dataclasses.replace(view, beyond=beyond, silent=silent)
+    return shutil.disk_usage(next(place for place in (out, *out.absolute().parents) if place.exists())).free

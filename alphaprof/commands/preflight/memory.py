@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from alphaprof.profiling.texts.corpus import Document
 
 # Bytes an element of [rows, V] beside the logits themselves. A `Distribution` in float32: scaled, shifted, weights, kept.
-# Two of them with the copies that align p and q, all without scaled. What a rule that needs whole distributions
-# keeps: p and q, and what it makes of them. Weights of a sampler with the running sums that tokens
-# are drawn by.
+# Two of them with the copies that align p and q, all without scaled. What a rule that needs whole distributions keeps: p and
+# q, and what it makes of them. Weights of a sampler with the running sums that tokens are drawn by.
 DISTRIBUTION, PAIR, LAWS, DRAWN = 13, 34, 16, 20
 # The same while `processed` finds out what top_k, min_p and top_p keep. For top_p a GPU sorts whole rows: values and indices
 # twice, and the sort's own keys and pairs; a CPU sorts the largest 256, and whole rows where these do not hold top_p.
@@ -70,10 +69,10 @@ class Footprint:
         while queries are rotated queries four times, keys and values; while keys are, queries twice, values and keys four
         times.
         """
-        found: Any = shape_of(model.network)
-        if found is None:
+        fields: Any = shape_of(model.network)
+        if fields is None:
             return None
-        shape, size = ModelShape(**found), model.dtype.itemsize
+        shape, size = ModelShape(**fields), model.dtype.itemsize
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         attention = size * (3 * shape.hidden + max(4 * queries + 2 * keys, 2 * queries + 5 * keys))
         return cls(

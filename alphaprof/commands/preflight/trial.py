@@ -1,14 +1,14 @@
-"""What the first documents and a tokenizer look like, and a run in small: its speed, the size of its log, its numerical
-noise.
-"""
+"""What the first documents and a tokenizer look like; a run in small: its speed, the size of its log, numerical noise."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import statistics
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,14 +24,8 @@ from alphaprof.profiling.models.hub import row_count
 from alphaprof.profiling.models.load import NOISE, Model
 from alphaprof.profiling.run.shards import Loaded
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
-from alphaprof.profiling.texts.continuations import (
-    Continuation,
-    generate,
-    generation_batches,
-    given,
-    halving,
-    scoring_batches,
-)
+from alphaprof.profiling.texts import continuations
+from alphaprof.profiling.texts.continuations import Continuation, generation_batches, halving
 from alphaprof.profiling.texts.corpus import LOST_BOS, Corpus, Document, Ids
 from alphaprof.profiling.texts.templates import render_chat
 from alphaprof.profiling.timing import latency
@@ -50,6 +44,7 @@ CONTEXT, STEPS = 16, 3  # of the steps that say how fast text is generated
 PADDED = {"cpu": 4096, "cuda": 16384}  # padded tokens of these documents together, unless two are longer
 PARAMETER_TOKENS = 5 * 10**11  # parameters x tokens that a CPU reads in some seconds
 SELF = "self"
+NUMBER = attrgetter("document.document")  # of a continuation
 
 
 def first_documents(
@@ -61,30 +56,30 @@ def first_documents(
     corpus = Corpus(
         options.model_copy(update={"data": [alone]}), tokenizer, target.context, target.vocabulary, target.served
     )
-    found = list(itertools.islice(corpus, FIRST))
-    prompts = [len(document.prompt) for document in found]
+    first = list(itertools.islice(corpus, FIRST))
+    prompts = [len(document.prompt) for document in first]
     begin, lost = tokenizer.bos_token_id, corpus.truncated[LOST_BOS]
     seen = SourceSeen(
         source=index,
         path=Path(source.path).name,
-        domains=tuple(dict.fromkeys(document.domain for document in found)),
+        domains=tuple(dict.fromkeys(document.domain for document in first)),
         prompts=_prompts(options, index),
         generated=options.continuation_of(index).kind in (GREEDY, SAMPLED),
-        documents=len(found),
-        planned=_planned(source, len(found), len(found) + corpus.skipped.total()),
+        documents=len(first),
+        planned=_planned(source, len(first), len(first) + corpus.skipped.total()),
         shortest_prompt=min(prompts),
         median_prompt=int(statistics.median(prompts)),
         longest_prompt=max(prompts),
         prompt_tokens=sum(prompts),
-        new_tokens=sum(map(new_tokens, found)),
-        longest=max(map(length, found)),
+        new_tokens=sum(map(new_tokens, first)),
+        longest=max(map(length, first)),
         skipped=dict(corpus.skipped),
         truncated={reason: texts for reason, texts in corpus.truncated.items() if reason != LOST_BOS},
-        double_bos=sum(_begins(document.prompt, begin, 2) for document in found),
-        without_bos=sum(not _begins(document.prompt, begin, 1) for document in found) - lost if bos.added else 0,
+        double_bos=sum(_begins(document.prompt, begin, 2) for document in first),
+        without_bos=sum(not _begins(document.prompt, begin, 1) for document in first) - lost if bos.added else 0,
         lost_bos=lost,
     )
-    return seen, found
+    return seen, first
 
 
 def new_tokens(document: Document) -> int:
@@ -105,18 +100,17 @@ def outside(documents: Sequence[Document], context: int | None) -> tuple[int, in
     return beyond, sum(len(document.prompt) > context for document in documents)
 
 
-def repeated(documents: Sequence[Document]) -> int:
-    """How many documents have a prompt that occurs before."""
-    return len(documents) - len({document.prompt.tobytes() for document in documents})
-
-
 def bos_of(tokenizer: PreTrainedTokenizerBase) -> Bos:
     """What becomes of the token that begins texts."""
     begin = tokenizer.bos_token_id
     if begin is None:
         return Bos(None, added=False, in_template=None)
-    added = bool(tokenizer("a")["input_ids"][:1] == [begin])
-    return Bos(str(tokenizer.bos_token), added, _template_begins(tokenizer, begin))
+    in_template = None
+    if tokenizer.chat_template:
+        with contextlib.suppress(AlphaprofError):  # some templates want more than one turn
+            text = render_chat(tokenizer, [{"role": "user", "content": "a"}], {}, "one turn")
+            in_template = bool(tokenizer(text, add_special_tokens=False)["input_ids"][:1] == [begin])
+    return Bos(str(tokenizer.bos_token), bool(tokenizer("a")["input_ids"][:1] == [begin]), in_template)
 
 
 def differing_specials(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> tuple[Special, ...]:
@@ -125,53 +119,32 @@ def differing_specials(target: PreTrainedTokenizerBase, draft: PreTrainedTokeniz
     return tuple(Special(name, ours, theirs) for name, ours, theirs in pairs if ours != theirs)
 
 
-def _template_begins(tokenizer: PreTrainedTokenizerBase, begin: int) -> bool | None:
-    if not tokenizer.chat_template:
-        return None
-    turn = [{"role": "user", "content": "a"}]
-    try:
-        text = render_chat(tokenizer, turn, {}, "one turn")
-    except AlphaprofError:  # some templates want more than one turn
-        return None
-    return bool(tokenizer(text, add_special_tokens=False)["input_ids"][:1] == [begin])
-
-
 def _begins(prompt: Ids, begin: int | None, times: int) -> bool:
     return bool(prompt[:times].tolist() == [begin] * times)
 
 
 def _prompts(options: ProfileOptions, index: int) -> str:
-    """Where the prompts of a source come from."""
-    source = options.data[index]
     if options.continuation_of(index).kind == "text":
         return "text"
-    if source.chat:
-        return "chat"
-    return next(name for name in ("messages", "prompt_ids", "prompt") if getattr(source, name) is not None)
+    names = ("chat", "messages", "prompt_ids", "prompt")
+    return next(name for name in names if getattr(options.data[index], name) not in (None, False))
 
 
-def _planned(source: SourceOptions, found: int, rows: int) -> int | None:
+def _planned(source: SourceOptions, seen: int, rows: int) -> int | None:
     """How many documents a run will take from a source, if what follows is left out as often as in its first `rows`."""
-    if found < FIRST:
-        return found
+    if seen < FIRST:
+        return seen
     count = row_count(Path(source.path))
     if count is None:
         return source.limit
-    return min(max(found, round(count * found / rows)), source.limit or count)
+    return min(max(seen, round(count * seen / rows)), source.limit or count)
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """What a trial measured; `noise` is None where there is but one document."""
-
-    self_draft: SelfDraft
-    noise: NoiseFloor | None
-    speed: Speed
-    storage: Storage
-
-
-def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | None) -> Trial:
+def try_out(
+    loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | None
+) -> tuple[SelfDraft, NoiseFloor | None, Speed, Storage]:
     """Generate and score the beginnings of some documents as the run would; `free`: bytes on its disk, if that is known.
+    There is no noise floor where there is but one document.
 
     Raises `LogitsNotFinite` and `OutOfMemory`.
     """
@@ -185,7 +158,8 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
         greedy = _generated(loaded, [_greedy(document, loaded.target.context) for document in short])
     else:
         greedy = texts
-    texts = sorted([*texts, *(given(item, loaded.target.eos) for item in short if item.given is not None)], key=_number)
+    logged = [continuations.given(item, loaded.target.eos) for item in short if item.given is not None]
+    texts = sorted([*texts, *logged], key=NUMBER)
     # First one text alone: a GPU's kernels are compiled when they are needed.
     _scored(loaded.scorer, texts[:1], loaded.options.batch_tokens)
     start = time.perf_counter()
@@ -197,7 +171,7 @@ def try_out(loaded: Loaded, sources: Sequence[Sequence[Document]], free: int | N
     budget = costs.budget if costs.source == "measured" else None
     speed = Speed(len(short), positions, prompts, generated, size, rate, timing, untimed, budget)
     noise = noise_floor(loaded.scorer.target, greedy, loaded.scorer.width) if len(greedy) > 1 else None
-    return Trial(self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free))
+    return self_draft(loaded, greedy), noise, speed, _storage(loaded, texts, scored, free)
 
 
 def in_turns(sources: Sequence[Sequence[Document]]) -> list[Document]:
@@ -268,37 +242,36 @@ def _written(loaded: Loaded, documents: Sequence[Document]) -> tuple[list[Contin
 
 
 def _writing(loaded: Loaded, documents: Sequence[Document]) -> tuple[int, float | None]:
-    """How many documents the run will generate at a time, and tokens a second at that; None: it generates none, or the
-    model's steps cannot be timed. Contexts are short: what a longer one adds is left out.
-    """
+    """Documents that the run will generate at a time, and tokens a second (None: not known), both at short contexts."""
     batches = list(generation_batches(documents[: loaded.options.shard_documents], loaded.options.batch_tokens))
     if not batches:
         return 0, None
     size = max(1, round(sum(map(len, batches)) / len(batches)))
     try:
-        found = stepper(loaded.target, np.resize(documents[0].prompt, CONTEXT), size, 2, Stepper.mode)
+        steps = stepper(loaded.target, np.resize(documents[0].prompt, CONTEXT), size, 2, Stepper.mode)
     except NotTimed:
         return size, None
-    return size, size / statistics.median(found.step(1) for _ in range(STEPS))
+    return size, size / statistics.median(steps.step(1) for _ in range(STEPS))
 
 
 def _generated(loaded: Loaded, documents: Sequence[Document]) -> list[Continuation]:
     texts: list[Continuation] = []
+    target, width = loaded.target, loaded.scorer.width
     for batch in generation_batches(documents, loaded.options.batch_tokens):
-        found, _ = halving(lambda items: generate(loaded.target, items, loaded.scorer.width), batch, _described)
-        texts += found
-    return sorted(texts, key=_number)
+        written, _ = halving(lambda items: continuations.generate(target, items, width), batch, _described)
+        texts += written
+    return sorted(texts, key=NUMBER)
 
 
 def _scored(scorer: Scorer, texts: Sequence[Continuation], batch_tokens: int) -> dict[str, dict[int, Arrays]]:
     """Arrays of every draft by document number."""
-    found: dict[str, dict[int, Arrays]] = {}
-    for batch in scoring_batches(texts, batch_tokens):
+    scored: dict[str, dict[int, Arrays]] = {}
+    for batch in continuations.scoring_batches(texts, batch_tokens):
         pieces, _ = halving(lambda items: [(items, scorer.score(items))], batch, lambda item: _described(item.document))
         for items, arrays in pieces:
             for draft, columns in arrays.items():
-                found.setdefault(draft, {}).update(by_document(items, columns))
-    return found
+                scored.setdefault(draft, {}).update(by_document(items, columns))
+    return scored
 
 
 def _storage(
@@ -309,15 +282,8 @@ def _storage(
     tables = []
     for draft in loaded.drafts:
         facts = draft.facts()
-        table = position_table(
-            texts,
-            scored[draft.name],
-            rules,
-            draft.name,
-            has_distribution=facts.has_distribution,
-            starts_matter=facts.starts_matter,
-        )
-        tables.append(table)
+        flags = {"has_distribution": facts.has_distribution, "starts_matter": facts.starts_matter}
+        tables.append(position_table(texts, scored[draft.name], rules, draft.name, None, **flags))
     rows = sum(len(text.ids) for text in texts)
     whole = sum(table_bytes(table, rules.columns) for table in tables)
     half = sum(table_bytes(table.slice(0, rows // 2), rules.columns) for table in tables)
@@ -339,7 +305,6 @@ def _timing(loaded: Loaded, documents: Sequence[Document]) -> tuple[float | None
 
 
 def _shortened(document: Document, count: int) -> Document:
-    """A document with so many new tokens."""
     if document.given is None:
         return dataclasses.replace(document, max_new_tokens=count)
     return dataclasses.replace(document, given=document.given[:count], cut=len(document.given) > count or document.cut)
@@ -354,10 +319,6 @@ def _greedy(document: Document, context: int | None) -> Document:
         wanted = NEW_TOKENS if context is None else max(wanted, min(NEW_TOKENS, context - len(document.prompt)))
     own = dataclasses.replace(document, given=None, cut=False, max_new_tokens=wanted)
     return dataclasses.replace(own, kind="greedy", on_policy=True, processing=None, seed=None)
-
-
-def _number(text: Continuation) -> int:
-    return text.document.document
 
 
 def _described(document: Document) -> str:
