@@ -21,7 +21,7 @@ from alphaprof.rules import BoundRule
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a round emits: `accepted` of the drafts, and behind them one token of the target's own."""
+    """What a round emits: `accepted` of the drafts, and after them one token of the target's own."""
 
     emitted: list[int]
     accepted: int
@@ -44,11 +44,10 @@ def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int)
     On greedy text that is `strict`. Where the target draws from p, a draft d that was not drawn is kept with probability
     p(d), and what stands in place of a rejected one is distributed as p without d: `one_hot`, with plain decoding's texts.
     """
-    own = chooser.own(rows, at)
-    if len(proposal.ids) == 0:
-        return Verdict(own.tolist(), 0)
-    drafted, chosen = _split(torch.cat([proposal.ids, own]).tolist(), len(proposal.ids))
-    accepted = _leading([left == right for left, right in zip(drafted, chosen, strict=False)])
+    own, count = chooser.own(rows, at), len(proposal.ids)
+    crossed = torch.cat([proposal.ids, own]).tolist() if count else own.tolist()  # at once from the device
+    chosen = crossed[count:]
+    accepted = _leading([left == right for left, right in zip(crossed[:count], chosen, strict=False)])
     return Verdict(chosen[: accepted + 1], accepted)
 
 
@@ -60,18 +59,18 @@ def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Pro
     if count == 0:
         return agreement(chooser, rows, proposal, at)
     target = distribution(rows[:count], chooser.processing)
-    found = proposal_columns(target, proposal.ids)
-    values = [found["target_prob_of_draft_top"], target.top_prob, target.entropy, found["target_rank_of_draft_top"]]
+    measured = proposal_columns(target, proposal.ids) | {
+        "target_top_prob": target.top_prob,
+        "target_entropy": target.entropy,
+    }
     own = chooser.own(rows, at)
     # Everything crosses from the device at once, as in scoring; float64 holds ids, ranks and float32 exactly.
-    crossed = torch.cat([torch.stack([item.double() for item in (proposal.ids, *values)]).flatten(), own.double()])
-    host = crossed.cpu().numpy()
-    ids, prob, top, entropy, rank = host[: -count - 1].reshape(5, count)
+    parts = torch.cat([part.double() for part in (proposal.ids, *measured.values(), own)])
+    host = parts.cpu().numpy()
+    ids, *values = host[: -count - 1].reshape(-1, count)
     columns: dict[str, np.ndarray[Any, Any]] = {
-        "target_prob_of_draft_top": prob.astype(np.float32),
-        "target_top_prob": top.astype(np.float32),
-        "target_entropy": entropy.astype(np.float32),
-        "target_rank_of_draft_top": rank.astype(np.int64),
+        name: column.astype(np.float32 if measured[name].is_floating_point() else np.int64)
+        for name, column in zip(measured, values, strict=True)
     }
     known = ids < rows.shape[1]  # a formula may keep a token of probability 0, but not one that the target does not have
     accepted = _leading(((rule.accept(columns) > 0) & known).tolist())
@@ -87,37 +86,23 @@ def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) 
         return agreement(chooser, rows, proposal, at)
     weights = weights_of(rows, chooser.processing)
     p = weights / weights.sum(1, keepdim=True)
-    q = _widened(proposal.laws, p.shape[1])
+    q = torch.nn.functional.pad(proposal.laws, (0, max(0, p.shape[1] - proposal.laws.shape[1])))
     of_draft = [_prob(law, proposal.ids) for law in (p[:count], q)]
     kept = chooser.numbers(KEPT, at, count) * of_draft[1].double() < of_draft[0].double()
-    drafted, flags = _split(torch.cat([proposal.ids, kept]).tolist(), count)
-    accepted = _leading(flags)
+    crossed = torch.cat([proposal.ids, kept]).tolist()
+    accepted = _leading(crossed[count:])
     left = p[accepted : accepted + 1]
     if accepted < count:
-        left = _residual(left, q[accepted : accepted + 1, : p.shape[1]])
+        residual = (left - q[accepted : accepted + 1, : p.shape[1]]).clamp(min=0.0)
+        left = torch.where(residual.sum(1, keepdim=True) > 0, residual, left)  # rounding may leave nothing of it
     own = draw(left, chooser.numbers(OWN, at + accepted, 1))
-    return Verdict([*drafted[:accepted], int(own)], accepted)
-
-
-def _residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """(p - q)+ [1, V] up to a factor; p itself where rounding leaves nothing."""
-    left = (p - q).clamp(min=0.0)
-    return torch.where(left.sum(1, keepdim=True) > 0, left, p)
+    return Verdict([*crossed[:accepted], int(own)], accepted)
 
 
 def _prob(law: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Probabilities [n] of one id a row of law [n, V]; 0 for ids beyond it."""
     width = law.shape[1]
     return torch.where(ids < width, law.gather(1, ids.clamp(max=width - 1)[:, None])[:, 0], 0.0)
-
-
-def _widened(law: torch.Tensor, width: int) -> torch.Tensor:
-    """A law padded with zeros to at least `width` ids."""
-    return torch.nn.functional.pad(law, (0, max(0, width - law.shape[1])))
-
-
-def _split(values: list[int], count: int) -> tuple[list[int], list[int]]:
-    return values[:count], values[count:]
 
 
 def _leading(flags: Sequence[object]) -> int:

@@ -30,24 +30,21 @@ CARDS = {"README.md": r"(?s)\s*---(?:\r\n|\r|\n)(.*?)[\r\n]+---[ \t]*(?:\r\n|\r|
 def require(
     reference: str, error: type[AlphaprofError], what: str, cached_file: str | None = None, revision: str | None = None
 ) -> None:
-    """Raise `error` unless `reference` exists locally, lies in the hub's cache, or the hub answers.
-
-    `cached_file` is a file that a complete cache of a hub repository holds (config.json for a model); None when a
-    cache does not help.
+    """Raise `error` unless `reference` exists locally, lies in the hub's cache, or the hub answers. `cached_file` is a file
+    that a complete cache of a hub repository holds (config.json for a model); None when a cache does not help.
     """
+    name = f"{what} {cut(reference)}"
     if is_local(reference):
         if not os.path.exists(reference):
-            raise error(
-                f"{what} {cut(reference)} does not exist", "correct the path; relative ones start at the profile file"
-            )
+            raise error(f"{name} does not exist", "correct the path; relative ones start at the profile file")
         if not os.path.isfile(reference) and not os.path.isdir(reference):
-            raise error(f"{what} {cut(reference)} is a pipe, a socket or a device", "give a regular file or a directory")
+            raise error(f"{name} is a pipe, a socket or a device", "give a regular file or a directory")
         return
     if cached_file is not None and _cached(reference, cached_file, revision):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
         raise error(
-            f"{what} {cut(reference)} is not a local path, and the model hub cannot be reached",
+            f"{name} is not a local path, and the model hub cannot be reached",
             "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
         )
 
@@ -66,10 +63,10 @@ def require_data(reference: str) -> None:
     """
     if not is_local(reference):
         _require_hub_id(reference)
+        require(reference, DataUnreadable, "dataset")
+        return
     require(reference, DataUnreadable, "dataset")
     path = Path(reference)
-    if not is_local(reference):
-        return
     if not path.is_dir() and path.suffix not in FORMATS:
         raise DataUnreadable(
             f"{path} has no known format", f"give a file that ends with {', '.join(FORMATS)}, or a dataset directory"
@@ -77,19 +74,17 @@ def require_data(reference: str) -> None:
     try:
         if path.is_dir():
             _require_own_files(path)
-        empty = path.is_file() and _is_empty(path)
+        elif _is_empty(path):
+            raise DataEmpty(f"{path} is empty", "put documents into it, or remove this source")
     except OSError as error:
         raise DataUnreadable(f"cannot read {path}: {error.strerror}", "check that it is a file that you may read") from None
-    if empty:
-        raise DataEmpty(f"{path} is empty", "put documents into it, or remove this source")
 
 
 @cache
 def builders() -> frozenset[str]:
     """Names of the builders that come with `datasets`: folders of the installed package, which is not imported."""
-    package = find_spec("datasets")
-    folders = [Path(place) / "packaged_modules" for place in (package.submodule_search_locations or [] if package else [])]
-    return frozenset(path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir())
+    places = getattr(find_spec("datasets"), "submodule_search_locations", None) or []
+    return frozenset(path.name for place in places for path in Path(place).glob("packaged_modules/*") if path.is_dir())
 
 
 def _require_hub_id(reference: str) -> None:
@@ -179,7 +174,7 @@ def _card_patterns(folder: Path) -> Iterator[str]:
 
 
 def _texts(value: Any, depth: int = 5) -> Iterator[str]:
-    """All texts in a value that lists and groups hold: a card has three levels of them."""
+    """All texts in nested lists and groups: a card has three levels of them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)) and depth:
@@ -213,13 +208,10 @@ def row_count(path: Path) -> int | None:
 
 def expected_documents(options: ProfileOptions) -> int | None:
     """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
-    total = 0
-    for source in options.data:
-        count = row_count(Path(source.path))
-        if count is None and source.limit is None:
-            return None
-        total += min(known for known in (count, source.limit) if known is not None)
-    return total
+    counts = [(row_count(Path(source.path)), source.limit) for source in options.data]
+    if (None, None) in counts:
+        return None
+    return sum(min(known for known in pair if known is not None) for pair in counts)
 
 
 def read_whole(source: SourceOptions) -> bool:
@@ -281,11 +273,9 @@ def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
     def ask() -> None:
         from huggingface_hub import constants, get_session
 
-        try:
+        with contextlib.suppress(Exception):  # any failure of any HTTP library means the same here: no answer
             get_session().head(constants.ENDPOINT, timeout=timeout_s)
             answered.set()
-        except Exception:  # any failure of any HTTP library means the same here: no answer
-            return
 
     threading.Thread(target=ask, daemon=True).start()
     return answered.wait(timeout_s)

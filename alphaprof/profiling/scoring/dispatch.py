@@ -1,6 +1,6 @@
 """Statistics of a chunk of logits by the loops that are made for its device; the columns are those of `statistics.columns`.
 
-On a CPU, compiled loops over single rows (`row_loops`), one thread a core; on a GPU, a kernel (`triton_statistics`) where
+On a CPU, compiled loops over single rows (`cpu_loops`), one thread a core; on a GPU, kernels (`gpu_statistics`) where
 Triton is installed; else torch, a few rows at a time.
 """
 
@@ -28,14 +28,13 @@ def measured(
     their plain softmaxes: truncation makes margins and KL degenerate.
     """
     target, *drafts = (processed_logits(*pair) for pair in zip(logits, settings, strict=True))
-    found = columns(target, drafts, token, proposals)
-    plain = found
+    measured = plain = columns(target, drafts, token, proposals)
     if any(chosen != PLAIN for chosen in settings):
         target, *drafts = map(ProcessedLogits, logits)
         plain = columns(target, drafts, token, ())
     for place, raw in enumerate(plain[: len(logits)]):
-        found[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
-    return found
+        measured[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
+    return measured
 
 
 def columns(
@@ -53,8 +52,11 @@ def columns(
     size = statistics.rows_at_once(target.logits.device)
     for start in range(0, len(token), size):
         rows = slice(start, start + size)
-        some = [_some(item, rows) for item in (target, *drafts)]
-        parts.append(statistics.columns(some[0], some[1:], token[rows], [item[rows] for item in proposals]))
+        first, *others = (
+            ProcessedLogits(side.logits[rows], side.temperature, None if side.least is None else side.least[rows])
+            for side in (target, *drafts)
+        )
+        parts.append(statistics.columns(first, others, token[rows], [ids[rows] for ids in proposals]))
     return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
 
@@ -102,10 +104,6 @@ def joined(pieces: Sequence[Columns]) -> Columns:
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-def _some(given: ProcessedLogits, rows: slice) -> ProcessedLogits:
-    return ProcessedLogits(given.logits[rows], given.temperature, None if given.least is None else given.least[rows])
-
-
 def _by_rows(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
@@ -137,8 +135,7 @@ def _by_rows(
         wait(waiting)  # loops read logits by their address: whatever happens, nobody may free them before
     for item in waiting:
         item.result()
-    ours, theirs, proposed = out
-    return [_columns(values) for values in (ours, *np.moveaxis(theirs, 1, 0), *np.moveaxis(proposed, 1, 0))]
+    return [_columns(values) for values in (out[0], *np.moveaxis(out[1], 1, 0), *np.moveaxis(out[2], 1, 0))]
 
 
 def _readable(logits: torch.Tensor) -> torch.Tensor:
@@ -149,8 +146,8 @@ def _readable(logits: torch.Tensor) -> torch.Tensor:
 
 def _columns(values: np.ndarray[Any, Any]) -> Columns:
     """The fields of records [n] as columns."""
-    found = {name: torch.from_numpy(values[name]) for name in values.dtype.names or ()}
-    return {name: value.long() if name in IDS else value.float() for name, value in found.items()}
+    fields = {name: torch.from_numpy(values[name]) for name in values.dtype.names or ()}
+    return {name: field.long() if name in IDS else field.float() for name, field in fields.items()}
 
 
 @functools.cache

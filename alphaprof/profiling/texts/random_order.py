@@ -47,9 +47,9 @@ class InRandomOrder:
                 f"--until-decided draws from all documents, and {endless[0]} on the hub has no limit",
                 "give this source a limit, or use --limit",
             )
-        found = list(corpus)
-        order = np.random.default_rng(SEED).permutation(len(found))
-        drawn = [replace(found[place], document=number) for number, place in enumerate(order.tolist())]
+        documents = list(corpus)
+        order = np.random.default_rng(SEED).permutation(len(documents)).tolist()
+        drawn = [replace(documents[place], document=number) for number, place in enumerate(order)]
         return cls(drawn, corpus.skipped, corpus.truncated)
 
     def __iter__(self) -> Iterator[Document]:
@@ -58,9 +58,8 @@ class InRandomOrder:
 
     def facts(self, options: ProfileOptions) -> RandomOrder:
         """What a verdict must know before it sees any of them: see `report.verdict.Order`; and `shard_documents`."""
-        decision = options.decision
-        several = len(options.drafts) > 1 and decision.draft == AUTO
-        chooses = several or (len(options.gammas) > 1 and decision.gamma == AUTO)
+        choices = (options.drafts, options.decision.draft), (options.gammas, options.decision.gamma)
+        chooses = any(len(given) > 1 and decided == AUTO for given, decided in choices)
         reach: dict[str, int] = {}
         for document in self.documents:
             longest = len(document.given) if document.given is not None else document.max_new_tokens or 0
