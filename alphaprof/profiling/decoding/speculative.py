@@ -93,15 +93,12 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     """Raise `RuleNotDecodable` for rules of trees, for those that need whole distributions, and where the rule does not
     belong to text of this policy.
     """
+    hint = "choose a rule for chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one"
     if not rule.rule.timed:
-        raise RuleNotDecodable(
-            f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here",
-            "choose a rule for chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
-        )
+        raise RuleNotDecodable(f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here", hint)
     if rule.rule.logged:
         raise RuleNotDecodable(
-            f"the rule {rule.id} needs whole distributions, and its verification is not implemented",
-            "choose strict on greedy text, lossless or one_hot on sampled text, or a lossy rule",
+            f"the rule {rule.id} needs whole distributions, and its verification is not implemented", hint
         )
     if policy not in rule.rule.policies:
         raise RuleNotDecodable(
@@ -150,7 +147,7 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
     if drafter is not None:
         drafter.start(text.ids)
     rows = target.prefill(text.ids, rewinds=drafter is not None)
-    tokens = agreement(chooser, rows, _nothing(rows.device), 0).emitted
+    tokens = agreement(chooser, rows, _nothing(rows.device), 0)
     text.add(tokens)
     ready, ready_cpu = clock.read()
     lost = [_regret(rows, tokens)] if regret else []
@@ -191,13 +188,14 @@ def _round(
     clock.mark()
     count = len(proposal.ids)
     rows = target.each(torch.cat([last, proposal.ids]) if count else last)
-    verdict = verify(rows, proposal, len(text.ids) - len(text.prompt))
+    emitted = verify(rows, proposal, len(text.ids) - len(text.prompt))
     clock.mark()
-    target.rewind(count - verdict.accepted)
+    accepted = len(emitted) - 1
+    target.rewind(count - accepted)
     if drafter is not None:
-        drafter.settle(verdict.accepted)
-    tokens = text.add(verdict.emitted)
-    return count, min(verdict.accepted, len(tokens)), tokens, rows
+        drafter.settle(accepted)
+    tokens = text.add(emitted)
+    return count, min(accepted, len(tokens)), tokens, rows
 
 
 def _nothing(device: torch.device) -> Proposal:
@@ -260,10 +258,8 @@ def require_own_text(options: ProfileOptions) -> set[str]:
     """
     written = {GREEDY, SAMPLED} & {options.continuation_of(index).kind for index in range(len(options.data))}
     if not written:
-        raise ProfileInvalid(
-            "none of this text is the target's own, so decoding would not reproduce it",
-            "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy",
-        )
+        hint = "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy"
+        raise ProfileInvalid("none of this text is the target's own, so decoding would not reproduce it", hint)
     return written
 
 

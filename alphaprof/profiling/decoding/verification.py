@@ -6,7 +6,6 @@ A round drafts n tokens and verifies n + 1 places; the accepted ones are followe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,17 +17,9 @@ from alphaprof.profiling.models.processing import draw, weights_of
 from alphaprof.profiling.scoring.statistics import distribution, proposal_columns
 from alphaprof.rules import BoundRule
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a round emits: `accepted` of the drafts, and after them one token of the target's own."""
-
-    emitted: list[int]
-    accepted: int
-
-
-# From the target's logits [n + 1, V], what was drafted, and the place of the first of them.
-Verify = Callable[[torch.Tensor, Proposal, int], Verdict]
+# From the target's logits [n + 1, V], what was drafted, and the place of the first of them to what a round emits: the
+# accepted drafts, and after them one token of the target's own.
+Verify = Callable[[torch.Tensor, Proposal, int], list[int]]
 
 
 def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
@@ -38,7 +29,7 @@ def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
     return partial(lossless if rule.rule.drawn else agreement, chooser)
 
 
-def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> Verdict:
+def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
     """The target chooses its own token everywhere, and keeps drafts while they are the same.
 
     On greedy text that is `strict`. Where the target draws from p, a draft d that was not drawn is kept with probability
@@ -47,11 +38,10 @@ def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int)
     own, count = chooser.own(rows, at), len(proposal.ids)
     crossed = torch.cat([proposal.ids, own]).tolist() if count else own.tolist()  # at once from the device
     chosen = crossed[count:]
-    accepted = _leading([left == right for left, right in zip(crossed[:count], chosen, strict=False)])
-    return Verdict(chosen[: accepted + 1], accepted)
+    return chosen[: _leading([left == right for left, right in zip(crossed[:count], chosen, strict=False)]) + 1]
 
 
-def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> Verdict:
+def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
     """A lossy rule: drafts are kept while its formula keeps them. In place of the first other one stands the target's own
     token: its top token, or one drawn from all of p, which may be the rejected draft itself.
     """
@@ -65,8 +55,7 @@ def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Pro
     }
     own = chooser.own(rows, at)
     # Everything crosses from the device at once, as in scoring; float64 holds ids, ranks and float32 exactly.
-    parts = torch.cat([part.double() for part in (proposal.ids, *measured.values(), own)])
-    host = parts.cpu().numpy()
+    host = torch.cat([part.double() for part in (proposal.ids, *measured.values(), own)]).cpu().numpy()
     ids, *values = host[: -count - 1].reshape(-1, count)
     columns: dict[str, np.ndarray[Any, Any]] = {
         name: column.astype(np.float32 if measured[name].is_floating_point() else np.int64)
@@ -74,10 +63,10 @@ def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Pro
     }
     known = ids < rows.shape[1]  # a formula may keep a token of probability 0, but not one that the target does not have
     accepted = _leading(((rule.accept(columns) > 0) & known).tolist())
-    return Verdict([*map(int, ids[:accepted]), int(host[accepted - count - 1])], accepted)
+    return [*map(int, ids[:accepted]), int(host[accepted - count - 1])]
 
 
-def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> Verdict:
+def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
     """A draft d that was drawn from q is kept with probability min(1, p(d) / q(d)); in place of the first other one stands a
     token drawn from (p - q)+, normalised (Leviathan et al. 2023). A draft that was not drawn: see `agreement`.
     """
@@ -96,7 +85,7 @@ def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) 
         residual = (left - q[accepted : accepted + 1, : p.shape[1]]).clamp(min=0.0)
         left = torch.where(residual.sum(1, keepdim=True) > 0, residual, left)  # rounding may leave nothing of it
     own = draw(left, chooser.numbers(OWN, at + accepted, 1))
-    return Verdict([*crossed[:accepted], int(own)], accepted)
+    return [*crossed[:accepted], int(own)]
 
 
 def _prob(law: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

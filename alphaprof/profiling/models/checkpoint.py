@@ -61,9 +61,8 @@ def require_sound(folder: Path, cache: bool = False) -> None:
 def require_context(limit: object, where: str) -> None:
     """Raise `ModelUnloadable` for a longest text that is none; `where` says which number it is."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= POSITIONS:
-        raise ModelUnloadable(
-            f"{where} is {_short(limit)}", f"it is the largest context in tokens: write a whole number from 1 to {POSITIONS}"
-        )
+        hint = f"it is the largest context in tokens: write a whole number from 1 to {POSITIONS}"
+        raise ModelUnloadable(f"{where} is {_short(limit)}", hint)
 
 
 def require_sound_gguf(path: Path) -> None:
@@ -162,24 +161,19 @@ def _require_eos(path: Path) -> None:
     eos = _described(path).get("eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
-        raise ModelUnloadable(
-            f"{path}: eos_token_id is {_short(eos)}",
-            "it is where texts end: write a token id or a list of them, or leave it out",
-        )
+        hint = "it is where texts end: write a token id or a list of them, or leave it out"
+        raise ModelUnloadable(f"{path}: eos_token_id is {_short(eos)}", hint)
 
 
 def _require_safetensors(name: object, where: Path) -> None:
     """A file of weights is named by `where`: it must be safetensors, or their index, in the same folder."""
     path = PurePosixPath(name) if isinstance(name, str) else PurePosixPath()
     if path.is_absolute() or ".." in path.parts or "\\" in str(name):
-        raise ModelUnloadable(
-            f"{where} names weights outside its folder: {_short(name)}", "take the model from where it was published, whole"
-        )
+        hint = "take the model from where it was published, whole"
+        raise ModelUnloadable(f"{where} names weights outside its folder: {_short(name)}", hint)
     if not path.name.endswith((".safetensors", ".safetensors.index.json")):
-        raise ModelUnloadable(
-            f"{where} names weights that are not safetensors: {_short(name)}",
-            "reading a pickle can run code: give the model as safetensors or as a .gguf file",
-        )
+        hint = "reading a pickle can run code: give the model as safetensors or as a .gguf file"
+        raise ModelUnloadable(f"{where} names weights that are not safetensors: {_short(name)}", hint)
 
 
 def _indexed(folder: Path, index: Path, cache: bool) -> tuple[int, int | None]:
@@ -204,10 +198,9 @@ def _tensors(path: Path) -> int | None:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= LONGEST_HEADER else b""
     try:
-        content = json.loads(header)
-    except (ValueError, RecursionError):
+        return len(json.loads(header).keys() - {"__metadata__"})
+    except (ValueError, RecursionError, AttributeError):
         return None
-    return len(content.keys() - {"__metadata__"}) if isinstance(content, dict) else None
 
 
 def _require_room(groups: list[dict[str, Any]], path: Path, tensors: int | None, size: int | None) -> None:

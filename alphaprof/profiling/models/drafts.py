@@ -338,20 +338,16 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
     """The target without some layers (none: a copy of it). It shares every parameter and has its own KV cache. Raises
     `ModelUnloadable` where the layers do not exist or cannot be taken out.
     """
-    network = target.network
-    config = network.config.get_text_config()
+    network, config = target.network, target.network.config.get_text_config()
     layers = getattr(network.base_model, "layers", None)
     shares_kv = bool(getattr(config, "num_kv_shared_layers", 0))
+    message = f"draft {name}: layers cannot be left out of a"
     if config is not network.config or not isinstance(layers, nn.ModuleList) or shares_kv:
-        raise ModelUnloadable(
-            f"draft {name}: layers cannot be left out of a {type(network).__name__}",
-            "use kind: model; layer_skip needs a plain decoder whose layers do not share a KV cache",
-        )
+        hint = "use kind: model; layer_skip needs a plain decoder whose layers do not share a KV cache"
+        raise ModelUnloadable(f"{message} {type(network).__name__}", hint)
     if any(hasattr(module, "_hf_hook") for module in network.modules()):
-        raise ModelUnloadable(
-            f"draft {name}: layers cannot be left out of a target that device_map spreads",
-            "load the target on one device, or use kind: model",
-        )
+        hint = "load the target on one device, or use kind: model"
+        raise ModelUnloadable(f"{message} target that device_map spreads", hint)
     kept = [index for index in range(len(layers)) if index not in drop_layers]
     if max(drop_layers, default=0) >= len(layers) or not kept:
         raise ModelUnloadable(

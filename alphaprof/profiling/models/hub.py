@@ -43,10 +43,8 @@ def require(
     if cached_file is not None and _cached(reference, cached_file, revision):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
-        raise error(
-            f"{name} is not a local path, and the model hub cannot be reached",
-            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
-        )
+        hint = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path"
+        raise error(f"{name} is not a local path, and the model hub cannot be reached", hint)
 
 
 def check_references(options: ProfileOptions) -> None:
@@ -110,10 +108,8 @@ def _require_own_files(folder: Path) -> None:
         path = Path(pattern)
         outside = ".." in path.parts or (path.is_absolute() and not is_below(path, folder))
         if outside or "://" in pattern or CHAIN in pattern:
-            raise DataUnreadable(
-                f"the card of {folder} names files outside of it: {shown(pattern)}",
-                "correct configs in its README.md; data from elsewhere are a source of their own",
-            )
+            hint = "correct configs in its README.md; data from elsewhere are a source of their own"
+            raise DataUnreadable(f"the card of {folder} names files outside of it: {shown(pattern)}", hint)
     home = folder.resolve()
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith("datasets--"):
         home = home.parent.parent  # the hub's cache: a snapshot links to blobs beside it
@@ -121,21 +117,17 @@ def _require_own_files(folder: Path) -> None:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise DataUnreadable(f"{path} is a pipe, a socket or a device", "a dataset directory holds regular files only")
         if CHAIN in str(path):
-            raise DataUnreadable(
-                f"{path}: datasets takes {CHAIN} in a name for a file inside another", "rename it, or give the file alone"
-            )
+            message = f"{path}: datasets takes {CHAIN} in a name for a file inside another"
+            raise DataUnreadable(message, "rename it, or give the file alone")
         if patterns and path.is_symlink() and not path.resolve().is_relative_to(home):
-            raise DataUnreadable(
-                f"{path} leads outside of {folder}, whose card names its files or cannot be read",
-                "put the file itself there, or give it alone",
-            )
+            message = f"{path} leads outside of {folder}, whose card names its files or cannot be read"
+            raise DataUnreadable(message, "put the file itself there, or give it alone")
 
 
 def is_below(path: str | Path, folder: str | Path) -> bool:
     """Whether a path lies in a directory by its name, of which the directory's links may be followed or not."""
-    return any(
-        Path(os.path.abspath(path)).is_relative_to(home) for home in (os.path.abspath(folder), Path(folder).resolve())
-    )
+    place, homes = Path(os.path.abspath(path)), (os.path.abspath(folder), Path(folder).resolve())
+    return any(place.is_relative_to(home) for home in homes)
 
 
 def _visible(folder: Path) -> Iterator[Path]:

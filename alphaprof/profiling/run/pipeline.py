@@ -146,10 +146,8 @@ def _measured(
         reuse = Path(earlier.manifest.reused) if earlier.manifest.reused is not None else reuse
         in_random_order = earlier.manifest.sequential is not None
         if settled is not None and not in_random_order:
-            raise RunMismatch(
-                f"{earlier.path} was begun without --until-decided, in the order of the data",
-                "finish it without, or choose another --out",
-            )
+            hint = "finish it without, or choose another --out"
+            raise RunMismatch(f"{earlier.path} was begun without --until-decided, in the order of the data", hint)
     plan = _open(options, claim, progress, earlier, reuse, in_random_order)
     if costs is not None and not _timed(plan.run):
         _measure_latency(plan, costs, progress)
@@ -187,10 +185,8 @@ def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> Non
                     progress.say(reason)
                     break
     if seen < done:
-        raise RunMismatch(
-            f"the data end before shard {seen}, which {plan.run.path} holds",
-            "put the data back, or profile into a new directory",
-        )
+        hint = "put the data back, or profile into a new directory"
+        raise RunMismatch(f"the data end before shard {seen}, which {plan.run.path} holds", hint)
     _finish(plan, progress)
 
 

@@ -79,24 +79,22 @@ def _has_verdict(options: ProfileOptions, named: str) -> bool:
 def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
     """Raise `CostsUnreadable` where step times from elsewhere cannot be had: known before any work."""
     costs = options.costs
+    lookups = [name for name, facts in drafts.items() if not facts.has_steps]
     if isinstance(costs, TableCosts):
-        lookups = [name for name, facts in drafts.items() if not facts.has_steps]
         models = [name for name in options.drafts if name not in lookups]  # those that could not be loaded among them
         read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms)
     elif isinstance(costs, RooflineCosts):
-        stepping = {name: facts for name, facts in drafts.items() if facts.has_steps}
-        for name, facts in {TARGET: target, **stepping}.items():
-            shape_of(name, facts)
+        for name, facts in {TARGET: target, **drafts}.items():
+            if name not in lookups:
+                shape_of(name, facts)
 
 
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
     before, now = earlier.manifest.config, options.model_dump(mode="json")
     if changed := [key for key in now if key != "decision" and before.get(key) != now[key]]:
-        raise RunMismatch(
-            f"{earlier.path} was made with another profile ({', '.join(changed)} changed)",
-            "resume with the profile and options of the first call, or choose another --out",
-        )
+        hint = "resume with the profile and options of the first call, or choose another --out"
+        raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
 
 
 def require_same_models(before: Manifest, now: Manifest) -> None:
@@ -104,10 +102,8 @@ def require_same_models(before: Manifest, now: Manifest) -> None:
     earlier = {"target": before.target, **before.drafts}
     for name, facts in {"target": now.target, **now.drafts}.items():
         if odd := differing(earlier[name], facts):
-            raise RunMismatch(
-                f"{name} is not the model that the interrupted run used ({', '.join(odd)} differ)",
-                "put the same model back, or profile into a new directory",
-            )
+            hint = "put the same model back, or profile into a new directory"
+            raise RunMismatch(f"{name} is not the model that the interrupted run used ({', '.join(odd)} differ)", hint)
     if before.tokenizer != now.tokenizer:
         raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
     old_versions, new_versions = (manifest.environment["packages"] for manifest in (before, now))
@@ -129,10 +125,8 @@ def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
 def require_same_data(shard: Shard, documents: Sequence[Document]) -> None:
     """Raise `RunMismatch` unless a shard was made from these documents."""
     if digest(documents) != shard.digest:
-        raise RunMismatch(
-            f"the data have changed since shard {shard.index} was written",
-            "put them back, or profile into a new directory",
-        )
+        hint = "put them back, or profile into a new directory"
+        raise RunMismatch(f"the data have changed since shard {shard.index} was written", hint)
 
 
 class Reused:
@@ -159,20 +153,16 @@ class Reused:
             )
         before, now = run.manifest.config, options.model_dump(mode="json")
         if changed := [key for key in ("data", "continuation") if now[key] != before[key]]:
-            raise RunMismatch(
-                f"{path} was made with another profile ({', '.join(changed)} differ)",
-                "reuse continuations with the data and continuation of the run that made them",
-            )
+            hint = "reuse continuations with the data and continuation of the run that made them"
+            raise RunMismatch(f"{path} was made with another profile ({', '.join(changed)} differ)", hint)
         return cls(run)
 
     def require_same_target(self, now: Manifest) -> None:
         """Raise `RunMismatch` unless the run was made with this target, dtype and tokenizer."""
         before = self.run.manifest
         if differing(before.target, now.target) or before.tokenizer != now.tokenizer:
-            raise RunMismatch(
-                f"{self.run.path} was made with another target, dtype or tokenizer",
-                "profile without --reuse-continuations: another target writes other text",
-            )
+            hint = "profile without --reuse-continuations: another target writes other text"
+            raise RunMismatch(f"{self.run.path} was made with another target, dtype or tokenizer", hint)
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order."""

@@ -110,9 +110,10 @@ def _by_rows(
     """By compiled loops, on as many threads as torch has."""
     loops = _loops()
     sides = [target, *drafts]
-    logits = [_readable(item.logits) for item in sides]
-    if len({item.dtype for item in logits}) > 1:
-        logits = [item.float() for item in logits]
+    # Loops read bfloat16 or float32, of one kind, each row without gaps.
+    dtypes = {side.logits.dtype for side in sides}
+    logits = [side.logits if dtypes == {torch.bfloat16} else side.logits.float() for side in sides]
+    logits = [each if each.stride(1) == 1 else each.contiguous() for each in logits]
     like = np.empty(0, np.uint16 if logits[0].dtype == torch.bfloat16 else np.float32)
     whole = np.array([[item.data_ptr(), item.stride(0) * item.itemsize, item.shape[1]] for item in logits])
     temperatures = np.array([item.temperature for item in sides], dtype=np.float32)
@@ -136,12 +137,6 @@ def _by_rows(
     for item in waiting:
         item.result()
     return [_columns(values) for values in (out[0], *np.moveaxis(out[1], 1, 0), *np.moveaxis(out[2], 1, 0))]
-
-
-def _readable(logits: torch.Tensor) -> torch.Tensor:
-    """Logits as loops read them: bfloat16 or float32, each row without gaps."""
-    known = logits if logits.dtype in (torch.bfloat16, torch.float32) else logits.float()
-    return known if known.stride(1) == 1 else known.contiguous()
 
 
 def _columns(values: np.ndarray[Any, Any]) -> Columns:

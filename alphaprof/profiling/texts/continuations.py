@@ -97,10 +97,8 @@ def halving(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if len(items) == 1:
-        raise OutOfMemory(
-            f"out of memory on {describe(items[0])} alone",
-            "lower max_new_tokens, use a smaller dtype, or --set a device_map",
-        )
+        hint = "lower max_new_tokens, use a smaller dtype, or --set a device_map"
+        raise OutOfMemory(f"out of memory on {describe(items[0])} alone", hint)
     middle = len(items) // 2
     first, halved_first = halving(run, items[:middle], describe)
     second, halved_second = halving(run, items[middle:], describe)
@@ -125,8 +123,8 @@ def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[l
     """Documents whose continuation the target generates, in batches of one limit, one processing and similar length. As
     large as the budget allows: a batch more costs a step for each of its tokens, padding only a part of the first.
     """
-    asked = [document for document in documents if document.given is None]
-    for group in grouped(asked, lambda document: (document.max_new_tokens, document.processing)):
+    written = [document for document in documents if document.given is None]
+    for group in grouped(written, lambda document: (document.max_new_tokens, document.processing)):
         for indices in batches([len(item.prompt) + (item.max_new_tokens or 0) for item in group], budget):
             yield [group[index] for index in indices]
 

@@ -188,23 +188,18 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
                 f"{where}: {source.messages} end with an assistant turn: the target would be asked for a second answer",
                 "end them with the user's turn; a logged answer goes into a column for continuation: {kind: given}",
             )
-        return _chat(messages, source, tokenizer, where)
-    text = render(str(source.prompt), row, where)
-    if source.chat:
+    else:
+        text = render(str(source.prompt), row, where)
+        if not source.chat:
+            return np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
         system = [{"role": "system", "content": source.system}] if source.system is not None else []
-        return _chat([*system, {"role": "user", "content": text}], source, tokenizer, where)
-    return np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
-
-
-def _chat(messages: list[Any], source: SourceOptions, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
+        messages = [*system, {"role": "user", "content": text}]
     if not tokenizer.chat_template:
-        raise ProfileInvalid(
-            f"{source.path}: the target's tokenizer has no chat template",
-            "use prompt without chat: true, or an instruct model",
-        )
-    text = render_chat(tokenizer, messages, source.chat_options, where)
+        hint = "use prompt without chat: true, or an instruct model"
+        raise ProfileInvalid(f"{source.path}: the target's tokenizer has no chat template", hint)
+    chat = render_chat(tokenizer, messages, source.chat_options, where)
     # The template writes BOS itself where the model wants one.
-    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+    return np.asarray(tokenizer(chat, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
 def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:

@@ -43,10 +43,8 @@ class InRandomOrder:
                 "leave weights out and set the mixture by limit of each source, or profile without --until-decided",
             )
         if endless := [source.path for source in options.data if source.limit is None and not is_local(source.path)]:
-            raise ProfileInvalid(
-                f"--until-decided draws from all documents, and {endless[0]} on the hub has no limit",
-                "give this source a limit, or use --limit",
-            )
+            hint = "give this source a limit, or use --limit"
+            raise ProfileInvalid(f"--until-decided draws from all documents, and {endless[0]} on the hub has no limit", hint)
         documents = list(corpus)
         order = np.random.default_rng(SEED).permutation(len(documents)).tolist()
         drawn = [replace(documents[place], document=number) for number, place in enumerate(order)]

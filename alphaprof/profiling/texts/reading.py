@@ -129,10 +129,8 @@ def _require_inside(path: str, files: Mapping[str, Iterable[str]]) -> None:
         return
     for file in itertools.chain.from_iterable(files.values()):
         if not (is_below(file, path) if is_local(path) else file.startswith("hf://")):
-            raise DataUnreadable(
-                f"the card of {path} names files outside of it: {shown(file)}",
-                "do not use this dataset, or correct configs in its README.md",
-            )
+            hint = "do not use this dataset, or correct configs in its README.md"
+            raise DataUnreadable(f"the card of {path} names files outside of it: {shown(file)}", hint)
 
 
 def _bad_line(path: Path) -> str | None:

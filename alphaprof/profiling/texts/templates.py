@@ -58,14 +58,12 @@ def render_chat(
         status, text = _answer(request)
     if status == REFUSED:
         raise _refusal(where, text)
-    if status != WRITTEN:
-        limits = f"needs more than {SECONDS} seconds or {MEMORY >> 30} GiB"
-        did = "writes far more than its chat holds" if status == TOO_LONG else limits
-        raise ModelUnloadable(
-            f"{where}: the model's chat template {did}",
-            "take the model's files from where they were published, or render prompts yourself and give them as prompt_ids",
-        )
-    return text
+    if status == WRITTEN:
+        return text
+    limits = f"needs more than {SECONDS} seconds or {MEMORY >> 30} GiB"
+    reason = "writes far more than its chat holds" if status == TOO_LONG else limits
+    hint = "take the model's files from where they were published, or render prompts yourself and give them as prompt_ids"
+    raise ModelUnloadable(f"{where}: the model's chat template {reason}", hint)
 
 
 def _refusal(where: str, reason: str) -> DataUnreadable:
@@ -113,10 +111,8 @@ def _start() -> None:
             return
     except OSError as error:
         reason = f": {error.strerror}"
-    raise ModelUnloadable(
-        f"the process that renders chat templates does not start{reason}",
-        f"this prints why: {sys.executable} -c '{SERVE}' < {os.devnull} (limits on memory or processes are one reason)",
-    )
+    hint = f"this prints why: {sys.executable} -c '{SERVE}' < {os.devnull} (limits on memory or processes are one reason)"
+    raise ModelUnloadable(f"the process that renders chat templates does not start{reason}", hint)
 
 
 @atexit.register

@@ -94,12 +94,11 @@ def rehearsed(subjects: Subjects, costs: MeasuredCosts) -> float:
     mode = common_mode(_models(subjects), subjects.text, costs.mode)
     turns = _turns(_cell(subjects, costs.concurrency[0], costs.context[0], mode))
     next(turns)
-    steps = float(next(turns).sum()) / 1e3
+    steps = float(next(turns).sum()) / 1e3 * len(costs.concurrency) * len(costs.context)
     del turns  # and the caches with it
     reading = sum(job.run() for job in _prefills(subjects, costs.context[:1])) * len(costs.context)
-    cells = len(costs.concurrency) * len(costs.context)
-    least = cells * (WARM_UP + _least(costs)) * steps + (PREFILL_WARM_UP + LEAST_PREFILLS) * reading
-    most = cells * (WARM_UP + costs.repeats) * steps + (PREFILL_WARM_UP + MOST_PREFILLS) * reading
+    least = (WARM_UP + _least(costs)) * steps + (PREFILL_WARM_UP + LEAST_PREFILLS) * reading
+    most = (WARM_UP + costs.repeats) * steps + (PREFILL_WARM_UP + MOST_PREFILLS) * reading
     return max(least, min(costs.budget, most))
 
 
@@ -109,9 +108,7 @@ def _least(costs: MeasuredCosts) -> int:
 
 
 class _TimeBudget:
-    """Divides `costs.budget` among the prefills and then the batch sizes and contexts: what one part does not need goes to
-    the next.
-    """
+    """Divides `costs.budget` among prefills, batch sizes and contexts: what one part does not need goes to the next."""
 
     def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None]) -> None:
         self.costs, self.say = costs, say
