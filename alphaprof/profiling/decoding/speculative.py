@@ -177,8 +177,8 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
 def _round(
     target: Cached, drafter: Drafter | None, verify: Verify, gamma: int, text: _Text, clock: _DecodingClock
 ) -> tuple[int, int, list[int], torch.Tensor]:
-    """Drafts, verifies, and puts caches and text in order again: tokens drafted, accepted and emitted up to the end of the
-    text, and the target's logits [n, V].
+    """Drafts, verifies, and puts caches and text in order: tokens drafted, accepted and emitted, and the target's logits [n,
+    V].
     """
     last = target.tensor(text.ids[-1:])  # while a GPU has nothing to do: the copy waits for it
     clock.mark()

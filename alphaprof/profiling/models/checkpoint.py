@@ -177,7 +177,7 @@ def _require_safetensors(name: object, where: Path) -> None:
 
 
 def _indexed(folder: Path, index: Path, cache: bool) -> tuple[int, int | None]:
-    """How many tensors an index names, and the bytes of their files; None where the hub's cache lacks one of these. Raises
+    """How many tensors an index names, and the bytes of their files; None where the hub's cache lacks one. Raises
     `ModelUnloadable` for an index that names none, and for a file that is missing elsewhere.
     """
     shards = _described(index).get("weight_map")
@@ -204,10 +204,8 @@ def _tensors(path: Path) -> int | None:
 
 
 def _require_room(groups: list[dict[str, Any]], path: Path, tensors: int | None, size: int | None) -> None:
-    """Every layer has a tensor of its own, and every width is one of a matrix with a bit for each weight, at least. Without
-    these numbers, layers are at most `MOST_LAYERS`.
-
-    Building a network of absurd sizes takes for ever or asks for all memory before transformers compares it with the files.
+    """Every layer has a tensor of its own, and every width is that of a matrix with a bit for each weight. Building a
+    network of absurd sizes takes for ever or all memory before transformers compares it with the files.
     """
     hint = "correct config.json, or give the complete checkpoint"
     for name, value in _numbers(groups, LAYERS):

@@ -151,10 +151,8 @@ class Head:
 
 
 def _with_decoder(network: Any, decoder: nn.Module) -> Any:
-    """A shallow copy of the network with another decoder; the network itself is untouched.
-
-    Where accelerate spreads a network over devices, it has given it a `forward` of its own, which would run the network and
-    not the copy; parts have others, which bring what they are given to their device.
+    """A shallow copy of the network with another decoder. What accelerate gave the network stays behind: its `forward` would
+    run the network and not the copy; parts have others, which bring what they are given to their device.
     """
     clone = copy.copy(network)
     clone.__dict__ = {name: value for name, value in vars(network).items() if name not in ("forward", "_hf_hook")}
@@ -165,8 +163,8 @@ def _with_decoder(network: Any, decoder: nn.Module) -> Any:
 
 @torch.inference_mode()
 def _rest(target: Model, draft: Model) -> Rest | None:
-    """What is left of a draft after the layers that it shares with its target; None where there are none, or where going on
-    from them does not give what the whole draft gives, to the last bit.
+    """The draft without the layers that it shares with its target; None where there are none, or where going on from them
+    does not give what the whole draft gives, to the last bit.
     """
     bases = [model.network.base_model for model in (target, draft)]
     if (target.context, target.vocabulary) != (draft.context, draft.vocabulary) or not (count := shared_layers(*bases)):

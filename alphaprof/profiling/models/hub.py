@@ -100,8 +100,8 @@ def _require_hub_id(reference: str) -> None:
 
 
 def _require_own_files(folder: Path) -> None:
-    """Raise `DataUnreadable` for a directory with files that `datasets` would wait for or take for others, and for one whose
-    card names files outside of it. Raises `OSError`.
+    """Raise `DataUnreadable` for files that `datasets` would wait for or take for others, and for a card that names files
+    outside of the directory. Raises `OSError`.
     """
     patterns = list(_card_patterns(folder))
     for pattern in patterns:
@@ -142,8 +142,8 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _card_patterns(folder: Path) -> Iterator[str]:
-    """What the cards of a dataset directory name under `data_files` and `data_dir`; `.`, the directory, for a card that
-    cannot be read as a group of values: it may name anything where `datasets` can read it. Raises `OSError`.
+    """What the cards of a dataset directory name under `data_files` and `data_dir`; `.`, the directory, for a card that is
+    no group of values here: it may name anything where `datasets` can read it. Raises `OSError`.
     """
     from alphaprof.config.load import BAD_YAML, read_plainly
 

@@ -180,11 +180,9 @@ def _first_three(names: list[str]) -> str:
 
 
 def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions) -> None:
-    """Raise `ModelUnloadable` for weights without a place in the network: they belong to another config.
-
-    transformers has taken out what an architecture declares as ignorable, like the layers of DeepSeek-V3 that predict
-    several tokens. Published checkpoints carry more: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for
-    several tokens that only the config declares.
+    """Raise `ModelUnloadable` for weights without a place in the network, which belong to another config. Published
+    checkpoints carry some that no architecture declares: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for
+    several tokens ahead that only the config declares.
     """
     settings = network.config.get_text_config()
     last = getattr(settings, "num_hidden_layers", None) or 0
@@ -260,9 +258,7 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _loading(reference: str) -> Iterator[None]:
-    """Turns the many exceptions with which transformers refuses a model into `ModelUnloadable`, and keeps its progress bars
-    and advice off the terminal.
-    """
+    """Turns the many exceptions of transformers into `ModelUnloadable`, and keeps its progress bars off the terminal."""
     try:
         # The bar of the GGUF reader has no switch of its own.
         with without_advice(), contextlib.redirect_stderr(io.StringIO()):
@@ -367,8 +363,8 @@ def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, by its type or in one of the many wordings of torch and its backends. Or
-    was raised because of one that does: where memory runs out while a CUDA graph is recorded, ending that fails as well.
+    """Whether an error means that memory ran out, by its type or one of the many wordings of torch and its backends, or was
+    raised because of one that does: where memory runs out in a recording of a CUDA graph, ending that fails as well.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in str(error) for words in OUT_OF_MEMORY):
         return True

@@ -111,10 +111,9 @@ def _weights(scaled: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
 
 def _nucleus(weights: torch.Tensor, top_p: float, first: int | None) -> torch.Tensor:
     """Which tokens are among the fewest largest that hold `top_p` of the weight, and those equal to the smallest of them.
-
-    Only the `first` largest are sorted, and all where that was not enough; None: all at once, since a GPU would have to wait
-    for the host to look. Sums are float64: in float32 they depend on the order of their terms, which is another one on a GPU
-    and for another number of rows, and flat distributions would be cut a token earlier or later.
+    Only the `first` largest are sorted, and all where that was not enough; None: all at once, without a GPU's waiting for
+    the host. Sums are float64: in float32 they depend on the order of their terms, and flat distributions would be cut
+    elsewhere.
     """
     count = weights.shape[1] if first is None else min(first, weights.shape[1])
     largest = weights.topk(count, dim=1).values

@@ -36,8 +36,7 @@ from alphaprof.profiling.run.shards import Loaded, Plan, Progress, Writer, in_sh
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.corpus import Corpus
-from alphaprof.profiling.texts.random_order import InRandomOrder
+from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed
 from alphaprof.totals.files import write_totals

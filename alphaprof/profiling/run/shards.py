@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from queue import Queue
 from threading import Thread
 from types import TracebackType
@@ -21,7 +20,6 @@ from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_tab
 from alphaprof.profiling.texts.continuations import (
     Continuation,
     Fed,
-    Flags,
     continuation_table,
     digest,
     generate,
@@ -31,14 +29,13 @@ from alphaprof.profiling.texts.continuations import (
     scoring_batches,
     thinking,
 )
-from alphaprof.profiling.texts.corpus import Corpus, Document
+from alphaprof.profiling.texts.corpus import Corpus, Document, InRandomOrder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from alphaprof.config.profile import ProfileOptions
     from alphaprof.profiling.run.resume import Reused
-    from alphaprof.profiling.texts.random_order import InRandomOrder
 
 # Called with steps and positions that are done (see `Progress.advance`).
 Advance = Callable[[float, int], None]
@@ -116,26 +113,19 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
     if markers is not None:
         phases = [thinking(markers, plan.tokenizer, item.document.prompt, item.ids) for item in continuations]
     # What the corpus has left out by now: it may be read on before the shard is written.
-    left_out = {"skipped": dict(plan.documents.skipped), "truncated": dict(plan.documents.truncated)}
-    return partial(_write_shard, plan.run, facts, continuations, scored, phases, left_out)
+    left_out: dict[str, Any] = {"skipped": dict(plan.documents.skipped), "truncated": dict(plan.documents.truncated)}
+    run = plan.run
 
+    def write() -> None:
+        for draft, arrays in scored.items():
+            can = run.manifest.drafts[draft]
+            flags = {"has_distribution": can.has_distribution, "starts_matter": can.starts_matter}
+            run.write_positions(position_table(continuations, arrays, run.log_rules, draft, phases, **flags), index, draft)
+        run.write_continuations(continuation_table(continuations), index)
+        shards = (*run.manifest.shards, facts)  # last: a shard that the manifest names is whole
+        run.write_manifest(dataclasses.replace(run.manifest, shards=shards, **left_out))
 
-def _write_shard(
-    run: Run,
-    shard: Shard,
-    continuations: Sequence[Continuation],
-    scored: dict[str, dict[int, Arrays]],
-    phases: list[Flags] | None,
-    left_out: dict[str, Any],
-) -> None:
-    """Write the files of one shard; the manifest names it last, so a shard that it names is whole."""
-    for draft, arrays in scored.items():
-        can = run.manifest.drafts[draft]
-        flags = {"has_distribution": can.has_distribution, "starts_matter": can.starts_matter}
-        table = position_table(continuations, arrays, run.log_rules, draft, phases, **flags)
-        run.write_positions(table, shard.index, draft)
-    run.write_continuations(continuation_table(continuations), shard.index)
-    run.write_manifest(dataclasses.replace(run.manifest, shards=(*run.manifest.shards, shard), **left_out))
+    return write
 
 
 def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) -> tuple[list[Continuation], Fed, int]:

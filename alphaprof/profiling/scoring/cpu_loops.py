@@ -64,9 +64,7 @@ def log32(x: Any) -> Any:
 
 @vectorised
 def _scaled(row: Array, temperature: Any, out: Array) -> Any:
-    """Logits of a row divided by the temperature, and a sum that is NaN exactly where one of these is not finite. bfloat16
-    comes as its bits (uint16).
-    """
+    """Logits of a row (bfloat16 as its bits) over the temperature, and a sum that is NaN exactly where one is not finite."""
     bad = ZERO
     if temperature == ONE:
         for i in range(len(row)):
@@ -83,8 +81,8 @@ def _scaled(row: Array, temperature: Any, out: Array) -> Any:
 
 @vectorised
 def _largest(values: Array) -> Any:
-    """The maximum of finite values: the order of floats is that of their bits as integers, those of negative ones inverted.
-    A maximum of integers needs no care for NaN, which vector instructions do not take.
+    """The maximum of finite values, as integers with the order of floats: vector instructions for those need no care for
+    NaN.
     """
     found = np.int32(-(2**31))
     for i in range(len(values)):
@@ -146,7 +144,7 @@ def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, flo
 @vectorised
 def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, top_q: Any, share_q: Any) -> Any:
     """Sums over ids that both have: min(p, q), p and q times how far logits are apart, and -m log m, m half of p + q.
-    `share_p`: 1 / total of the row; so `share_q`. Of equal rows both divergences are exactly 0: a budget may hang on it.
+    `share_p` is 1 / total of the row. Of equal rows both divergences are exactly 0: a budget may hang on it.
     """
     overlap, p_apart, q_apart, mixed = ZERO, ZERO, ZERO, ZERO
     for i in range(len(zp)):

@@ -117,8 +117,8 @@ class Scorer:
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
     ) -> list[Columns]:
-        """Columns of a chunk: the target's, those of each draft with a distribution, those of each without. `ids`: the
-        tokens of the text, then the proposals of each draft without a distribution.
+        """Columns of a chunk: of the target, each draft with a distribution, each without. `ids`: the tokens of the text,
+        then the proposals of each draft without a distribution.
         """
         token, *proposals = ids
         shared = [each[:, : self.width] for each in (logits, *draft_logits)]

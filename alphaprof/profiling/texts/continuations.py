@@ -236,8 +236,8 @@ def thinking(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, 
 
 
 def _pieces(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, str]]:
-    """The text in pieces of whole characters: of how many tokens each is made, and what it says. A piece is decoded after
-    the one before, since some tokenizers drop a space at the beginning of what they decode.
+    """Pieces of whole characters: the number of tokens of each, and its text. Each is decoded after the one before, since
+    some tokenizers drop a space at the beginning of what they decode.
     """
 
     def text(part: list[int]) -> str:

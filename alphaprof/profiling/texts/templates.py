@@ -76,8 +76,8 @@ _process: subprocess.Popen[bytes] | None = None
 
 
 def _answer(request: bytes) -> tuple[bytes, str]:
-    """What the process says: `WRITTEN` and the prompt, `REFUSED` and the reason, or nothing where it was ended. Raises
-    `ModelUnloadable` where it does not start.
+    """`WRITTEN` and the prompt, `REFUSED` and the reason, or nothing where the process was ended. Raises `ModelUnloadable`
+    where it does not start.
     """
     try:
         if _process is None or _process.poll() is not None:

@@ -161,9 +161,7 @@ class _TimeBudget:
 
 
 def _turns(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[Array]:
-    """Yields the times in ms [jobs] of one round after another. Every second round runs the blocks backwards: what slowly
-    grows over a round then favours the last steps as often as the first.
-    """
+    """Yields times in ms [jobs], a round each; every second one backwards, so that slow growth favours no step."""
     places = itertools.count()
     numbered = [[(next(places), job) for job in block] for block in blocks]
     for order in itertools.cycle((numbered, numbered[::-1])):

@@ -75,8 +75,8 @@ class Stepper:
         return DynamicCache(config=self.model.network.config)
 
     def _fill(self, text: torch.Tensor) -> None:
-        """Read the text [1, context], and copy its keys and values for the other texts of the batch, which are equal.
-        Reading all of them at once would take more memory than any step, and most of the time.
+        """Read the text [1, context] once, and copy its keys and values for the other texts of the batch, which are equal:
+        reading all of them would take more memory than any step, and most of the time.
         """
         if all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self.cache.layers):
             self._read(text, self.cache)
@@ -159,11 +159,9 @@ class GraphStepper(Stepper):
         return chosen
 
     def _recorded(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Records a step as a graph, with the ids that it chooses; it is run some times before, as recording asks for, and
-        stands at the end of one step.
-
-        On a stream of the model's own device: the one that torch keeps for recording belongs to that of the first graph.
-        All graphs of a stepper share their memory, which is that of its longest step: none reads what another one wrote.
+        """Records a step as a graph, with the ids that it chooses, after some runs of it, and stands at the end of one step.
+        On a stream of the model's own device: torch's own belongs to that of the first graph. All graphs of a stepper share
+        the memory of its longest step: none reads what another one wrote.
         """
         device = self.model.device
         self._stream = self._stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
