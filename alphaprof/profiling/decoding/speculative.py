@@ -282,9 +282,8 @@ def own_documents(loaded: Loaded) -> tuple[list[Document], int]:
 def decode(loaded: Loaded, document: Document, drafting: DecodingSetup | None, regret: bool = False) -> Decoded:
     """Write a document's text with a draft, or plainly. `regret`: see `Decoded`."""
     width = min(loaded.scorer.width, loaded.target.vocabulary)
-    how: Plain | Speculation = Plain(
-        loaded.target, Choice(document.processing, document.seed or 0, loaded.options.draft_processing, width)
-    )
+    choice = Choice(document.processing, document.seed or 0, loaded.options.draft_processing, width)
+    how: Plain | Speculation = Plain(loaded.target, choice)
     if drafting is not None:
-        how = Speculation(loaded.target, drafting.draft, drafting.rule, drafting.gamma, how.choice)
+        how = Speculation(loaded.target, drafting.draft, drafting.rule, drafting.gamma, choice)
     return how.decode(document.prompt, document.max_new_tokens or 0, document.source_row, regret)

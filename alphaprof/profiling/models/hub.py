@@ -88,15 +88,14 @@ def builders() -> frozenset[str]:
 def _require_hub_id(reference: str) -> None:
     """Raise `DataUnreadable` for what `datasets` would not look up on the hub: it reads the working directory instead."""
     if reference.removeprefix("hf://datasets/") in builders():
-        raise DataUnreadable(
-            f"dataset {reference} is a format of datasets, which would read every file below the working directory",
-            "give a file with its suffix, a directory (./NAME), or a dataset on the hub (OWNER/NAME)",
-        )
+        message = f"dataset {reference} is a format of datasets, which would read every file below the working directory"
+        hint = "give a file with its suffix, a directory (./NAME), or a dataset on the hub (OWNER/NAME)"
+        raise DataUnreadable(message, hint)
     if os.path.exists(reference):
-        raise DataUnreadable(
-            f"dataset {cut(reference)} means the hub in this profile, but datasets would read the folder of that name here",
-            "run from another directory; or give the folder's path, absolute or relative to the profile file",
-        )
+        name = cut(reference)
+        message = f"dataset {name} means the hub in this profile, but datasets would read the folder of that name here"
+        hint = "run from another directory; or give the folder's path, absolute or relative to the profile file"
+        raise DataUnreadable(message, hint)
 
 
 def _require_own_files(folder: Path) -> None:
@@ -203,7 +202,7 @@ def expected_documents(options: ProfileOptions) -> int | None:
     counts = [(row_count(Path(source.path)), source.limit) for source in options.data]
     if (None, None) in counts:
         return None
-    return sum(min(known for known in pair if known is not None) for pair in counts)
+    return sum(min(number for number in pair if number is not None) for pair in counts)
 
 
 def read_whole(source: SourceOptions) -> bool:
@@ -239,6 +238,11 @@ def fetch_descriptions(options: ModelOptions) -> None:
     for file in DESCRIPTIONS:
         with contextlib.suppress(Exception):  # it has no such file, or loading the model will say what is wrong
             hf_hub_download(options.model, file, revision=options.revision)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error of another library that says something; its class where none does."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def is_local(reference: str) -> bool:

@@ -22,7 +22,7 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import PARTIAL, ModelFacts
 from alphaprof.profiling.models.checkpoint import require_context
-from alphaprof.profiling.models.hub import fetch_descriptions, folder_of, is_local, require_model
+from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -266,7 +266,7 @@ def _loading(reference: str) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
         if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
             reason = "its weights have other shapes than its config.json says"
@@ -304,7 +304,7 @@ def choose_device(device: str) -> torch.device:
             return chosen
         reason = "models run on CPUs and on GPUs with CUDA or ROCm"
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
     raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alphaprof.profiling.models.hub import first_line
 from alphaprof.profiling.models.load import is_out_of_memory
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import statistics
@@ -28,13 +29,13 @@ def measured(
     their plain softmaxes: truncation makes margins and KL degenerate.
     """
     target, *drafts = (processed_logits(*pair) for pair in zip(logits, settings, strict=True))
-    measured = plain = columns(target, drafts, token, proposals)
+    by_model = plain = columns(target, drafts, token, proposals)
     if any(chosen != PLAIN for chosen in settings):
         target, *drafts = map(ProcessedLogits, logits)
         plain = columns(target, drafts, token, ())
     for place, raw in enumerate(plain[: len(logits)]):
-        measured[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
-    return measured
+        by_model[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
+    return by_model
 
 
 def columns(
@@ -95,7 +96,7 @@ def why_unavailable(device: torch.device) -> str | None:
     except Exception as error:  # of Triton, of its compilers, of the driver
         if is_out_of_memory(error):
             raise
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return first_line(error)
     return None
 
 

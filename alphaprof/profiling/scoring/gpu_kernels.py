@@ -112,7 +112,7 @@ def _ahead(row, values, ids):
 
 @triton.jit
 def _store_chosen(found, row, ahead):
-    """Write the chosen id's probability and rank; beyond the width 0, and behind everything with a lower id."""
+    """Write the chosen id's probability and rank; beyond the width 0, and after everything with a lower id."""
     known = row.chosen < row.rows.width
     kept = known
     if row.rows.least is not None:

@@ -58,7 +58,7 @@ class Distribution:
         index = torch.arange(width, device=ids.device)
         before = (self.scaled == value) & (index < ids[:, None])
         rank = 1 + ((self.scaled > value) | before).sum(1)
-        return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: behind everything with a lower id
+        return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: after everything with a lower id
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -250,7 +251,7 @@ def _pieces(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[t
         sizes = range(1, min(MOST_BYTES, len(tokens) - place) + 1)
         pieces = ((size, text([*before, *tokens[place : place + size]])[known:]) for size in sizes)
         first = next(pieces)
-        size, piece = next((found for found in (first, *pieces) if UNFINISHED not in found[1]), first)
+        size, piece = next((pair for pair in itertools.chain([first], pieces) if UNFINISHED not in pair[1]), first)
         yield size, piece
         before = tokens[place : place + size]
         place += size

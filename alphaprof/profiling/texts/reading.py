@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
-from alphaprof.profiling.models.hub import CHAIN, FORMATS, is_below, is_local, require_data
+from alphaprof.profiling.models.hub import CHAIN, FORMATS, first_line, is_below, is_local, require_data
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -55,8 +55,7 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
     except StopIteration as error:  # from datasets, for a directory with an empty file
         raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
     except Exception as error:  # datasets raises whatever its parsers raise
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        reason = _bad_line(Path(source.path)) or reason
+        reason = _bad_line(Path(source.path)) or first_line(error)
         hint = "check that every line is valid and that columns keep their type"
         if not is_local(source.path):
             hint = "check the dataset's id, name, split and your access rights"

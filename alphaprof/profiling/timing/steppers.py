@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticCache, StaticLayer
 
+from alphaprof.profiling.models.hub import first_line
 from alphaprof.profiling.models.load import Model, is_out_of_memory, kept_logits
 from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.rules import GAMMA_LIMIT
@@ -193,7 +194,7 @@ def common_mode(models: Sequence[Model], text: Ids, wanted: str, say: Callable[[
     except (NotTimed, RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
         if is_out_of_memory(error):
             raise
-        say(f"steps are timed as they are launched, without CUDA graphs: {_reason(error)}")
+        say(f"steps are timed as they are launched, without CUDA graphs: {first_line(error)[:200]}")
         return Stepper.mode
     return GraphStepper.mode
 
@@ -208,12 +209,8 @@ def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Ste
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        reason = _reason(error)
+        reason = first_line(error)[:200]
     raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason}")
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]
 
 
 def _tried(new: Stepper, longest: int) -> Stepper:
