@@ -63,12 +63,7 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        target: Model,
-        drafts: Sequence[Draft],
-        tokens: int,
-        draft_processing: str = "same",
-        extras: Extras = NO_EXTRAS,
+        self, target: Model, drafts: Sequence[Draft], tokens: int, draft_processing: str = "same", extras: Extras = NO_EXTRAS
     ) -> None:
         self.extras = extras
         self.target = Head(target)
