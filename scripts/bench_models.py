@@ -146,7 +146,7 @@ def run_figures(bench: Bench, progress: Progress) -> Figures:
     """Seconds and tokens a second of a run on disk and of its totals."""
     options = bench.loaded.options
     with tempfile.TemporaryDirectory() as folder, claimed(Path(folder) / "run", options.model_dump(mode="json")) as claim:
-        plan = pipeline._open(options, claim, None, pipeline.Course(), progress)
+        plan = pipeline._open(options, claim, progress)
         spent = {"run": seconds(lambda: pipeline._fill(plan, progress)), "totals": seconds(lambda: write_totals(plan.run))}
         tokens = plan.run.manifest.positions
     return {"tokens": tokens, "seconds": spent, "tokens_per_second": tokens / sum(spent.values())}

@@ -250,7 +250,7 @@ def proposals_of(run: Run) -> Sequence[int | None]:
     for shard in run.shards:
         for text in run.continuations(shard.index).to_pylist():
             ids = np.array([*text["prompt_ids"], *text["continuation_ids"]])
-            found += draft.proposals(ids, text["prompt_tokens"]).first.tolist()
+            found += draft.columns(ids, text["prompt_tokens"])["draft_top"].tolist()
     return found
 
 
@@ -368,7 +368,7 @@ def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest:
     draft = PromptLookup("ngram", longest, (1,), ids, "float32")
     for text, proposed in zip(texts, found, strict=True):
         assert proposed[0] == -1
-        assert proposed[1:].tolist() == draft.proposals(text, 1).first.tolist()
+        assert proposed[1:].tolist() == draft.columns(text, 1)["draft_top"].tolist()
     assert first_proposals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)).tolist() == []
 
 

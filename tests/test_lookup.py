@@ -43,9 +43,9 @@ def matched(proposal: list[int], text: list[int]) -> int:
     return agreeing.index(False) if False in agreeing else len(agreeing)
 
 
-def assert_proposes(text: list[int], place: int, end: int, found: drafts.Proposals, expected: list[int]) -> None:
+def assert_proposes(text: list[int], place: int, end: int, found: drafts.Arrays, expected: list[int]) -> None:
     """One position against the whole proposal that is expected there."""
-    assert (int(found.first[place]), int(found.proposed[place]), int(found.accepted[place])) == (
+    assert (int(found["draft_top"][place]), int(found["proposed"][place]), int(found["accepted_run"][place])) == (
         expected[0] if expected else -1,
         len(expected),
         matched(expected, text[end:]),
@@ -68,14 +68,14 @@ def test_every_proposal_is_that_of_transformers_whatever_the_number_of_tokens(
 ) -> None:
     """Without EOS ids the whole one, as vLLM proposes; with them its tokens before an EOS."""
     text, prompt = given_text
-    found = draft(max_ngram, eos).proposals(np.array(text, dtype=np.int32), prompt)
-    assert {len(column) for column in vars(found).values()} == {len(text) - prompt}
+    found = draft(max_ngram, eos).columns(np.array(text, dtype=np.int32), prompt)
+    assert {len(column) for column in found.values()} == {len(text) - prompt}
     for place, end in enumerate(range(prompt, len(text))):
         whole = candidates(text, end, max_ngram, (), PROPOSED_LIMIT)
         assert_proposes(text, place, end, found, whole)
         expected = candidates(text, end, max_ngram, eos, PROPOSED_LIMIT)
-        assert whole[: found.before_eos[place]] == expected
-        assert min(found.accepted[place], found.before_eos[place]) == matched(expected, text[end:])
+        assert whole[: found["proposed_before_eos"][place]] == expected
+        assert min(found["accepted_run"][place], found["proposed_before_eos"][place]) == matched(expected, text[end:])
         assert candidates(text, end, max_ngram, eos, count) == expected[:count]
 
 
@@ -95,27 +95,27 @@ BY_HAND = [
 
 @pytest.mark.parametrize(("text", "prompt", "max_ngram", "eos", "expected"), BY_HAND)
 def test_proposals_by_hand(text: list[int], prompt: int, max_ngram: int, eos: Any, expected: list[list[int]]) -> None:
-    found = draft(max_ngram, eos).proposals(np.array(text), prompt)
-    assert [column.tolist() for column in (found.first, found.proposed, found.accepted, found.before_eos)] == expected
+    found = draft(max_ngram, eos).columns(np.array(text), prompt)
+    assert [column.tolist() for column in found.values()] == expected
 
 
 def test_a_proposal_has_at_most_so_many_tokens_as_the_log_holds() -> None:
     period = list(range(300))
     text = period * 3
-    found = draft(2).proposals(np.array(text), 301)
-    assert int(found.first[0]) == text[301]
-    assert found.proposed.max() == found.accepted.max() == PROPOSED_LIMIT
+    found = draft(2).columns(np.array(text), 301)
+    assert int(found["draft_top"][0]) == text[301]
+    assert found["proposed"].max() == found["accepted_run"].max() == PROPOSED_LIMIT
     for end in (301, 400, 700):
         assert_proposes(text, end - 301, end, found, candidates(text, end, 2, (), PROPOSED_LIMIT))
 
 
 def test_what_a_text_goes_on_with_does_not_change_what_was_proposed_before() -> None:
     text = np.random.default_rng(3).integers(0, 4, 60)
-    whole = draft(3).proposals(text, 10)
+    whole = draft(3).columns(text, 10)
     for end in (11, 30, 59):
-        part = draft(3).proposals(text[:end], 10)
-        assert np.array_equal(part.first, whole.first[: end - 10])
-        assert np.array_equal(part.proposed, whole.proposed[: end - 10])
+        part = draft(3).columns(text[:end], 10)
+        assert np.array_equal(part["draft_top"], whole["draft_top"][: end - 10])
+        assert np.array_equal(part["proposed"], whole["proposed"][: end - 10])
 
 
 def test_a_search_is_timed_at_the_last_token_of_a_text_that_is_indexed_before(monkeypatch: pytest.MonkeyPatch) -> None:

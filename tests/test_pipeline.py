@@ -812,12 +812,15 @@ def test_prompt_lookup_of_a_run_is_that_of_its_texts(mixed: Run) -> None:
     log = log_of(mixed, "ngram")
     for shard in mixed.shards:
         for row in mixed.continuations(shard.index).to_pylist():
-            expected = draft.proposals(np.array(row["prompt_ids"] + row["continuation_ids"]), row["prompt_tokens"])
+            expected = draft.columns(np.array(row["prompt_ids"] + row["continuation_ids"]), row["prompt_tokens"])
             found = log[log["document"] == row["document"]]
-            assert found["proposed"].tolist() == expected.proposed.tolist()
-            assert found["draft_top"].fillna(-1).tolist() == np.where(expected.proposed > 0, expected.first, -1).tolist()
-            assert found["accepted_run"].fillna(0).tolist() == expected.accepted.tolist()
-            assert found["proposed_before_eos"].fillna(0).tolist() == expected.before_eos.tolist()
+            assert found["proposed"].tolist() == expected["proposed"].tolist()
+            assert (
+                found["draft_top"].fillna(-1).tolist()
+                == np.where(expected["proposed"] > 0, expected["draft_top"], -1).tolist()
+            )
+            assert found["accepted_run"].fillna(0).tolist() == expected["accepted_run"].tolist()
+            assert found["proposed_before_eos"].fillna(0).tolist() == expected["proposed_before_eos"].tolist()
     assert 0 < (log["proposed"] > 0).mean() < 1
     assert log["accepted_run"].max() > 1
 

@@ -605,9 +605,9 @@ def recorded(name: str, way: str) -> Iterator[tuple[dict[str, Any], dict[str, li
 
 def looked_up(prompt: list[int], text: list[int], lookup: PromptLookup, before_eos: bool = False) -> Trace:
     """One document of prompt lookup."""
-    found = lookup.proposals(np.array(prompt + text), len(prompt))
-    proposed = found.before_eos if before_eos else found.proposed
-    return dataclasses.replace(trace([0] * len(text), proposed.tolist()), run=found.accepted, looked_up=True)
+    found = lookup.columns(np.array(prompt + text), len(prompt))
+    proposed = found["proposed_before_eos" if before_eos else "proposed"]
+    return dataclasses.replace(trace([0] * len(text), proposed.tolist()), run=found["accepted_run"], looked_up=True)
 
 
 def with_a_proposal(one: Trace, gamma: int) -> tuple[list[int], list[int], list[int]]:

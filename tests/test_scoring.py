@@ -517,12 +517,12 @@ def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
     ).to_pandas()
     for item in batch:
         found = table[table["document"] == item.document.document].reset_index(drop=True)
-        expected = lookup.proposals(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt))
+        expected = lookup.columns(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt))
         for place, logits in enumerate(logits_alone(target.network, item)):
-            p, first = reference.processed(logits, settings), int(expected.first[place])
-            assert found["proposed"][place] == expected.proposed[place]
-            assert found["accepted_run"][place] == expected.accepted[place]
-            assert found["proposed_before_eos"][place] == expected.before_eos[place]
+            p, first = reference.processed(logits, settings), int(expected["draft_top"][place])
+            assert found["proposed"][place] == expected["proposed"][place]
+            assert found["accepted_run"][place] == expected["accepted_run"][place]
+            assert found["proposed_before_eos"][place] == expected["proposed_before_eos"][place]
             assert found["draft_top"][place] == first
             assert found["target_prob_of_draft_top"][place] == pytest.approx(p[first], abs=2e-5)
             assert found["target_rank_of_draft_top"][place] == reference.rank(logits, first)

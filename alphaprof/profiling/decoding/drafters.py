@@ -16,7 +16,6 @@ from transformers.integrations import sdpa_attention
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.load import Model, kept_logits
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
-from alphaprof.rules import GREEDY, SAMPLED
 
 # Whether keys and values are repeated for each query head where a single token comes with a mask: newer versions do not.
 REPEATS = not hasattr(sdpa_attention, "pack_gqa")
@@ -31,9 +30,7 @@ class Cached:
     """
 
     def __init__(self, model: Model, width: int) -> None:
-        self.model = model
-        self.width = width
-        self.device = model.device
+        self.model, self.width, self.device = model, width, model.device
         self.context = model.context or sys.maxsize
         self.length = 0
         self._largest = model.vocabulary - 1
@@ -42,13 +39,13 @@ class Cached:
         self._last = kept_logits(model)
 
     def prefill(self, ids: list[int], rewinds: bool) -> torch.Tensor:
-        """Logits [1, width] behind the first tokens of the text.
-
-        `rewinds`: whether tokens will be taken back. Raises `ModelUnloadable` where the model's cache cannot do that, or
-        does not hold the tokens at all.
+        """Logits [1, width] after the first tokens of the text. `rewinds`: whether tokens will be taken back. Raises
+        `ModelUnloadable` where the model's cache cannot do that, or does not hold the tokens at all.
         """
         rows = self.last(self.tensor(ids))
-        if _held(self._cache) != len(ids) or (rewinds and not _takes_back(self._cache)):
+        # A layer that is not initialised keeps its state elsewhere.
+        takes_back = self._cache.is_croppable and self._cache.is_initialized
+        if _tokens_in(self._cache) != len(ids) or (rewinds and not takes_back):
             raise ModelUnloadable(
                 f"{self.model.name} ({type(self.model.network).__name__}) cannot take tokens back from its cache",
                 "speculative decoding needs a model with attention layers only: recurrent states cannot be taken back",
@@ -61,13 +58,12 @@ class Cached:
         return rows
 
     def last(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [1, width] behind the last of `ids` [tokens], which are added to the text."""
+        """Logits [1, width] after the last of `ids` [tokens], which are added to the text."""
         return self._forward(ids, **self._last)[-1:]
 
     def each(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [tokens, width] behind each of `ids` [tokens], which are added to the text.
-
-        Ids that the model does not have are fed as its last one: what follows them means nothing.
+        """Logits [tokens, width] after each of `ids` [tokens], which are added to the text. Ids that the model does not have
+        are fed as its last one: what follows them means nothing.
         """
         return self._forward(ids.clamp(max=self._largest))
 
@@ -89,28 +85,18 @@ class Cached:
 
 
 def _empty_cache(config: Any) -> Any:
-    """A cache for a model with this configuration.
-
-    In transformers 5.17 a sliding window that may be rewound returns keys and values that its mask does not cover, once
-    several forwards follow each other without a rewind. In 5.23 it does not; before it layers keep the whole text, and the
-    mask is the window.
-    """
+    # In transformers 5.17 a sliding window that may be rewound returns keys and values that its mask does not cover, once
+    # several forwards follow each other without a rewind. Before 5.23 layers keep the whole text: the mask is the window.
     cache: Any = DynamicCache(config=config)
     if tuple(map(int, version("transformers").split(".")[:2])) < (5, 23):
         cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
     return cache
 
 
-def _takes_back(cache: Any) -> bool:
-    """Whether tokens can be taken back from a cache that holds some: a layer without any keeps its state elsewhere."""
-    return bool(cache.is_croppable and cache.is_initialized)
-
-
-def _held(cache: Any) -> int:
-    """Tokens that a cache holds; 0 where it has no layer that could tell."""
+def _tokens_in(cache: Any) -> int:
     try:
         return int(cache.get_seq_length())
-    except ValueError:
+    except ValueError:  # it has no layer that could tell
         return 0
 
 
@@ -127,11 +113,6 @@ class Choice:
     draft_processing: str = "same"
     width: int | None = None
 
-    @property
-    def policy(self) -> str:
-        """The word of `rules` for it."""
-        return GREEDY if self.processing is None else SAMPLED
-
 
 GREEDILY = Choice()
 
@@ -139,7 +120,7 @@ GREEDILY = Choice()
 class Chooser:
     """Chooses the tokens of one text of at most `places` tokens.
 
-    Every place of a text has a random number of its own in each stream, so a draft that is drawn again behind a rejection
+    Every place of a text has a random number of its own in each stream, so a draft that is drawn again after a rejection
     is drawn by the same number: nothing was decided by it the first time, because what follows a rejected draft is not
     looked at. The target's own stream is that of `continuations.generate`: plain decoding repeats its texts.
     """
@@ -197,15 +178,14 @@ class ModelDrafter:
 
     def __init__(self, draft: Model, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> None:
         self._cached = Cached(draft, width)
-        self._chooser = chooser
+        self._chooser, self._drawn = chooser, drawn
         self._device = device  # the target's
-        self._drawn = drawn
         self._vocabulary = draft.vocabulary
         self._foreign = False  # whether the text holds a token that the draft does not have
         self._prompt = self._read = self._drafted = 0
 
     def start(self, ids: list[int]) -> None:
-        """Fill the cache with the prompt, unless there is nothing to propose behind it."""
+        """Fill the cache with the prompt, unless there is nothing to propose after it."""
         self._prompt = len(ids)
         if self._room(ids) > 1:
             self._cached.prefill(ids, rewinds=True)
@@ -233,9 +213,7 @@ class ModelDrafter:
         self._cached.rewind(max(0, self._drafted - 1 - accepted))
 
     def _room(self, ids: list[int]) -> int:
-        """Tokens that may be proposed behind a text: until the draft's context is full, and none behind a token that the
-        draft does not have.
-        """
+        """Tokens that may be proposed after a text: until the draft's context is full, and none after a foreign token."""
         self._foreign = self._foreign or any(token >= self._vocabulary for token in ids[self._read :])
         self._read = len(ids)
         return 0 if self._foreign else self._cached.context - len(ids) + 1

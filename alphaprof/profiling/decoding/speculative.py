@@ -12,14 +12,7 @@ import numpy as np
 import torch
 
 from alphaprof.errors import OptionInvalid, ProfileInvalid, RuleNotDecodable
-from alphaprof.profiling.decoding.drafters import (
-    GREEDILY,
-    Cached,
-    Choice,
-    Chooser,
-    Drafter,
-    Proposal,
-)
+from alphaprof.profiling.decoding.drafters import GREEDILY, Cached, Choice, Chooser, Drafter, Proposal
 from alphaprof.profiling.decoding.verification import Verify, agreement, verifier
 from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import Model
@@ -66,17 +59,13 @@ class Plain:
 
     def decode(self, prompt: Ids, max_new_tokens: int, source_row: int = 0, regret: bool = False) -> Decoded:
         """The text that `continuations.generate` writes for a prompt. Arguments as of `Speculation.decode`."""
-        text = _Text(self.target, prompt, max_new_tokens)
-        chooser = Chooser(self.choice, prompt, source_row, max_new_tokens, self.target.device)
-        cached = Cached(self.target, self.choice.width or self.target.vocabulary)
-        return _decode(_Engine(cached, None, chooser, partial(agreement, chooser), 0), text, regret)
+        return _decode(self, _Text(self.target, prompt, max_new_tokens), source_row, regret)
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding of one target with one draft, by one rule, with at most `gamma` drafted tokens a round.
-
-    Raises `RuleNotDecodable` for rules of trees, and where the rule does not belong to text that is chosen as `choice` says.
+    """Speculative decoding of one target with one draft, by one rule, with at most `gamma` drafted tokens a round. Raises
+    `RuleNotDecodable` for rules of trees, and where the rule does not belong to text that is chosen as `choice` says.
     """
 
     target: Model
@@ -88,7 +77,7 @@ class Speculation:
     def __post_init__(self) -> None:
         if not 1 <= self.gamma <= GAMMA_LIMIT:
             raise ValueError(f"gamma must be from 1 to {GAMMA_LIMIT}, not {self.gamma}")
-        require_decodable(self.rule, self.choice.policy)
+        require_decodable(self.rule, GREEDY if self.choice.processing is None else SAMPLED)
 
     def decode(self, prompt: Ids, max_new_tokens: int, source_row: int = 0, regret: bool = False) -> Decoded:
         """Continue one prompt [tokens] up to EOS or `max_new_tokens`.
@@ -97,26 +86,19 @@ class Speculation:
         Raises `ModelUnloadable` for a model whose cache cannot be cut back, and `ValueError` for what is no prompt of token
         ids that fits the target's context together with its continuation.
         """
-        text = _Text(self.target, prompt, max_new_tokens)
-        chooser = Chooser(self.choice, prompt, source_row, max_new_tokens + self.gamma, self.target.device)
-        cached = Cached(self.target, self.choice.width or self.target.vocabulary)
-        drafter = self.draft.drafter(chooser, cached.width, self.target.device, drawn=self.rule.rule.drawn)
-        return _decode(_Engine(cached, drafter, chooser, verifier(self.rule, chooser), self.gamma), text, regret)
+        return _decode(self, _Text(self.target, prompt, max_new_tokens), source_row, regret)
 
 
 def require_decodable(rule: BoundRule, policy: str) -> None:
     """Raise `RuleNotDecodable` for rules of trees, for those that need whole distributions, and where the rule does not
     belong to text of this policy.
     """
+    hint = "choose a rule for chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one"
     if not rule.rule.timed:
-        raise RuleNotDecodable(
-            f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here",
-            "choose a rule for chains: strict on greedy text, lossless or one_hot on sampled text, or a lossy one",
-        )
+        raise RuleNotDecodable(f"the rule {rule.id} drafts trees, and only chains of tokens can be decoded here", hint)
     if rule.rule.logged:
         raise RuleNotDecodable(
-            f"the rule {rule.id} needs whole distributions, and its verification is not implemented",
-            "choose strict on greedy text, lossless or one_hot on sampled text, or a lossy rule",
+            f"the rule {rule.id} needs whole distributions, and its verification is not implemented", hint
         )
     if policy not in rule.rule.policies:
         raise RuleNotDecodable(
@@ -133,8 +115,8 @@ class _Text:
             raise ValueError(f"needs one prompt [tokens] and a token to write, not {prompt.shape} and {limit}")
         if target.context is not None and len(prompt) + limit > target.context:
             raise ValueError(f"{len(prompt)} + {limit} tokens do not fit the target's context of {target.context}")
+        self.prompt = prompt
         self.ids: list[int] = prompt.tolist()
-        self.prompt = len(prompt)
         self.stop = len(prompt) + limit
         self.eos = frozenset(target.eos)
         self.ended = False
@@ -149,80 +131,71 @@ class _Text:
         return tokens
 
 
-@dataclass(frozen=True)
-class _Engine:
-    """Everything that decodes one text; without a drafter token by token."""
-
-    target: Cached
-    drafter: Drafter | None
-    chooser: Chooser
-    verify: Verify
-    gamma: int
-
-
 @torch.inference_mode()
-def _decode(engine: _Engine, text: _Text, regret: bool) -> Decoded:
+def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool) -> Decoded:
     """The prefill, and rounds until the text ends."""
-    clock = _DecodingClock(engine.target.device)
-    start = clock.read()
-    if engine.drafter is not None:
-        engine.drafter.start(text.ids)
-    rows = engine.target.prefill(text.ids, rewinds=engine.drafter is not None)
-    first = agreement(engine.chooser, rows, _nothing(rows.device), 0).emitted
-    text.add(first)
-    ready = clock.read()
-    lost = [_regret(rows, first)] if regret else []
+    target = Cached(how.target, how.choice.width or how.target.vocabulary)
+    gamma = how.gamma if isinstance(how, Speculation) else 0
+    chooser = Chooser(how.choice, text.prompt, source_row, text.stop - len(text.prompt) + gamma, target.device)
+    drafter: Drafter | None = None
+    verify: Verify = partial(agreement, chooser)
+    if isinstance(how, Speculation):
+        drafter = how.draft.drafter(chooser, target.width, target.device, drawn=how.rule.rule.drawn)
+        verify = verifier(how.rule, chooser)
+    clock = _DecodingClock(target.device)
+    start, start_cpu = clock.read()
+    if drafter is not None:
+        drafter.start(text.ids)
+    rows = target.prefill(text.ids, rewinds=drafter is not None)
+    tokens = agreement(chooser, rows, _nothing(rows.device), 0)
+    text.add(tokens)
+    ready, ready_cpu = clock.read()
+    lost = [_regret(rows, tokens)] if regret else []
     rounds = []
     while not text.ended:
-        found = _round(engine, text, clock)
-        rounds.append((found.drafted, found.accepted))
+        drafted, accepted, tokens, rows = _round(target, drafter, verify, gamma, text, clock)
+        rounds.append((drafted, accepted))
         if regret:
-            lost.append(_regret(found.rows, found.tokens))
-    end = clock.read()
+            lost.append(_regret(rows, tokens))
+    end, end_cpu = clock.read()
     draft_s, verify_s = clock.phases()
     counts = np.array(rounds, dtype=np.int64).reshape(-1, 2)
     return Decoded(
-        ids=np.array(text.ids[text.prompt :], dtype=np.int32),
+        ids=np.array(text.ids[len(text.prompt) :], dtype=np.int32),
         drafted=counts[:, 0],
         accepted=counts[:, 1],
-        prefill_s=ready.wall - start.wall,
-        decode_s=end.wall - ready.wall,
-        prefill_cpu_s=ready.cpu - start.cpu,
-        decode_cpu_s=end.cpu - ready.cpu,
+        prefill_s=ready - start,
+        decode_s=end - ready,
+        prefill_cpu_s=ready_cpu - start_cpu,
+        decode_cpu_s=end_cpu - ready_cpu,
         draft_s=draft_s,
         verify_s=verify_s,
         regret=np.concatenate(lost) if regret else None,
     )
 
 
-@dataclass(frozen=True)
-class _Round:
-    """What a round did: tokens drafted, accepted and emitted up to the end of the text, and the target's logits [n, V]."""
-
-    drafted: int
-    accepted: int
-    tokens: list[int]
-    rows: torch.Tensor
-
-
-def _round(engine: _Engine, text: _Text, clock: _DecodingClock) -> _Round:
-    """Draft, verify, and put caches and text in order again."""
-    target, drafter = engine.target, engine.drafter
+def _round(
+    target: Cached, drafter: Drafter | None, verify: Verify, gamma: int, text: _Text, clock: _DecodingClock
+) -> tuple[int, int, list[int], torch.Tensor]:
+    """Drafts, verifies, and puts caches and text in order: tokens drafted, accepted and emitted, and the target's logits [n,
+    V].
+    """
     last = target.tensor(text.ids[-1:])  # while a GPU has nothing to do: the copy waits for it
     clock.mark()
-    # The target's context holds what is verified; drafts beyond it would lie behind the end of the text.
-    most = min(engine.gamma, target.context - len(text.ids))
+    # The target's context holds what is verified; drafts beyond it would lie after the end of the text.
+    most = min(gamma, target.context - len(text.ids))
     proposal = _nothing(target.device) if drafter is None else drafter.propose(text.ids, most)
     clock.mark()
     count = len(proposal.ids)
     rows = target.each(torch.cat([last, proposal.ids]) if count else last)
-    verdict = engine.verify(rows, proposal, len(text.ids) - text.prompt)
+    emitted = verify(rows, proposal, len(text.ids) - len(text.prompt))
     clock.mark()
-    target.rewind(count - verdict.accepted)
+    accepted = len(emitted) - 1
+    target.rewind(count - accepted)
     if drafter is not None:
-        drafter.settle(verdict.accepted)
-    tokens = text.add(verdict.emitted)
-    return _Round(count, min(verdict.accepted, len(tokens)), tokens, rows)
+        drafter.settle(accepted)
+    tokens = text.add(emitted)
+    return count, min(accepted, len(tokens)), tokens, rows
 
 
 def _nothing(device: torch.device) -> Proposal:
@@ -236,14 +209,6 @@ def _regret(rows: torch.Tensor, tokens: list[int]) -> Floats:
     return np.asarray((logits.amax(1) - chosen).cpu().numpy())
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """Seconds by the wall clock and of this process's CPU time."""
-
-    wall: float
-    cpu: float
-
-
 class _DecodingClock:
     """Times a decoding. A GPU is waited for at its ends alone: marks in between are events on its own time line."""
 
@@ -251,14 +216,14 @@ class _DecodingClock:
         self._device = device
         self._marks: list[Any] = []
 
-    def read(self) -> _Reading:
-        """The time when the device has done all that it was given."""
+    def read(self) -> tuple[float, float]:
+        """Seconds by the wall clock and of this process's CPU time, when the device has done all that it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return _Reading(time.perf_counter(), time.process_time())
+        return time.perf_counter(), time.process_time()
 
     def mark(self) -> None:
-        """One of three marks a round: before drafting, before verification and behind it."""
+        """One of three marks a round: before drafting, before verification and after it."""
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
@@ -268,8 +233,8 @@ class _DecodingClock:
 
     def phases(self) -> tuple[float, float]:
         """Seconds in all rounds of drafting and of verification."""
-        before, between, behind = (self._marks[start::3] for start in range(3))
-        return self._sum(before, between), self._sum(between, behind)
+        before, between, after = (self._marks[start::3] for start in range(3))
+        return self._sum(before, between), self._sum(between, after)
 
     def _sum(self, starts: list[Any], stops: list[Any]) -> float:
         pairs = zip(starts, stops, strict=True)
@@ -288,17 +253,13 @@ class DecodingSetup:
 
 
 def require_own_text(options: ProfileOptions) -> set[str]:
-    """How the target chooses the text that it writes itself: greedy, sampled or both.
-
-    Raises `ProfileInvalid` where it writes none: no decoding would repeat that.
+    """How the target chooses the text that it writes itself: greedy, sampled or both. Raises `ProfileInvalid` where it
+    writes none: no decoding would repeat that.
     """
-    kinds = {options.continuation_of(index).kind for index in range(len(options.data))}
-    written = {GREEDY, SAMPLED} & kinds
+    written = {GREEDY, SAMPLED} & {options.continuation_of(index).kind for index in range(len(options.data))}
     if not written:
-        raise ProfileInvalid(
-            "none of this text is the target's own, so decoding would not reproduce it",
-            "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy",
-        )
+        hint = "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy"
+        raise ProfileInvalid("none of this text is the target's own, so decoding would not reproduce it", hint)
     return written
 
 
@@ -322,7 +283,7 @@ def decode(loaded: Loaded, document: Document, drafting: DecodingSetup | None, r
     """Write a document's text with a draft, or plainly. `regret`: see `Decoded`."""
     width = min(loaded.scorer.width, loaded.target.vocabulary)
     choice = Choice(document.processing, document.seed or 0, loaded.options.draft_processing, width)
-    engine: Plain | Speculation = Plain(loaded.target, choice)
+    how: Plain | Speculation = Plain(loaded.target, choice)
     if drafting is not None:
-        engine = Speculation(loaded.target, drafting.draft, drafting.rule, drafting.gamma, choice)
-    return engine.decode(document.prompt, document.max_new_tokens or 0, document.source_row, regret)
+        how = Speculation(loaded.target, drafting.draft, drafting.rule, drafting.gamma, choice)
+    return how.decode(document.prompt, document.max_new_tokens or 0, document.source_row, regret)

@@ -6,7 +6,6 @@ A round drafts n tokens and verifies n + 1 places; the accepted ones are followe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,17 +17,9 @@ from alphaprof.profiling.models.processing import draw, weights_of
 from alphaprof.profiling.scoring.statistics import distribution, proposal_columns
 from alphaprof.rules import BoundRule
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a round emits: `accepted` of the drafts, and behind them one token of the target's own."""
-
-    emitted: list[int]
-    accepted: int
-
-
-# From the target's logits [n + 1, V], what was drafted, and the place of the first of them.
-Verify = Callable[[torch.Tensor, Proposal, int], Verdict]
+# From the target's logits [n + 1, V], what was drafted, and the place of the first of them to what a round emits: the
+# accepted drafts, and after them one token of the target's own.
+Verify = Callable[[torch.Tensor, Proposal, int], list[int]]
 
 
 def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
@@ -38,21 +29,19 @@ def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
     return partial(lossless if rule.rule.drawn else agreement, chooser)
 
 
-def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> Verdict:
+def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
     """The target chooses its own token everywhere, and keeps drafts while they are the same.
 
     On greedy text that is `strict`. Where the target draws from p, a draft d that was not drawn is kept with probability
     p(d), and what stands in place of a rejected one is distributed as p without d: `one_hot`, with plain decoding's texts.
     """
-    own = chooser.own(rows, at)
-    if len(proposal.ids) == 0:
-        return Verdict(own.tolist(), 0)
-    drafted, chosen = _split(torch.cat([proposal.ids, own]).tolist(), len(proposal.ids))
-    accepted = _leading([left == right for left, right in zip(drafted, chosen, strict=False)])
-    return Verdict(chosen[: accepted + 1], accepted)
+    own, count = chooser.own(rows, at), len(proposal.ids)
+    crossed = torch.cat([proposal.ids, own]).tolist() if count else own.tolist()  # at once from the device
+    chosen = crossed[count:]
+    return chosen[: _leading([left == right for left, right in zip(crossed[:count], chosen, strict=False)]) + 1]
 
 
-def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> Verdict:
+def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
     """A lossy rule: drafts are kept while its formula keeps them. In place of the first other one stands the target's own
     token: its top token, or one drawn from all of p, which may be the rejected draft itself.
     """
@@ -60,25 +49,24 @@ def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Pro
     if count == 0:
         return agreement(chooser, rows, proposal, at)
     target = distribution(rows[:count], chooser.processing)
-    found = proposal_columns(target, proposal.ids)
-    values = [found["target_prob_of_draft_top"], target.top_prob, target.entropy, found["target_rank_of_draft_top"]]
+    measured = proposal_columns(target, proposal.ids) | {
+        "target_top_prob": target.top_prob,
+        "target_entropy": target.entropy,
+    }
     own = chooser.own(rows, at)
     # Everything crosses from the device at once, as in scoring; float64 holds ids, ranks and float32 exactly.
-    crossed = torch.cat([torch.stack([item.double() for item in (proposal.ids, *values)]).flatten(), own.double()])
-    host = crossed.cpu().numpy()
-    ids, prob, top, entropy, rank = host[: -count - 1].reshape(5, count)
+    host = torch.cat([part.double() for part in (proposal.ids, *measured.values(), own)]).cpu().numpy()
+    ids, *values = host[: -count - 1].reshape(-1, count)
     columns: dict[str, np.ndarray[Any, Any]] = {
-        "target_prob_of_draft_top": prob.astype(np.float32),
-        "target_top_prob": top.astype(np.float32),
-        "target_entropy": entropy.astype(np.float32),
-        "target_rank_of_draft_top": rank.astype(np.int64),
+        name: column.astype(np.float32 if measured[name].is_floating_point() else np.int64)
+        for name, column in zip(measured, values, strict=True)
     }
     known = ids < rows.shape[1]  # a formula may keep a token of probability 0, but not one that the target does not have
     accepted = _leading(((rule.accept(columns) > 0) & known).tolist())
-    return Verdict([*map(int, ids[:accepted]), int(host[accepted - count - 1])], accepted)
+    return [*map(int, ids[:accepted]), int(host[accepted - count - 1])]
 
 
-def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> Verdict:
+def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
     """A draft d that was drawn from q is kept with probability min(1, p(d) / q(d)); in place of the first other one stands a
     token drawn from (p - q)+, normalised (Leviathan et al. 2023). A draft that was not drawn: see `agreement`.
     """
@@ -87,37 +75,23 @@ def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) 
         return agreement(chooser, rows, proposal, at)
     weights = weights_of(rows, chooser.processing)
     p = weights / weights.sum(1, keepdim=True)
-    q = _widened(proposal.laws, p.shape[1])
+    q = torch.nn.functional.pad(proposal.laws, (0, max(0, p.shape[1] - proposal.laws.shape[1])))
     of_draft = [_prob(law, proposal.ids) for law in (p[:count], q)]
     kept = chooser.numbers(KEPT, at, count) * of_draft[1].double() < of_draft[0].double()
-    drafted, flags = _split(torch.cat([proposal.ids, kept]).tolist(), count)
-    accepted = _leading(flags)
+    crossed = torch.cat([proposal.ids, kept]).tolist()
+    accepted = _leading(crossed[count:])
     left = p[accepted : accepted + 1]
     if accepted < count:
-        left = _residual(left, q[accepted : accepted + 1, : p.shape[1]])
+        residual = (left - q[accepted : accepted + 1, : p.shape[1]]).clamp(min=0.0)
+        left = torch.where(residual.sum(1, keepdim=True) > 0, residual, left)  # rounding may leave nothing of it
     own = draw(left, chooser.numbers(OWN, at + accepted, 1))
-    return Verdict([*drafted[:accepted], int(own)], accepted)
-
-
-def _residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """(p - q)+ [1, V] up to a factor; p itself where rounding leaves nothing."""
-    left = (p - q).clamp(min=0.0)
-    return torch.where(left.sum(1, keepdim=True) > 0, left, p)
+    return [*crossed[:accepted], int(own)]
 
 
 def _prob(law: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Probabilities [n] of one id a row of law [n, V]; 0 for ids beyond it."""
     width = law.shape[1]
     return torch.where(ids < width, law.gather(1, ids.clamp(max=width - 1)[:, None])[:, 0], 0.0)
-
-
-def _widened(law: torch.Tensor, width: int) -> torch.Tensor:
-    """A law padded with zeros to at least `width` ids."""
-    return torch.nn.functional.pad(law, (0, max(0, width - law.shape[1])))
-
-
-def _split(values: list[int], count: int) -> tuple[list[int], list[int]]:
-    return values[:count], values[count:]
 
 
 def _leading(flags: Sequence[object]) -> int:

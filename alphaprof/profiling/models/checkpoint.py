@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,11 +36,11 @@ def require_sound(folder: Path, cache: bool = False) -> None:
     `cache`: it is the hub's cache of a model, where files may be missing; transformers downloads them, pickles never.
     """
     config = _described(folder / CONFIG)
-    _require_eos(folder / GENERATION, _described(folder / GENERATION))
-    for settings in (config, config.get("text_config")):
-        for name in CONTEXTS:
-            if isinstance(settings, dict) and settings.get(name) is not None:
-                require_context(settings[name], f"{folder / CONFIG}: {name}")
+    _require_eos(folder / GENERATION)
+    groups = [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
+    for group, name in itertools.product(groups, CONTEXTS):
+        if group.get(name) is not None:
+            require_context(group[name], f"{folder / CONFIG}: {name}")
     tensors: int | None = None
     size: int | None = None
     explicit = config.get("transformers_weights")
@@ -54,20 +55,18 @@ def require_sound(folder: Path, cache: bool = False) -> None:
             f"{folder} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code",
             "load it with transformers where you trust it, and save it again: save_pretrained writes safetensors",
         )
-    _require_room(config, folder, tensors, size)
+    _require_room(groups, folder / CONFIG, tensors, size)
 
 
 def require_context(limit: object, where: str) -> None:
     """Raise `ModelUnloadable` for a longest text that is none; `where` says which number it is."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= POSITIONS:
-        raise ModelUnloadable(
-            f"{where} is {_short(limit)}", f"it is the largest context in tokens: write a whole number from 1 to {POSITIONS}"
-        )
+        hint = f"it is the largest context in tokens: write a whole number from 1 to {POSITIONS}"
+        raise ModelUnloadable(f"{where} is {_short(limit)}", hint)
 
 
 def require_sound_gguf(path: Path) -> None:
     """Raise `ModelUnloadable` for a .gguf file that cannot be read or whose number of layers is not that of its tensors.
-
     transformers reads the layers that the file's settings speak of and leaves the others out.
     """
     try:
@@ -100,17 +99,14 @@ class _Gguf:
 
     def header(self) -> tuple[dict[str, Any], list[str]]:
         """Settings that are no arrays, and the names of all tensors. Raises `ValueError` and `struct.error`."""
-        if self.content[:4] != b"GGUF":
+        if self._skip(4) != b"GGUF":
             raise ValueError("no GGUF file")
-        self.at = 4
         _, tensors, pairs = self._numbers("IQQ")
         settings = {self._string(): self._value(self._number("I")) for _ in range(pairs)}
         return settings, [self._tensor() for _ in range(tensors)]
 
     def _numbers(self, kinds: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(f"<{kinds}", self.content, self.at)
-        self.at += struct.calcsize(f"<{kinds}")
-        return values
+        return struct.unpack(f"<{kinds}", self._skip(struct.calcsize(f"<{kinds}")))
 
     def _number(self, kind: str) -> Any:
         return self._numbers(kind)[0]
@@ -132,7 +128,7 @@ class _Gguf:
         inner, count = self._numbers("IQ")
         if inner == self.STRING:
             for _ in range(count):
-                self._skip(self._number("Q"))
+                self._string()
         else:
             self._skip(count * struct.calcsize(f"<{self.NUMBERS[inner]}"))
         return None
@@ -160,47 +156,40 @@ def _described(path: Path) -> dict[str, Any]:
     return content
 
 
-def _require_eos(path: Path, settings: Mapping[str, Any]) -> None:
+def _require_eos(path: Path) -> None:
     """Texts end at these ids. transformers goes on without them where it cannot read the file."""
-    eos = settings.get("eos_token_id")
+    eos = _described(path).get("eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
-        raise ModelUnloadable(
-            f"{path}: eos_token_id is {_short(eos)}",
-            "it is where texts end: write a token id or a list of them, or leave it out",
-        )
+        hint = "it is where texts end: write a token id or a list of them, or leave it out"
+        raise ModelUnloadable(f"{path}: eos_token_id is {_short(eos)}", hint)
 
 
 def _require_safetensors(name: object, where: Path) -> None:
     """A file of weights is named by `where`: it must be safetensors, or their index, in the same folder."""
     path = PurePosixPath(name) if isinstance(name, str) else PurePosixPath()
     if path.is_absolute() or ".." in path.parts or "\\" in str(name):
-        raise ModelUnloadable(
-            f"{where} names weights outside its folder: {_short(name)}", "take the model from where it was published, whole"
-        )
+        hint = "take the model from where it was published, whole"
+        raise ModelUnloadable(f"{where} names weights outside its folder: {_short(name)}", hint)
     if not path.name.endswith((".safetensors", ".safetensors.index.json")):
-        raise ModelUnloadable(
-            f"{where} names weights that are not safetensors: {_short(name)}",
-            "reading a pickle can run code: give the model as safetensors or as a .gguf file",
-        )
+        hint = "reading a pickle can run code: give the model as safetensors or as a .gguf file"
+        raise ModelUnloadable(f"{where} names weights that are not safetensors: {_short(name)}", hint)
 
 
 def _indexed(folder: Path, index: Path, cache: bool) -> tuple[int, int | None]:
-    """How many tensors an index names, and the bytes of their files; None where the hub's cache lacks one of these.
-
-    Raises `ModelUnloadable` for an index that names none, and for a file that is missing elsewhere.
+    """How many tensors an index names, and the bytes of their files; None where the hub's cache lacks one. Raises
+    `ModelUnloadable` for an index that names none, and for a file that is missing elsewhere.
     """
     shards = _described(index).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise ModelUnloadable(f"{index} names no weights", "download the model again, or repair the file")
-    names = {name if isinstance(name, str) else repr(name) for name in shards.values()}
-    for name in sorted(names):
+    names = sorted({name if isinstance(name, str) else repr(name) for name in shards.values()})
+    for name in names:
         _require_safetensors(name, index)
-    files = [folder / name for name in sorted(names)]
-    missing = [file for file in files if not file.is_file()]
+    missing = [folder / name for name in names if not (folder / name).is_file()]
     if missing and not cache:
         raise ModelUnloadable(f"{missing[0]} is missing: {index.name} names it", "download the model again, whole")
-    return len(shards), None if missing else sum(file.stat().st_size for file in files)
+    return len(shards), None if missing else sum((folder / name).stat().st_size for name in names)
 
 
 def _tensors(path: Path) -> int | None:
@@ -209,49 +198,34 @@ def _tensors(path: Path) -> int | None:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= LONGEST_HEADER else b""
     try:
-        content = json.loads(header)
-    except (ValueError, RecursionError):
+        return len(json.loads(header).keys() - {"__metadata__"})
+    except (ValueError, RecursionError, AttributeError):
         return None
-    return len(content.keys() - {"__metadata__"}) if isinstance(content, dict) else None
 
 
-def _require_room(config: Mapping[str, Any], folder: Path, tensors: int | None, size: int | None) -> None:
-    """Every layer has a tensor of its own, and every width is one of a matrix with a bit for each weight, at least. Without
-    these numbers, layers are at most `MOST_LAYERS`.
-
-    Building a network of absurd sizes takes for ever or asks for all memory before transformers compares it with the files.
+def _require_room(groups: list[dict[str, Any]], path: Path, tensors: int | None, size: int | None) -> None:
+    """Every layer has a tensor of its own, and every width is that of a matrix with a bit for each weight. Building a
+    network of absurd sizes takes for ever or all memory before transformers compares it with the files.
     """
-    settings = [config, config.get("text_config")]
-    for name, value in _numbers(settings, LAYERS):
+    hint = "correct config.json, or give the complete checkpoint"
+    for name, value in _numbers(groups, LAYERS):
         if tensors is not None and value > tensors:
-            raise ModelUnloadable(
-                f"{folder / CONFIG}: {name} is {_short(value)}, and the checkpoint holds {tensors} tensors",
-                "correct config.json, or give the complete checkpoint",
-            )
+            raise ModelUnloadable(f"{path}: {name} is {_short(value)}, and the checkpoint holds {tensors} tensors", hint)
         if value > MOST_LAYERS:
-            raise ModelUnloadable(
-                f"{folder / CONFIG}: {name} is {_short(value)}, and no model has more than {MOST_LAYERS}",
-                "correct config.json, or take the model from where it was published",
-            )
+            raise ModelUnloadable(f"{path}: {name} is {_short(value)}, and no model has more than {MOST_LAYERS}", hint)
     if size is None:
         return
-    sizes = dict(_numbers(settings, SIZES))
-    width = max(sizes.get(name, 1) for name in WIDTHS)
+    sizes = dict(_numbers(groups, SIZES))
     if "vocab_size" in sizes:
-        sizes["vocab_size"] *= width  # the embeddings
+        sizes["vocab_size"] *= max(sizes.get(name, 1) for name in WIDTHS)  # the embeddings
     for name, value in sizes.items():
         if value > 8 * size:
             room = f"more than {size} bytes of the checkpoint can hold"
-            raise ModelUnloadable(
-                f"{folder / CONFIG}: {name} asks for {_short(value)} weights, {room}",
-                "correct config.json, or give the complete checkpoint",
-            )
+            raise ModelUnloadable(f"{path}: {name} asks for {_short(value)} weights, {room}", hint)
 
 
-def _numbers(settings: list[Any], names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    for group in settings:
-        if isinstance(group, dict):
-            yield from ((name, group[name]) for name in names if type(group.get(name)) is int)
+def _numbers(groups: list[dict[str, Any]], names: Sequence[str]) -> list[tuple[str, int]]:
+    return [(name, group[name]) for group in groups for name in names if type(group.get(name)) is int]
 
 
 def _short(value: object) -> str:

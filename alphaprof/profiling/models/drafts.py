@@ -1,6 +1,4 @@
-"""What a run asks of a draft, and the kinds that there are: an independent model, the target without some of its layers, and
-prompt lookup; one vocabulary for all.
-"""
+"""What a run asks of a draft, and its kinds: an independent model, the target without some layers, prompt lookup."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,16 +30,11 @@ if TYPE_CHECKING:
     from alphaprof.config.options import DraftOptions, LayerSkipDraft, ModelDraft, PromptLookupDraft
     from alphaprof.config.profile import ProfileOptions
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Draft(Protocol):
-    """A loaded draft: everything that a run asks of it. What reports ask of it later stands in its facts.
-
-    `models`: the networks that it runs by themselves, each with a KV cache: prompts are read by them. `vocabulary`: the
-    number of ids that it may propose.
-    """
+    """A loaded draft: everything that a run asks of it. What reports ask of it later stands in its facts."""
 
     @property
     def name(self) -> str:
@@ -124,9 +116,8 @@ class DraftModel(Model):
 
     def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
         """Its steps over one token and over two, as after a round that was accepted in full."""
-        found = stepper(self, fitted(text, self, context, longest), batch, 2, mode)
-        one, two = (found.timed(self.name, "draft", tokens) for tokens in (1, 2))
-        return [[one], [two, found.settling(self.name)]]
+        own = stepper(self, fitted(text, self, context, longest), batch, 2, mode)
+        return [[own.timed(self.name, "draft", 1)], [own.timed(self.name, "draft", 2), own.settling(self.name)]]
 
     def generate_arguments(self, gamma: int) -> dict[str, Any]:
         """As an assistant that always drafts `gamma` tokens."""
@@ -143,21 +134,19 @@ def check_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizer
     imply equal encodings, which is why the target's tokenizer encodes the text for both.
     """
     shared, odd = shared_ids(target, draft)
-    if not odd and shared:
-        return
-    examples = "; ".join(f"id {index}: {ours!r} / {theirs!r}" for index, ours, theirs in odd[:3])
-    raise VocabularyMismatch(
-        f"draft {name} has another vocabulary: {len(odd)} of {shared} shared ids differ (target / draft {examples})",
-        "choose a draft with the target's tokenizer: speculative decoding compares token ids",
-    )
+    if odd or not shared:
+        examples = "; ".join(f"id {index}: {ours!r} / {theirs!r}" for index, ours, theirs in odd[:3])
+        raise VocabularyMismatch(
+            f"draft {name} has another vocabulary: {len(odd)} of {shared} shared ids differ (target / draft {examples})",
+            "choose a draft with the target's tokenizer: speculative decoding compares token ids",
+        )
 
 
 def shared_ids(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> tuple[int, list[tuple[int, str, str]]]:
     """How many ids both tokenizers have, and which of these stand for different tokens: id, target's and draft's token."""
-    strings = [{index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft)]
-    shared = sorted(strings[0].keys() & strings[1].keys())
-    pairs = ((index, strings[0][index], strings[1][index]) for index in shared)
-    return len(shared), [pair for pair in pairs if pair[1] != pair[2]]
+    ours, theirs = ({index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
+    shared = sorted(ours.keys() & theirs.keys())
+    return len(shared), [(index, ours[index], theirs[index]) for index in shared if ours[index] != theirs[index]]
 
 
 def scored_width(widths: Sequence[int], tokens: int) -> int:
@@ -182,21 +171,6 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Proposals:
-    """What lookup proposes at each position of a continuation, [positions].
-
-    `first`: the first token (-1: no match); `proposed`: how many tokens, at most PROPOSED_LIMIT; `accepted`: how many of
-    them are what the text goes on with; `before_eos`: how many of them stand before the first EOS among them. A proposal
-    that ends there is the beginning of the whole one, so that min(accepted, before_eos) of its tokens are accepted.
-    """
-
-    first: Ints
-    proposed: Ints
-    accepted: Ints
-    before_eos: Ints
-
-
-@dataclass(frozen=True)
 class PromptLookup:
     """A prompt lookup draft with its name in the run, for a target with these EOS ids, number of ids and dtype."""
 
@@ -206,20 +180,22 @@ class PromptLookup:
     vocabulary: int
     dtype: str
 
-    def proposals(self, ids: np.ndarray[Any, Any], prompt: int) -> Proposals:
-        """The proposals at every position of a text that begins with `prompt` tokens of prompt."""
-        tokens = ids.tolist()
-        found = np.zeros((4, len(tokens) - prompt), dtype=np.int64)
-        found[0] = -1
-        index = Index(self.max_ngram)
-        for end in range(1, len(tokens)):
-            place = index.add(tokens, end)
-            if end >= prompt and place is not None:
-                found[:, end - prompt] = self._at(tokens, place, end)
-        return Proposals(*found)
+    def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
+        """Of the proposal at every position the first token (-1: no match), how many tokens it has, at most PROPOSED_LIMIT,
+        how many of them are what the text goes on with, and how many stand before the first EOS among them. A proposal that
+        ends there is the beginning of the whole one, so that the smaller of the last two are accepted of it.
+        """
+        tokens, index = ids.tolist(), Index(self.max_ngram)
+        places = [index.add(tokens, end) for end in range(1, len(tokens))]
+        fields = [
+            (-1, 0, 0, 0) if place is None else self._at(tokens, place, end)
+            for end, place in enumerate(places[prompt - 1 :], start=prompt)
+        ]
+        names = ("draft_top", "proposed", "accepted_run", "proposed_before_eos")
+        return dict(zip(names, np.array(fields, dtype=np.int64).reshape(-1, 4).T, strict=True))
 
     def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int, int]:
-        """The fields of `Proposals` for the proposal from `place` on when the text so far ends at `end`."""
+        """Values of `columns` for the proposal from `place` on when the text so far ends at `end`."""
         proposal = self.proposal(tokens, place, end)
         actual = tokens[end : end + len(proposal)]
         pairs = enumerate(zip(proposal, actual, strict=False))
@@ -237,8 +213,7 @@ class PromptLookup:
         for end in range(1, len(tokens)):
             index.add(tokens, end)
         start = time.perf_counter()
-        place = index.add(tokens, len(tokens))
-        if place is not None:
+        if (place := index.add(tokens, len(tokens))) is not None:
             self._at(tokens, place, len(tokens))
         return time.perf_counter() - start
 
@@ -250,12 +225,6 @@ class PromptLookup:
     def head(self, target: Head) -> None:
         """None: it proposes tokens, not distributions."""
 
-    def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
-        """Everything about its proposals."""
-        found = self.proposals(ids, prompt)
-        names = ("draft_top", "proposed", "accepted_run", "proposed_before_eos")
-        return dict(zip(names, (found.first, found.proposed, found.accepted, found.before_eos), strict=True))
-
     def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
         """It in a text that grows."""
         return LookupDrafter(self, device)
@@ -263,7 +232,10 @@ class PromptLookup:
     def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
         """One search of each text."""
         history = np.resize(text, context).tolist()
-        search = partial(_searches, self, history, batch)
+
+        def search() -> float:
+            return sum(self.search(history) for _ in range(batch))
+
         return [[TimedStep(self.name, "lookup", 1, batch, context, "eager", search)]]
 
     def generate_arguments(self, gamma: int) -> dict[str, Any]:
@@ -293,45 +265,26 @@ class PromptLookup:
         )
 
 
-def _searches(draft: PromptLookup, history: list[int], batch: int) -> float:
-    return sum(draft.search(history) for _ in range(batch))
+class LookupDrafter:
+    """Prompt lookup at work on one text that grows."""
 
-
-class Reader:
-    """Prompt lookup in one text that grows, as decoding needs it."""
-
-    def __init__(self, draft: PromptLookup) -> None:
-        self.draft = draft
+    def __init__(self, draft: PromptLookup, device: torch.device) -> None:
+        self._draft, self._device = draft, device
         self._index = Index(draft.max_ngram)
         self._place: int | None = None
         self._read = 0
 
-    def read(self, tokens: list[int]) -> None:
-        """Take in the text so far: what was read before, and what was added to it."""
-        for end in range(self._read + 1, len(tokens) + 1):
-            self._place = self._index.add(tokens, end)
-        self._read = len(tokens)
-
-    def propose(self, tokens: list[int], most: int) -> list[int]:
-        """Proposes up to `most` tokens that follow `tokens`, the text so far."""
-        self.read(tokens)
-        return [] if self._place is None else self.draft.proposal(tokens, self._place, len(tokens))[:most]
-
-
-class LookupDrafter:
-    """Prompt lookup at work on one text."""
-
-    def __init__(self, draft: PromptLookup, device: torch.device) -> None:
-        self._reader = Reader(draft)
-        self._device = device
-
     def start(self, ids: list[int]) -> None:
-        """Index the prompt."""
-        self._reader.read(ids)
+        """Index what was added to the text."""
+        for end in range(self._read + 1, len(ids) + 1):
+            self._place = self._index.add(ids, end)
+        self._read = len(ids)
 
     def propose(self, ids: list[int], most: int) -> Proposal:
         """What followed the last tokens where they stood before."""
-        return Proposal(torch.tensor(self._reader.propose(ids, most), dtype=torch.long, device=self._device))
+        self.start(ids)
+        tokens = [] if self._place is None else self._draft.proposal(ids, self._place, len(ids))[:most]
+        return Proposal(torch.tensor(tokens, dtype=torch.long, device=self._device))
 
     def settle(self, accepted: int) -> None:
         """Nothing to take back."""
@@ -373,33 +326,28 @@ def load_draft_model(
     """A loader of `load_draft`."""
     check_vocabulary(tokenizer, load_tokenizer(draft), name)
     device = draft.device if draft.device != "auto" else str(target.device)
-    return as_draft(load_model(name, draft, draft.dtype or options.target.dtype, device))
+    return as_draft(load_model(name, draft, draft.dtype or options.target.dtype, device), name)
 
 
-def as_draft(model: Model, name: str | None = None) -> DraftModel:
-    """A model as a draft, under another name where one is given."""
-    return DraftModel(name or model.name, model.network, model.kind, model.reference, model.served)
+def as_draft(model: Model, name: str) -> DraftModel:
+    """A model as a draft, under a name."""
+    return DraftModel(name, model.network, model.kind, model.reference, model.served)
 
 
 def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
-    """The target without some layers (none: a copy of it). It shares every parameter and has its own KV cache.
-
-    Raises `ModelUnloadable` where the layers do not exist or cannot be taken out.
+    """The target without some layers (none: a copy of it). It shares every parameter and has its own KV cache. Raises
+    `ModelUnloadable` where the layers do not exist or cannot be taken out.
     """
-    network = target.network
-    config = network.config.get_text_config()
-    base = network.base_model
-    layers = getattr(base, "layers", None)
-    if config is not network.config or not isinstance(layers, nn.ModuleList) or _shares_kv(config):
-        raise ModelUnloadable(
-            f"draft {name}: layers cannot be left out of a {type(network).__name__}",
-            "use kind: model; layer_skip needs a plain decoder whose layers do not share a KV cache",
-        )
+    network, config = target.network, target.network.config.get_text_config()
+    layers = getattr(network.base_model, "layers", None)
+    shares_kv = bool(getattr(config, "num_kv_shared_layers", 0))
+    message = f"draft {name}: layers cannot be left out of a"
+    if config is not network.config or not isinstance(layers, nn.ModuleList) or shares_kv:
+        hint = "use kind: model; layer_skip needs a plain decoder whose layers do not share a KV cache"
+        raise ModelUnloadable(f"{message} {type(network).__name__}", hint)
     if any(hasattr(module, "_hf_hook") for module in network.modules()):
-        raise ModelUnloadable(
-            f"draft {name}: layers cannot be left out of a target that device_map spreads",
-            "load the target on one device, or use kind: model",
-        )
+        hint = "load the target on one device, or use kind: model"
+        raise ModelUnloadable(f"{message} target that device_map spreads", hint)
     kept = [index for index in range(len(layers)) if index not in drop_layers]
     if max(drop_layers, default=0) >= len(layers) or not kept:
         raise ModelUnloadable(
@@ -407,10 +355,6 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
             f"name some of the layers 0 to {len(layers) - 1}, and leave at least one",
         )
     return DraftModel(name, _without_layers(network, kept), "layer_skip", target.reference, shares_target_weights=True)
-
-
-def _shares_kv(config: Any) -> bool:
-    return bool(getattr(config, "num_kv_shared_layers", 0))
 
 
 def _without_layers(network: Any, kept: list[int]) -> Any:
@@ -423,10 +367,9 @@ def _without_layers(network: Any, kept: list[int]) -> Any:
     config.num_hidden_layers = len(kept)
     with torch.device("meta"):
         draft = type(network)(config)
+    twins = nn.ModuleList(_renumbered(layers[old], new) for new, old in enumerate(kept))
     for child, module in network.base_model.named_children():
-        if child != "layers":
-            setattr(draft.base_model, child, module)
-    draft.base_model.layers = nn.ModuleList(_renumbered(layers[old], new) for new, old in enumerate(kept))
+        setattr(draft.base_model, child, twins if child == "layers" else module)
     for child, module in network.named_children():
         if module is not network.base_model:  # the head
             setattr(draft, child, module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,18 +18,11 @@ def shared_layers(target: Any, draft: Any) -> int:
     """How many layers, from the first on, have the same parameters in two decoders; 0 where that cannot be told."""
     if draft is target or not all(isinstance(getattr(base, "layers", None), nn.ModuleList) for base in (target, draft)):
         return 0
-    embeddings = [base.get_input_embeddings().weight for base in (target, draft)]
-    count = 0
-    if embeddings[0] is embeddings[1]:
-        for ours, theirs in zip(target.layers, draft.layers, strict=False):
-            if not _same(list(ours.parameters()), list(theirs.parameters())):
-                break
-            count += 1
-    return count
-
-
-def _same(ours: Sequence[nn.Parameter], theirs: Sequence[nn.Parameter]) -> bool:
-    return len(ours) == len(theirs) and all(one is other for one, other in zip(ours, theirs, strict=True))
+    if target.get_input_embeddings().weight is not draft.get_input_embeddings().weight:
+        return 0
+    places = [[list(map(id, layer.parameters())) for layer in base.layers] for base in (target, draft)]
+    pairs = enumerate(zip(*places, strict=False))
+    return next((depth for depth, (ours, theirs) in pairs if ours != theirs), min(map(len, places)))
 
 
 @contextlib.contextmanager
@@ -36,13 +30,10 @@ def recorded(base: Any, depths: Sequence[int]) -> Iterator[dict[int, torch.Tenso
     """Yields the hidden states [batch, length, hidden] after each depth of a decoder, once it has run in this context."""
     states: dict[int, torch.Tensor] = {}
 
-    def keep(depth: int) -> Any:
-        def hook(_module: Any, _given: Any, output: Any) -> None:
-            states[depth] = output[0] if isinstance(output, tuple) else output
+    def keep(depth: int, _module: Any, _given: Any, output: Any) -> None:
+        states[depth] = output[0] if isinstance(output, tuple) else output
 
-        return hook
-
-    handles = [base.layers[depth - 1].register_forward_hook(keep(depth)) for depth in set(depths)]
+    handles = [base.layers[depth - 1].register_forward_hook(partial(keep, depth)) for depth in set(depths)]
     try:
         yield states
     finally:
@@ -58,7 +49,6 @@ class _Known(nn.Module):
         self.states: torch.Tensor | None = None
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """The known states [batch, length, hidden]."""
         return hidden_states if self.states is None else self.states
 
 
@@ -75,13 +65,13 @@ class Rest:
         self._base._modules = dict(base._modules) | {"layers": nn.ModuleList([*gone, *base.layers[count:]])}
 
     def __call__(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Last hidden states of ids [batch, length] whose states behind the first layers are known."""
+        """Last hidden states of ids [batch, length] whose states after the first layers are known."""
         self._known.states = states
         try:
-            found: torch.Tensor = self._base(input_ids=ids, use_cache=False).last_hidden_state
+            last: torch.Tensor = self._base(input_ids=ids, use_cache=False).last_hidden_state
         finally:
             self._known.states = None
-        return found
+        return last
 
 
 class _States:
@@ -101,14 +91,12 @@ class _PassThrough(nn.Module):
     """A decoder that returns its input embeddings as its last hidden state."""
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _States:
-        """`inputs_embeds` [1, rows, hidden] unchanged."""
         return _States(inputs_embeds)
 
 
 class Head:
-    """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time.
-
-    `target`: the head of a model whose first layers this one may have too; they are then run once for both.
+    """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time. `target`: the
+    head of a model whose first layers this one may have too; they are then run once for both.
     """
 
     def __init__(self, model: Model, target: Head | None = None) -> None:
@@ -126,15 +114,11 @@ class Head:
 
     @torch.inference_mode()
     def rows(
-        self,
-        ids: torch.Tensor,
-        row: torch.Tensor,
-        column: torch.Tensor,
-        known: Mapping[int, torch.Tensor] | None = None,
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor] | None = None
     ) -> torch.Tensor:
         """What `logits` needs for chosen tokens (`row`, ascending, and `column` [n]) of right-padded ids [batch, length].
 
-        No mask is needed: attention is causal, so real tokens never see the padding behind them. Ids beyond the model's
+        No mask is needed: attention is causal, so real tokens never see the padding after them. Ids beyond the model's
         context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
         fed as its last id; what follows them means nothing. `known`: hidden states of the target by layer, those of `reads`
         among them; None: everything is computed.
@@ -147,7 +131,8 @@ class Head:
             return states[row.to(states.device), column.to(states.device)]
         chosen = []
         for index, places in enumerate(torch.split(column, torch.bincount(row, minlength=len(fed)).tolist())):
-            logits = self._full(fed[index : index + 1])[0]  # one document at a time, of which only the chosen rows are kept
+            # The model's own forward is right for every architecture, but its logits are large: one document at a time.
+            logits = self.model.network(input_ids=fed[index : index + 1], use_cache=False).logits[0]
             chosen.append(logits[places.to(logits.device)])
         return torch.cat(chosen)
 
@@ -164,17 +149,10 @@ class Head:
         output: torch.Tensor = self._clone(inputs_embeds=rows[None], use_cache=False).logits
         return output[0]
 
-    def _full(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [batch, length, vocabulary] of the model's own forward: right for every architecture, but large."""
-        output: torch.Tensor = self.model.network(input_ids=ids, use_cache=False).logits
-        return output
-
 
 def _with_decoder(network: Any, decoder: nn.Module) -> Any:
-    """A shallow copy of the network with another decoder; the network itself is untouched.
-
-    Where accelerate spreads a network over devices, it has given it a `forward` of its own, which would run the network and
-    not the copy; parts have others, which bring what they are given to their device.
+    """A shallow copy of the network with another decoder. What accelerate gave the network stays behind: its `forward` would
+    run the network and not the copy; parts have others, which bring what they are given to their device.
     """
     clone = copy.copy(network)
     clone.__dict__ = {name: value for name, value in vars(network).items() if name not in ("forward", "_hf_hook")}
@@ -183,26 +161,25 @@ def _with_decoder(network: Any, decoder: nn.Module) -> Any:
     return clone
 
 
+@torch.inference_mode()
 def _rest(target: Model, draft: Model) -> Rest | None:
-    """What is left of a draft behind the layers that it shares with its target; None where there are none, or where going on
-    from them does not give what the whole draft gives, to the last bit.
+    """The draft without the layers that it shares with its target; None where there are none, or where going on from them
+    does not give what the whole draft gives, to the last bit.
     """
     bases = [model.network.base_model for model in (target, draft)]
     if (target.context, target.vocabulary) != (draft.context, draft.vocabulary) or not (count := shared_layers(*bases)):
         return None
     ids = _short_texts(draft)
     rest = Rest(bases[1], count)
-    with torch.inference_mode():
-        expected = bases[1](input_ids=ids, use_cache=False).last_hidden_state
-        try:
-            with recorded(bases[0], [count]) as states:
-                bases[0](input_ids=ids, use_cache=False)
-            found = rest(ids, states[count])
-        except (TypeError, AttributeError, RuntimeError, ValueError, KeyError) as error:
-            if is_out_of_memory(error):
-                raise
-            return None
-    return rest if torch.equal(found, expected) else None
+    expected = bases[1](input_ids=ids, use_cache=False).last_hidden_state
+    try:
+        with recorded(bases[0], [count]) as states:
+            bases[0](input_ids=ids, use_cache=False)
+        return rest if torch.equal(rest(ids, states[count]), expected) else None
+    except (TypeError, AttributeError, RuntimeError, ValueError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
+        return None
 
 
 def _short_texts(model: Model) -> torch.Tensor:
@@ -219,13 +196,12 @@ def _reproduces(
     if model.network.base_model_prefix not in model.network._modules:
         return False
     ids = _short_texts(model)
-    expected: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits
+    expected: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits.flatten(0, 1)
     try:
-        found = logits(hidden(ids).flatten(0, 1))
+        made = logits(hidden(ids).flatten(0, 1))
     except (TypeError, AttributeError, RuntimeError, ValueError):
         return False
-    if found.shape != expected.flatten(0, 1).shape:
+    if made.shape != expected.shape:
         return False
-    scale = expected.float().abs().max().clamp(min=1.0)
-    error = (found.float() - expected.flatten(0, 1).float()).abs().max()
+    error, scale = (made.float() - expected.float()).abs().max(), expected.float().abs().max().clamp(min=1.0)
     return bool(error <= 4 * torch.finfo(model.dtype).eps * scale)

@@ -30,26 +30,21 @@ CARDS = {"README.md": r"(?s)\s*---(?:\r\n|\r|\n)(.*?)[\r\n]+---[ \t]*(?:\r\n|\r|
 def require(
     reference: str, error: type[AlphaprofError], what: str, cached_file: str | None = None, revision: str | None = None
 ) -> None:
-    """Raise `error` unless `reference` exists locally, lies in the hub's cache, or the hub answers.
-
-    `cached_file` is a file that a complete cache of a hub repository holds (config.json for a model); None when a
-    cache does not help.
+    """Raise `error` unless `reference` exists locally, lies in the hub's cache, or the hub answers. `cached_file` is a file
+    that a complete cache of a hub repository holds (config.json for a model); None when a cache does not help.
     """
+    name = f"{what} {cut(reference)}"
     if is_local(reference):
         if not os.path.exists(reference):
-            raise error(
-                f"{what} {cut(reference)} does not exist", "correct the path; relative ones start at the profile file"
-            )
+            raise error(f"{name} does not exist", "correct the path; relative ones start at the profile file")
         if not os.path.isfile(reference) and not os.path.isdir(reference):
-            raise error(f"{what} {cut(reference)} is a pipe, a socket or a device", "give a regular file or a directory")
+            raise error(f"{name} is a pipe, a socket or a device", "give a regular file or a directory")
         return
     if cached_file is not None and _cached(reference, cached_file, revision):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
-        raise error(
-            f"{what} {cut(reference)} is not a local path, and the model hub cannot be reached",
-            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
-        )
+        hint = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path"
+        raise error(f"{name} is not a local path, and the model hub cannot be reached", hint)
 
 
 def check_references(options: ProfileOptions) -> None:
@@ -66,10 +61,10 @@ def require_data(reference: str) -> None:
     """
     if not is_local(reference):
         _require_hub_id(reference)
+        require(reference, DataUnreadable, "dataset")
+        return
     require(reference, DataUnreadable, "dataset")
     path = Path(reference)
-    if not is_local(reference):
-        return
     if not path.is_dir() and path.suffix not in FORMATS:
         raise DataUnreadable(
             f"{path} has no known format", f"give a file that ends with {', '.join(FORMATS)}, or a dataset directory"
@@ -77,48 +72,43 @@ def require_data(reference: str) -> None:
     try:
         if path.is_dir():
             _require_own_files(path)
-        empty = path.is_file() and _is_empty(path)
+        elif _is_empty(path):
+            raise DataEmpty(f"{path} is empty", "put documents into it, or remove this source")
     except OSError as error:
         raise DataUnreadable(f"cannot read {path}: {error.strerror}", "check that it is a file that you may read") from None
-    if empty:
-        raise DataEmpty(f"{path} is empty", "put documents into it, or remove this source")
 
 
 @cache
 def builders() -> frozenset[str]:
     """Names of the builders that come with `datasets`: folders of the installed package, which is not imported."""
-    package = find_spec("datasets")
-    folders = [Path(place) / "packaged_modules" for place in (package.submodule_search_locations or [] if package else [])]
-    return frozenset(path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_dir())
+    places = getattr(find_spec("datasets"), "submodule_search_locations", None) or []
+    return frozenset(path.name for place in places for path in Path(place).glob("packaged_modules/*") if path.is_dir())
 
 
 def _require_hub_id(reference: str) -> None:
     """Raise `DataUnreadable` for what `datasets` would not look up on the hub: it reads the working directory instead."""
     if reference.removeprefix("hf://datasets/") in builders():
-        raise DataUnreadable(
-            f"dataset {reference} is a format of datasets, which would read every file below the working directory",
-            "give a file with its suffix, a directory (./NAME), or a dataset on the hub (OWNER/NAME)",
-        )
+        message = f"dataset {reference} is a format of datasets, which would read every file below the working directory"
+        hint = "give a file with its suffix, a directory (./NAME), or a dataset on the hub (OWNER/NAME)"
+        raise DataUnreadable(message, hint)
     if os.path.exists(reference):
-        raise DataUnreadable(
-            f"dataset {cut(reference)} means the hub in this profile, but datasets would read the folder of that name here",
-            "run from another directory; or give the folder's path, absolute or relative to the profile file",
-        )
+        name = cut(reference)
+        message = f"dataset {name} means the hub in this profile, but datasets would read the folder of that name here"
+        hint = "run from another directory; or give the folder's path, absolute or relative to the profile file"
+        raise DataUnreadable(message, hint)
 
 
 def _require_own_files(folder: Path) -> None:
-    """Raise `DataUnreadable` for a directory with files that `datasets` would wait for or take for others, and for one whose
-    card names files outside of it. Raises `OSError`.
+    """Raise `DataUnreadable` for files that `datasets` would wait for or take for others, and for a card that names files
+    outside of the directory. Raises `OSError`.
     """
     patterns = list(_card_patterns(folder))
     for pattern in patterns:
         path = Path(pattern)
         outside = ".." in path.parts or (path.is_absolute() and not is_below(path, folder))
         if outside or "://" in pattern or CHAIN in pattern:
-            raise DataUnreadable(
-                f"the card of {folder} names files outside of it: {shown(pattern)}",
-                "correct configs in its README.md; data from elsewhere are a source of their own",
-            )
+            hint = "correct configs in its README.md; data from elsewhere are a source of their own"
+            raise DataUnreadable(f"the card of {folder} names files outside of it: {shown(pattern)}", hint)
     home = folder.resolve()
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith("datasets--"):
         home = home.parent.parent  # the hub's cache: a snapshot links to blobs beside it
@@ -126,21 +116,17 @@ def _require_own_files(folder: Path) -> None:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise DataUnreadable(f"{path} is a pipe, a socket or a device", "a dataset directory holds regular files only")
         if CHAIN in str(path):
-            raise DataUnreadable(
-                f"{path}: datasets takes {CHAIN} in a name for a file inside another", "rename it, or give the file alone"
-            )
+            message = f"{path}: datasets takes {CHAIN} in a name for a file inside another"
+            raise DataUnreadable(message, "rename it, or give the file alone")
         if patterns and path.is_symlink() and not path.resolve().is_relative_to(home):
-            raise DataUnreadable(
-                f"{path} leads outside of {folder}, whose card names its files or cannot be read",
-                "put the file itself there, or give it alone",
-            )
+            message = f"{path} leads outside of {folder}, whose card names its files or cannot be read"
+            raise DataUnreadable(message, "put the file itself there, or give it alone")
 
 
 def is_below(path: str | Path, folder: str | Path) -> bool:
     """Whether a path lies in a directory by its name, of which the directory's links may be followed or not."""
-    return any(
-        Path(os.path.abspath(path)).is_relative_to(home) for home in (os.path.abspath(folder), Path(folder).resolve())
-    )
+    place, homes = Path(os.path.abspath(path)), (os.path.abspath(folder), Path(folder).resolve())
+    return any(place.is_relative_to(home) for home in homes)
 
 
 def _visible(folder: Path) -> Iterator[Path]:
@@ -155,8 +141,8 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _card_patterns(folder: Path) -> Iterator[str]:
-    """What the cards of a dataset directory name under `data_files` and `data_dir`; `.`, the directory, for a card that
-    cannot be read as a group of values: it may name anything where `datasets` can read it. Raises `OSError`.
+    """What the cards of a dataset directory name under `data_files` and `data_dir`; `.`, the directory, for a card that is
+    no group of values here: it may name anything where `datasets` can read it. Raises `OSError`.
     """
     from alphaprof.config.load import BAD_YAML, read_plainly
 
@@ -179,7 +165,7 @@ def _card_patterns(folder: Path) -> Iterator[str]:
 
 
 def _texts(value: Any, depth: int = 5) -> Iterator[str]:
-    """All texts in a value that lists and groups hold: a card has three levels of them."""
+    """All texts in nested lists and groups: a card has three levels of them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)) and depth:
@@ -213,13 +199,10 @@ def row_count(path: Path) -> int | None:
 
 def expected_documents(options: ProfileOptions) -> int | None:
     """About how many documents the sources hold, for the progress display; None where that is not known beforehand."""
-    total = 0
-    for source in options.data:
-        count = row_count(Path(source.path))
-        if count is None and source.limit is None:
-            return None
-        total += min(known for known in (count, source.limit) if known is not None)
-    return total
+    counts = [(row_count(Path(source.path)), source.limit) for source in options.data]
+    if (None, None) in counts:
+        return None
+    return sum(min(number for number in pair if number is not None) for pair in counts)
 
 
 def read_whole(source: SourceOptions) -> bool:
@@ -257,6 +240,11 @@ def fetch_descriptions(options: ModelOptions) -> None:
             hf_hub_download(options.model, file, revision=options.revision)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error of another library that says something; its class where none does."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def is_local(reference: str) -> bool:
     """Whether a resolved reference is a path (`config.resolve` makes existing and explicit paths absolute)."""
     return os.path.isabs(reference)
@@ -281,11 +269,9 @@ def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
     def ask() -> None:
         from huggingface_hub import constants, get_session
 
-        try:
+        with contextlib.suppress(Exception):  # any failure of any HTTP library means the same here: no answer
             get_session().head(constants.ENDPOINT, timeout=timeout_s)
             answered.set()
-        except Exception:  # any failure of any HTTP library means the same here: no answer
-            return
 
     threading.Thread(target=ask, daemon=True).start()
     return answered.wait(timeout_s)

@@ -22,10 +22,10 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import PARTIAL, ModelFacts
 from alphaprof.profiling.models.checkpoint import require_context
-from alphaprof.profiling.models.hub import fetch_descriptions, folder_of, is_local, require_model
+from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from alphaprof.config.options import ModelOptions
 
@@ -44,14 +44,14 @@ NOT_THE_TEXT = re.compile(
 OF_QUANTISERS = re.compile(r"\.bias$|\.[qkv]_scale$|\.[qkv]_proj\.output_scale$")
 BEFORE_LAYERS = re.compile(r"^.*?(?=[a-z]+\.\d+\.)")  # what transformers may rename: model.language_model. and the like
 CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
+# What allocators without an error of their own say.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded causal language model with the name that it has in the run (target, or a draft's name).
-
-    `served`: what its own generation config sets; generation and scoring here do not follow it unless a profile asks.
+    """A loaded causal language model with the name that it has in the run (target, or a draft's name). `served`: what its
+    own generation config sets; generation and scoring here do not follow it unless a profile asks.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Model:
     @property
     def eos(self) -> tuple[int, ...]:
         """The ids that end a text."""
-        return _ids(self.network.generation_config.eos_token_id)
+        return eos_of(self.network.generation_config)
 
     @property
     def parameters(self) -> int:
-        """How many there are."""
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     @cached_property
@@ -108,7 +108,7 @@ class Model:
             architecture=type(self.network).__name__,
             fingerprint=self.digest,
             dtype=str(self.dtype).removeprefix("torch."),
-            device=device_name(self.device),
+            device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type,
             parameters=self.parameters,
             context=self.context,
             vocabulary=self.vocabulary,
@@ -139,56 +139,50 @@ def load_model(
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
     if not is_local(options.model):
-        with _quiet():
+        with _loading(options.model):
             fetch_descriptions(options)
         require_model(options, name)
-    with _quiet(), _explained(options.model):
+    with _loading(options.model):
         network, loaded = AutoModelForCausalLM.from_pretrained(
             where, dtype=DTYPES[dtype], output_loading_info=True, **arguments
         )
     _require_all_weights(loaded, options.model)
     _require_used_weights(network, loaded, options)
-    limit = getattr(network.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None:
+    if (limit := getattr(network.config.get_text_config(), "max_position_embeddings", None)) is not None:
         require_context(limit, f"{options.model}: max_position_embeddings")
     if options.device_map is None:
         network = network.to(choose_device(device or options.device))
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
-    eos = tuple(dict.fromkeys((*_ids(network.generation_config.eos_token_id), *extra_eos)))
+    eos = tuple(dict.fromkeys((*eos_of(network.generation_config), *extra_eos)))
     served = network.generation_config.to_diff_dict()
     # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
     # settings would slip into greedy text.
     network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
-    _keep_head_fast(network)
-    return Model(name, network.eval().requires_grad_(False), "model", options.model, served)
-
-
-def _keep_head_fast(network: PreTrainedModel) -> None:
-    """Feed the head contiguous rows. `logits_to_keep` takes the last row of each prompt out of all rows of a batch, and on a
-    CPU torch multiplies such rows by the weight one prompt at a time.
-    """
-    head = network.get_output_embeddings()
-    if head is not None:
+    # `logits_to_keep` takes the last row of each prompt out of all rows of a batch, and on a CPU torch multiplies rows with
+    # gaps by the weight of the head one prompt at a time.
+    if (head := network.get_output_embeddings()) is not None:
         head.register_forward_pre_hook(lambda _, rows: tuple(row.contiguous() for row in rows))
+    return Model(name, network.eval().requires_grad_(False), "model", options.model, served)
 
 
 def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:
     """Weights that a checkpoint lacks are filled in at random, which would make every number noise."""
     for what in ("missing_keys", "mismatched_keys"):
-        if names := sorted(str(key) for key in loaded.get(what) or ()):
+        if names := [str(key) for key in loaded.get(what) or ()]:
             raise ModelUnloadable(
-                f"{reference} lacks weights of its architecture: {what.replace('_', ' ')} {', '.join(names[:3])}"
-                + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+                f"{reference} lacks weights of its architecture: {what.replace('_', ' ')} {_first_three(names)}",
                 "give a checkpoint of a causal language model with its head, for the architecture in its config.json",
             )
 
 
-def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions) -> None:
-    """Raise `ModelUnloadable` for weights without a place in the network: they belong to another config.
+def _first_three(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:3])[:200] + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
-    transformers has taken out what an architecture declares as ignorable, like the layers of DeepSeek-V3 that predict
-    several tokens. Published checkpoints carry more: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for
-    several tokens that only the config declares.
+
+def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions) -> None:
+    """Raise `ModelUnloadable` for weights without a place in the network, which belong to another config. Published
+    checkpoints carry some that no architecture declares: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for
+    several tokens ahead that only the config declares.
     """
     settings = network.config.get_text_config()
     last = getattr(settings, "num_hidden_layers", None) or 0
@@ -207,10 +201,8 @@ def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], opti
         zeros = _biases_of_zeros(folder_of(options))
         unused += [key for key in biases if BEFORE_LAYERS.sub("", key) not in zeros]
     if unused:
-        unused.sort()
         raise ModelUnloadable(
-            f"{options.model} holds weights that its config does not use: {', '.join(unused[:3])[:200]}"
-            + (f" and {len(unused) - 3} more" if len(unused) > 3 else ""),
+            f"{options.model} holds weights that its config does not use: {_first_three(unused)}",
             "give the config.json that belongs to these weights (architecture, num_hidden_layers); to leave them out on "
             "purpose, load the model with transformers and save it again",
         )
@@ -236,7 +228,7 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     where, arguments = _location(options)
-    with _quiet(), _explained(options.model):
+    with _loading(options.model):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **arguments)
         tokenizer("a")  # settings that are not what they should be are met at the first text only
         if None in tokenizer.all_special_ids:
@@ -249,12 +241,6 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if not options.model.endswith(".gguf"):
         return options.model, arguments | {"revision": options.revision or "main"}
-    _require_gguf_support()
-    path = Path(options.model)
-    return str(path.parent), arguments | {"gguf_file": path.name}
-
-
-def _require_gguf_support() -> None:
     installed = tuple(int(part) for part in version("transformers").split(".")[:2] if part.isdigit())
     if installed < GGUF_TRANSFORMERS:
         needed = ".".join(map(str, GGUF_TRANSFORMERS))
@@ -267,17 +253,20 @@ def _require_gguf_support() -> None:
             version(package)
         except ImportError:
             raise ModelUnloadable(f"a GGUF file needs the package {package}", "pip install 'alphaprof[gguf]'") from None
+    return str(Path(options.model).parent), arguments | {"gguf_file": Path(options.model).name}
 
 
 @contextlib.contextmanager
-def _explained(reference: str) -> Iterator[None]:
-    """Turns the many exceptions with which transformers refuses a model into `ModelUnloadable`."""
+def _loading(reference: str) -> Iterator[None]:
+    """Turns the many exceptions of transformers into `ModelUnloadable`, and keeps its progress bars off the terminal."""
     try:
-        yield
+        # The bar of the GGUF reader has no switch of its own.
+        with without_advice(), contextlib.redirect_stderr(io.StringIO()):
+            yield
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = first_line(error)
         hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
         if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
             reason = "its weights have other shapes than its config.json says"
@@ -287,14 +276,6 @@ def _explained(reference: str) -> Iterator[None]:
         elif not is_local(reference):
             hint = "check the id and your access rights (gated models need a token), or give a local path"
         raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps transformers' progress bars and advice off the terminal while it loads; what goes wrong is raised anyway."""
-    # The bar of the GGUF reader has no switch of its own.
-    with without_advice(), contextlib.redirect_stderr(io.StringIO()):
-        yield
 
 
 @contextlib.contextmanager
@@ -319,27 +300,21 @@ def choose_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
-        reason = "" if chosen.type in ("cpu", "cuda") else "models run on CPUs and on GPUs with CUDA or ROCm"
+        if chosen.type in ("cpu", "cuda"):
+            return chosen
+        reason = "models run on CPUs and on GPUs with CUDA or ROCm"
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-    if reason:
-        raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N")
-    return chosen
-
-
-def device_name(device: torch.device) -> str:
-    """A device in words: the GPU's name, or cpu."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        reason = first_line(error)
+    raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N")
 
 
 def shape_of(network: PreTrainedModel) -> dict[str, float | bool] | None:
     """What decides the bytes and FLOPs of a model's steps; None where that is not known of its architecture."""
+    size = float(network.dtype.itemsize)
     try:
-        size = float(network.dtype.itemsize)
-        found = ModelShape.from_config(network.config.to_dict(), weight_bytes=size, kv_bytes=size)
+        return dataclasses.asdict(ModelShape.from_config(network.config.to_dict(), weight_bytes=size, kv_bytes=size))
     except (ModelUnloadable, ValueError):
         return None
-    return dataclasses.asdict(found)
 
 
 def fingerprint(network: PreTrainedModel) -> str:
@@ -381,24 +356,17 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
 
 
-def eos_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The ids with which a tokenizer ends a text."""
-    return _ids(tokenizer.eos_token_id)
-
-
-def _ids(eos: int | list[int] | None) -> tuple[int, ...]:
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)
+def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]:
+    """The ids with which a tokenizer or a generation config ends a text."""
+    eos: int | list[int] | None = owner.eos_token_id
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(map(int, eos))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, by its type or in one of the many wordings of torch and its backends.
-
-    Or was raised because of one that does: where memory runs out while a CUDA graph is recorded, ending that fails as well.
+    """Whether an error means that memory ran out, by its type or one of the many wordings of torch and its backends, or was
+    raised because of one that does: where memory runs out in a recording of a CUDA graph, ending that fails as well.
     """
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    if known or any(words in str(error) for words in OUT_OF_MEMORY):  # allocators without an error of their own
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in str(error) for words in OUT_OF_MEMORY):
         return True
     return error.__context__ is not None and is_out_of_memory(error.__context__)
 

@@ -63,28 +63,23 @@ PLAIN = Processing()
 
 
 def resolved(options: Sampling, served: Mapping[str, Any]) -> Processing:
-    """Settings of a continuation; what it leaves unset comes from `served` (a model's generation config), or is off.
-
-    Raises `ProfileInvalid` for a temperature of 0.
+    """Settings of a continuation; what it leaves unset comes from `served` (a model's generation config), or is off. Raises
+    `ProfileInvalid` for a temperature of 0.
     """
     values = {name: getattr(options, name) for name in vars(PLAIN)}
     values = {name: served.get(name) if value is None else value for name, value in values.items()}
-    found = Processing(**{name: type(getattr(PLAIN, name))(value) for name, value in values.items() if value is not None})
-    if found.temperature <= 0:
-        raise ProfileInvalid(
-            "the model's generation config has temperature 0: greedy text", "use continuation: {kind: greedy}"
-        )
-    if not (0 < found.top_p <= 1 and 0 <= found.min_p <= 1):
-        raise ProfileInvalid(
-            f"the model's generation config has top_p {found.top_p:g} and min_p {found.min_p:g}", "set both in the profile"
-        )
-    return dataclasses.replace(found, top_k=max(0, found.top_k))  # -1 is a common way to say off
+    settings = Processing(**{name: type(getattr(PLAIN, name))(value) for name, value in values.items() if value is not None})
+    origin = "the model's generation config has"
+    if settings.temperature <= 0:
+        raise ProfileInvalid(f"{origin} temperature 0: greedy text", "use continuation: {kind: greedy}")
+    if not (0 < settings.top_p <= 1 and 0 <= settings.min_p <= 1):
+        raise ProfileInvalid(f"{origin} top_p {settings.top_p:g} and min_p {settings.min_p:g}", "set both in the profile")
+    return dataclasses.replace(settings, top_k=max(0, settings.top_k))  # -1 is a common way to say off
 
 
 def not_modelled(served: Mapping[str, Any]) -> list[str]:
     """Which settings of a generation config would change the distribution and are not modelled."""
-    set_ones = ((name, served[name], neutral) for name, neutral in NOT_MODELLED.items() if served.get(name) is not None)
-    return [f"{name}: {value}" for name, value, neutral in set_ones if value not in neutral]
+    return [f"{name}: {served[name]}" for name, neutral in NOT_MODELLED.items() if served.get(name) not in (None, *neutral)]
 
 
 def processed(logits: torch.Tensor, settings: Processing) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -105,9 +100,7 @@ def divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """Logits divided by the temperature in float32, correctly rounded on every device: where a number divides, a GPU
     multiplies by its inverse, and what stood at a cut would fall off it.
     """
-    if temperature == 1.0:
-        return logits.float()
-    return logits.float() / torch.full((), temperature, device=logits.device)
+    return logits.float() if temperature == 1.0 else logits.float() / torch.full((), temperature, device=logits.device)
 
 
 def _weights(scaled: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
@@ -118,10 +111,9 @@ def _weights(scaled: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
 
 def _nucleus(weights: torch.Tensor, top_p: float, first: int | None) -> torch.Tensor:
     """Which tokens are among the fewest largest that hold `top_p` of the weight, and those equal to the smallest of them.
-
-    Only the `first` largest are sorted, and all where that was not enough; None: all at once, since a GPU would have to wait
-    for the host to look. Sums are float64: in float32 they depend on the order of their terms, which is another one on a GPU
-    and for another number of rows, and flat distributions would be cut a token earlier or later.
+    Only the `first` largest are sorted, and all where that was not enough; None: all at once, without a GPU's waiting for
+    the host. Sums are float64: in float32 they depend on the order of their terms, and flat distributions would be cut
+    elsewhere.
     """
     count = weights.shape[1] if first is None else min(first, weights.shape[1])
     largest = weights.topk(count, dim=1).values
@@ -166,10 +158,8 @@ class Sampler:
     """
 
     def __init__(self, settings: Processing, numbers: torch.Tensor, prompt: int, width: int) -> None:
-        self.settings = settings
-        self.numbers = numbers
-        self.prompt = prompt
-        self.width = width
+        self.settings, self.numbers = settings, numbers
+        self.prompt, self.width = prompt, width
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores` [batch, V] with the drawn token at 0 and all others at minus infinity."""

@@ -9,12 +9,10 @@ import itertools
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from alphaprof.config.options import MeasuredCosts, NoCosts
@@ -25,14 +23,7 @@ from alphaprof.log.manifest import Environment, Manifest, RandomOrder
 from alphaprof.log.store import Run, begin
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
-from alphaprof.profiling.models.load import (
-    Model,
-    eos_of,
-    is_out_of_memory,
-    load_model,
-    load_tokenizer,
-    tokenizer_fingerprint,
-)
+from alphaprof.profiling.models.load import eos_of, is_out_of_memory, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.run.resume import (
     Reused,
     early_warnings,
@@ -41,55 +32,44 @@ from alphaprof.profiling.run.resume import (
     require_same_models,
     require_same_profile,
 )
-from alphaprof.profiling.run.shards import (
-    Loaded,
-    Plan,
-    Progress,
-    Writer,
-    in_shards,
-    measure_shard,
-    padding_summary,
-    write_shard,
-)
+from alphaprof.profiling.run.shards import Loaded, Plan, Progress, Writer, in_shards, measure_shard, padding_summary
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.corpus import Corpus
-from alphaprof.profiling.texts.random_order import InRandomOrder
+from alphaprof.profiling.texts.corpus import Corpus, InRandomOrder
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed
 from alphaprof.totals.files import write_totals
 from alphaprof.version import __version__
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
 # What a run so far says: why no more documents are needed, or None.
 Settled = Callable[[Run], str | None]
 
 
-@dataclass(frozen=True)
-class Course:
-    """How a run goes: `resume` an interrupted one, on the text of which run, and until when (None: its last document)."""
+def profile(
+    options: ProfileOptions,
+    out: Path,
+    progress: Progress,
+    resume: bool = False,
+    reuse: Path | None = None,
+    settled: Settled | None = None,
+) -> Run:
+    """Profile into the directory `out`, or with `resume` finish the interrupted run there, and add up its totals. Raises the
+    errors of `errors.py`, `RunExists` where another process writes there.
 
-    resume: bool = False
-    reuse: Path | None = None
-    settled: Settled | None = None
-
-
-def profile(options: ProfileOptions, out: Path, progress: Progress, resume: bool = False, reuse: Path | None = None) -> Run:
-    """Profile into the directory `out`, or finish the interrupted run there. Raises the errors of `errors.py`.
-
-    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts.
+    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts. `settled`: see
+    `profile_until`.
     """
-    return _profile(options, out, progress, Course(resume, reuse))
+    with in_memory(), claimed(out, options.model_dump(mode="json"), resume, progress.say) as claim:
+        run = _measured(options, claim, progress, resume, reuse, settled)
+        progress.say("adding up totals")
+        write_totals(run)
+    return run
 
 
 def profile_until(options: ProfileOptions, out: Path, progress: Progress, settled: Settled, resume: bool = False) -> Run:
-    """Profile documents in random order into `out`, until `settled` says of the run so far that no more are needed.
-
-    Such a run is complete then. Finished with `profile` it goes on to its last document. Raises likewise.
+    """Profile documents in random order into `out`, until `settled` says of the run so far that no more are needed. Such a
+    run is complete then. Finished with `profile` it goes on to its last document. Raises the errors of `profile`.
     """
     if isinstance(options.costs, NoCosts):
         raise ProfileInvalid(
@@ -97,23 +77,21 @@ def profile_until(options: ProfileOptions, out: Path, progress: Progress, settle
             "verdict",
             "profile without --until-decided, or name a source of step times: --set costs.source=measured",
         )
-    return _profile(options, out, progress, Course(resume, None, settled))
+    return profile(options, out, progress, resume, settled=settled)
 
 
 def profile_with_models(options: ProfileOptions, claim: Claim, progress: Progress) -> Plan:
-    """Profile into a new directory without timing any step; the complete run with its loaded models.
-
-    Raises the errors of `errors.py`.
+    """Profile into a new directory without timing any step; the complete run with its loaded models. Raises the errors of
+    `errors.py`.
     """
     with in_memory():
-        plan = _open(options, claim, None, Course(), progress)
+        plan = _open(options, claim, progress)
         _fill(plan, progress)
     return plan
 
 
 def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     """Time the steps for a run that has no step times yet, by `costs` instead of those of its profile, and note these in it.
-
     Raises `OutOfMemory`.
     """
     config = plan.run.manifest.config | {"costs": costs.model_dump(mode="json")}
@@ -131,7 +109,7 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
     with in_memory(), claimed(out, options.model_dump(mode="json")) as claim:
         begin(claim)
-        plan = _open(options, claim, None, Course(), progress)
+        plan = _open(options, claim, progress)
         _measure_latency(plan, costs, progress)
     if plan.run.latency() is None:
         raise StepsNotTimed(plan.run.manifest.warnings[-1]["message"], "a model with attention layers only can be timed")
@@ -146,46 +124,36 @@ def in_memory() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(
-            "the models do not fit into memory", "use a smaller dtype, another device, or a device_map"
-        ) from None
+        hint = "use a smaller dtype, another device, or a device_map"
+        raise OutOfMemory("the models do not fit into memory", hint) from None
 
 
-def _profile(options: ProfileOptions, out: Path, progress: Progress, course: Course) -> Run:
-    """The complete run, with its totals. Raises `RunExists` where another process writes it."""
-    config = options.model_dump(mode="json")
-    with in_memory(), claimed(out, config, course.resume, progress.say) as claim:
-        run = _measured(options, claim, course, progress)
-        progress.say("adding up totals")
-        write_totals(run)
-    return run
-
-
-def _measured(options: ProfileOptions, claim: Claim, course: Course, progress: Progress) -> Run:
+def _measured(
+    options: ProfileOptions, claim: Claim, progress: Progress, resume: bool, reuse: Path | None, settled: Settled | None
+) -> Run:
     """The run with everything but its totals: the one that is there already, finished, or a new one."""
-    earlier = _earlier(claim, course.resume)
+    earlier = _earlier(claim, resume)
+    costs = options.costs if isinstance(options.costs, MeasuredCosts) else None
+    in_random_order = settled is not None
     if earlier is not None:
         require_same_profile(earlier, options)
         _adopt_decision(earlier, options, progress)
-    times = isinstance(options.costs, MeasuredCosts)
-    if earlier is not None and earlier.manifest.status == "complete" and (not times or _timed(earlier)):
-        progress.say(f"{earlier.path} is complete already")
-        earlier.mend_documents()
-        return earlier
-    if earlier is not None and earlier.manifest.reused is not None:
-        course = dataclasses.replace(course, reuse=Path(earlier.manifest.reused))
-    if earlier is not None and course.settled is not None and earlier.manifest.sequential is None:
-        raise RunMismatch(
-            f"{earlier.path} was begun without --until-decided, in the order of the data",
-            "finish it without, or choose another --out",
-        )
-    plan = _open(options, claim, earlier, course, progress)
-    if isinstance(options.costs, MeasuredCosts) and not _timed(plan.run):
-        _measure_latency(plan, options.costs, progress)
+        if earlier.manifest.status == "complete" and (costs is None or _timed(earlier)):
+            progress.say(f"{earlier.path} is complete already")
+            earlier.mend_documents()
+            return earlier
+        reuse = Path(earlier.manifest.reused) if earlier.manifest.reused is not None else reuse
+        in_random_order = earlier.manifest.sequential is not None
+        if settled is not None and not in_random_order:
+            hint = "finish it without, or choose another --out"
+            raise RunMismatch(f"{earlier.path} was begun without --until-decided, in the order of the data", hint)
+    plan = _open(options, claim, progress, earlier, reuse, in_random_order)
+    if costs is not None and not _timed(plan.run):
+        _measure_latency(plan, costs, progress)
     if plan.run.manifest.status == "complete":  # its step times alone were lost
         plan.run.mend_documents()
     else:
-        _fill(plan, progress, course.settled)
+        _fill(plan, progress, settled)
     return plan.run
 
 
@@ -208,7 +176,7 @@ def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> Non
                 require_same_data(plan.run.shards[index], documents)
                 progress.advance(len(documents))
             else:
-                writer.put(partial(write_shard, plan.run, measure_shard(plan, index, documents, advance)))
+                writer.put(measure_shard(plan, index, documents, advance))
             seen += 1
             if settled is not None and seen >= done:
                 writer.wait()  # what is asked next reads every shard so far
@@ -216,11 +184,18 @@ def _fill(plan: Plan, progress: Progress, settled: Settled | None = None) -> Non
                     progress.say(reason)
                     break
     if seen < done:
-        raise RunMismatch(
-            f"the data end before shard {seen}, which {plan.run.path} holds",
-            "put the data back, or profile into a new directory",
-        )
+        hint = "put the data back, or profile into a new directory"
+        raise RunMismatch(f"the data end before shard {seen}, which {plan.run.path} holds", hint)
     _finish(plan, progress)
+
+
+def _finish(plan: Plan, progress: Progress) -> None:
+    """Collect documents.parquet and mark the run complete."""
+    plan.run.write_documents()
+    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
+    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, status="complete", skipped=skipped, truncated=truncated))
+    if summary := padding_summary(plan.run.shards):
+        progress.say(summary)
 
 
 def _earlier(claim: Claim, resume: bool) -> Run | None:
@@ -250,7 +225,8 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
-    documents = Reused.open(reuse, options) if reuse else _corpus(options, tokenizer, target)
+    corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    documents = Reused.open(reuse, options) if reuse else corpus
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)
@@ -258,16 +234,21 @@ def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None)
     return Loaded(options, tokenizer, target, drafts, documents, scorer)
 
 
-def _open(options: ProfileOptions, claim: Claim, earlier: Run | None, course: Course, progress: Progress) -> Plan:
+def _open(
+    options: ProfileOptions,
+    claim: Claim,
+    progress: Progress,
+    earlier: Run | None = None,
+    reuse: Path | None = None,
+    in_random_order: bool = False,
+) -> Plan:
     """Load everything and open the run directory; what can fail early fails here."""
-    reuse = course.reuse
     loaded = load(options, progress, reuse)
-    in_random_order = earlier.manifest.sequential is not None if earlier else course.settled is not None
     order: RandomOrder | None = None
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
-    held = loaded.scorer.extras.log_rules(options.rules)
+    rules = loaded.scorer.extras.log_rules(options.rules)
     manifest = Manifest(
         status="running",
         alphaprof=__version__,
@@ -278,8 +259,8 @@ def _open(options: ProfileOptions, claim: Claim, earlier: Run | None, course: Co
         tokenizer=tokenizer_fingerprint(loaded.tokenizer),
         environment=_environment(loaded.target.device),
         reused=str(reuse.resolve()) if reuse else None,
-        emitted=held.emitted,
-        certified=held.certified,
+        emitted=rules.emitted,
+        certified=rules.certified,
         sequential=order,
     )
     require_costs(options, manifest.target, manifest.drafts)
@@ -298,17 +279,12 @@ def _open(options: ProfileOptions, claim: Claim, earlier: Run | None, course: Co
     return Plan(**vars(loaded), run=run)
 
 
-def _corpus(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model) -> Corpus:
-    return Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
-
-
 def _environment(device: torch.device) -> Environment:
     packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
     with contextlib.suppress(PackageNotFoundError):  # not there on every system
         packages["triton"] = version("triton")
-    on_gpu = device.type == "cuda"
     return {
-        "device_memory": torch.cuda.get_device_properties(device).total_memory if on_gpu else None,  # bytes, of one device
+        "device_memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
@@ -319,10 +295,8 @@ def _environment(device: torch.device) -> Environment:
 
 def _timed(run: Run) -> bool:
     """Whether steps were timed, or cannot be. Step times that are damaged are lost."""
-    if any(warning["code"] == "not_timed" for warning in run.manifest.warnings):
-        return True
     try:
-        return run.latency() is not None
+        return any(warning["code"] == "not_timed" for warning in run.manifest.warnings) or run.latency() is not None
     except RunUnreadable:
         return False
 
@@ -330,8 +304,7 @@ def _timed(run: Run) -> bool:
 def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     """Time the steps on the first prompts' tokens, before profiling: an interrupted run has its step times too."""
     progress.start("timing steps", 100, "parts")
-    prompts = [document.prompt for document in itertools.islice(plan.documents, 8)]
-    text = torch.cat([torch.from_numpy(prompt) for prompt in prompts]).numpy()
+    text = np.concatenate([document.prompt for document in itertools.islice(plan.documents, 8)])
     try:
         subjects = latency.Subjects(plan.target, plan.drafts, text, max(plan.options.gammas))
         timed = latency.measure(subjects, costs, lambda share: progress.advance(100 * share), progress.say)
@@ -342,10 +315,9 @@ def _measure_latency(plan: Plan, costs: MeasuredCosts, progress: Progress) -> No
     # Of earlier times, that were damaged, nothing is true any more.
     kept = tuple(warning for warning in plan.run.manifest.warnings if warning["code"] != "not_timed_there")
     plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=kept))
+    remedy = "lower costs.concurrency or costs.context"
     for reason in timed.left_out:
-        _note(
-            plan, progress, "not_timed_there", f"no step times there: {reason}", "lower costs.concurrency or costs.context"
-        )
+        _note(plan, progress, "not_timed_there", f"no step times there: {reason}", remedy)
 
 
 def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) -> None:
@@ -354,12 +326,3 @@ def _note(plan: Plan, progress: Progress, code: str, message: str, remedy: str) 
     progress.warn(**warning)
     warnings = (*plan.run.manifest.warnings, warning)
     plan.run.write_manifest(dataclasses.replace(plan.run.manifest, warnings=warnings))
-
-
-def _finish(plan: Plan, progress: Progress) -> None:
-    """Collect documents.parquet and mark the run complete."""
-    plan.run.write_documents()
-    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
-    plan.run.write_manifest(dataclasses.replace(plan.run.manifest, status="complete", skipped=skipped, truncated=truncated))
-    if told := padding_summary(plan.run.shards):
-        progress.say(told)

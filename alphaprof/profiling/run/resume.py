@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,13 +20,18 @@ from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.processing import PLAIN, Processing, not_modelled
 from alphaprof.profiling.scoring.dispatch import why_unavailable
 from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.continuations import digest
+from alphaprof.profiling.texts.continuations import STORED, digest
 from alphaprof.profiling.texts.corpus import Document, policy
 from alphaprof.rules import parse_rule
 
 
 def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
     """What is known to be odd before any work, as code, message and remedy."""
+    for code, message, remedy in _oddities(options, scorer, has_template):
+        yield {"code": code, "message": message, "remedy": remedy}
+
+
+def _oddities(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[tuple[str, str, str]]:
     kinds = [options.continuation_of(index) for index in range(len(options.data))]
     raw = [
         Path(source.path).name
@@ -35,97 +39,71 @@ def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) 
         if source.prompt is not None and not source.chat and not isinstance(kind, TextContinuation)
     ]
     if raw and has_template:
-        yield {
-            "code": "raw_prompts",
-            "message": f"the target has a chat template, and prompts are profiled without it ({', '.join(raw)})",
-            "remedy": "set chat: true or use messages if the traffic goes through the template",
-        }
+        message = f"the target has a chat template, and prompts are profiled without it ({', '.join(raw)})"
+        yield "raw_prompts", message, "set chat: true or use messages if the traffic goes through the template"
     for source in options.data:
         if hub.read_whole(source):
-            yield {
-                "code": "json_array",
-                "message": f"{Path(source.path).name} is one JSON array and is read into memory whole",
-                "remedy": "store large data as .jsonl, one object a line",
-            }
-    yield from _without_verdict(options)
+            message = f"{Path(source.path).name} is one JSON array and is read into memory whole"
+            yield "json_array", message, "store large data as .jsonl, one object a line"
+    if options.decision.rule != "auto" and not _has_verdict(options, options.decision.rule):
+        message = f"decision.rule {options.decision.rule} has no timed rounds on this text: there will be no verdict"
+        yield "no_verdict", message, "leave decision.rule out, or measure text of its kind (alphaprof rules)"
     if reason := why_unavailable(scorer.target.model.device):
-        yield {
-            "code": "slow_statistics",
-            "message": f"statistics run in torch, since Triton's kernels cannot run here: {reason}",
-            "remedy": "install triton and a C compiler; the numbers are the same",
-        }
+        message = f"statistics run in torch, since Triton's kernels cannot run here: {reason}"
+        yield "slow_statistics", message, "install triton and a C compiler; the numbers are the same"
     if options.certificates and not scorer.extras.certified:
-        yield {
-            "code": "no_thresholds",
-            "message": f"certificates: true, and no rule has thresholds ({', '.join(options.rules)})",
-            "remedy": "add a rule that compares with the target, like strict; the others keep drafts by chance",
-        }
+        message = f"certificates: true, and no rule has thresholds ({', '.join(options.rules)})"
+        yield (
+            "no_thresholds",
+            message,
+            "add a rule that compares with the target, like strict; the others keep drafts by chance",
+        )
     if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
         for setting in not_modelled(scorer.target.model.served):
-            yield {
-                "code": "not_modelled",
-                "message": f"the target's generation config sets {setting}, which is not modelled: texts are drawn "
-                "without it",
-                "remedy": "a server that applies it will see a different acceptance",
-            }
+            message = f"the target's generation config sets {setting}, which is not modelled: texts are drawn without it"
+            yield "not_modelled", message, "a server that applies it will see a different acceptance"
     for head in (scorer.target, *scorer.drafts):
         if not head.chunked:
-            yield {
-                "code": "full_logits",
-                "message": f"{head.model.name}: logits need the full forward of a whole document at once",
-                "remedy": "expect more memory per document; lower max_new_tokens if it runs out",
-            }
+            message = f"{head.model.name}: logits need the full forward of a whole document at once"
+            yield "full_logits", message, "expect more memory per document; lower max_new_tokens if it runs out"
 
 
-def _without_verdict(options: ProfileOptions) -> Iterator[dict[str, str]]:
-    """A verdict on a rule that has no rounds on any of the text cannot come out of the run."""
-    if options.decision.rule == "auto":
-        return
-    rule = parse_rule(options.decision.rule).rule
-    found = [policy(options.continuation_of(index), {}) for index in range(len(options.data))]
-    texts = {"sampled" if item["processing"] else "greedy" for item in found if item["on_policy"]}
-    if not rule.chained or not texts & set(rule.policies):
-        yield {
-            "code": "no_verdict",
-            "message": f"decision.rule {options.decision.rule} has no timed rounds on this text: there will be no verdict",
-            "remedy": "leave decision.rule out, or measure text of its kind (alphaprof rules)",
-        }
+def _has_verdict(options: ProfileOptions, named: str) -> bool:
+    """Whether a rule has rounds on some of the text, without which no verdict can come out of the run."""
+    rule = parse_rule(named).rule
+    policies = [policy(options.continuation_of(index), {}) for index in range(len(options.data))]
+    texts = {"sampled" if fields["processing"] else "greedy" for fields in policies if fields["on_policy"]}
+    return rule.chained and bool(texts & set(rule.policies))
 
 
 def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
     """Raise `CostsUnreadable` where step times from elsewhere cannot be had: known before any work."""
     costs = options.costs
+    lookups = [name for name, facts in drafts.items() if not facts.has_steps]
     if isinstance(costs, TableCosts):
-        lookups = [name for name, facts in drafts.items() if not facts.has_steps]
         models = [name for name in options.drafts if name not in lookups]  # those that could not be loaded among them
         read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms)
     elif isinstance(costs, RooflineCosts):
-        stepping = {name: facts for name, facts in drafts.items() if facts.has_steps}
-        for name, facts in {TARGET: target, **stepping}.items():
-            shape_of(name, facts)
+        for name, facts in {TARGET: target, **drafts}.items():
+            if name not in lookups:
+                shape_of(name, facts)
 
 
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
     before, now = earlier.manifest.config, options.model_dump(mode="json")
-    changed = [key for key in now if key != "decision" and before.get(key) != now[key]]
-    if changed:
-        raise RunMismatch(
-            f"{earlier.path} was made with another profile ({', '.join(changed)} changed)",
-            "resume with the profile and options of the first call, or choose another --out",
-        )
+    if changed := [key for key in now if key != "decision" and before.get(key) != now[key]]:
+        hint = "resume with the profile and options of the first call, or choose another --out"
+        raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
 
 
 def require_same_models(before: Manifest, now: Manifest) -> None:
     """Raise `RunMismatch` unless models, tokenizer and the packages that run them are those of the interrupted run."""
-    pairs = {"target": (before.target, now.target)}
-    pairs |= {name: (before.drafts[name], facts) for name, facts in now.drafts.items()}
-    for name, (old, new) in pairs.items():
-        if odd := differing(old, new):
-            raise RunMismatch(
-                f"{name} is not the model that the interrupted run used ({', '.join(odd)} differ)",
-                "put the same model back, or profile into a new directory",
-            )
+    earlier = {"target": before.target, **before.drafts}
+    for name, facts in {"target": now.target, **now.drafts}.items():
+        if odd := differing(earlier[name], facts):
+            hint = "put the same model back, or profile into a new directory"
+            raise RunMismatch(f"{name} is not the model that the interrupted run used ({', '.join(odd)} differ)", hint)
     if before.tokenizer != now.tokenizer:
         raise RunMismatch("the tokenizer has changed since the run began", "profile into a new directory")
     old_versions, new_versions = (manifest.environment["packages"] for manifest in (before, now))
@@ -140,17 +118,15 @@ def require_same_models(before: Manifest, now: Manifest) -> None:
 
 def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
     """In which facts two models differ; where they lie does not matter, nor what other facts say already."""
-    said = ("reference", "shape", "special")  # tokenizers are compared by themselves
-    return [name for name in vars(old) if name not in said and getattr(old, name) != getattr(new, name)]
+    elsewhere = ("reference", "shape", "special")  # tokenizers are compared by themselves
+    return [name for name in vars(old) if name not in elsewhere and getattr(old, name) != getattr(new, name)]
 
 
 def require_same_data(shard: Shard, documents: Sequence[Document]) -> None:
     """Raise `RunMismatch` unless a shard was made from these documents."""
     if digest(documents) != shard.digest:
-        raise RunMismatch(
-            f"the data have changed since shard {shard.index} was written",
-            "put them back, or profile into a new directory",
-        )
+        hint = "put them back, or profile into a new directory"
+        raise RunMismatch(f"the data have changed since shard {shard.index} was written", hint)
 
 
 class Reused:
@@ -176,44 +152,28 @@ class Reused:
                 "reuse continuations of a run that measured all of its documents",
             )
         before, now = run.manifest.config, options.model_dump(mode="json")
-        changed = [key for key in ("data", "continuation") if now[key] != before[key]]
-        if changed:
-            raise RunMismatch(
-                f"{path} was made with another profile ({', '.join(changed)} differ)",
-                "reuse continuations with the data and continuation of the run that made them",
-            )
+        if changed := [key for key in ("data", "continuation") if now[key] != before[key]]:
+            hint = "reuse continuations with the data and continuation of the run that made them"
+            raise RunMismatch(f"{path} was made with another profile ({', '.join(changed)} differ)", hint)
         return cls(run)
 
     def require_same_target(self, now: Manifest) -> None:
         """Raise `RunMismatch` unless the run was made with this target, dtype and tokenizer."""
         before = self.run.manifest
         if differing(before.target, now.target) or before.tokenizer != now.tokenizer:
-            raise RunMismatch(
-                f"{self.run.path} was made with another target, dtype or tokenizer",
-                "profile without --reuse-continuations: another target writes other text",
-            )
+            hint = "profile without --reuse-continuations: another target writes other text"
+            raise RunMismatch(f"{self.run.path} was made with another target, dtype or tokenizer", hint)
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order."""
         for shard in self.run.shards:
             for row in self.run.continuations(shard.index).to_pylist():
+                drawn = row["temperature"] is not None
                 yield Document(
-                    document=row["document"],
-                    domain=row["domain"],
-                    cluster=row["cluster"],
-                    source=row["source"],
-                    source_row=row["source_row"],
+                    **{name: row[name] for name in STORED},
                     prompt=np.array(row["prompt_ids"], dtype=np.int32),
                     given=np.array(row["continuation_ids"], dtype=np.int32),
                     cut=row["finish"] == "length",
-                    max_new_tokens=row["max_new_tokens"],
                     kind=row["continuation"],
-                    on_policy=row["on_policy"],
-                    processing=_processing(row),
-                    seed=row["seed"],
+                    processing=Processing(**{name: row[name] for name in vars(PLAIN)}) if drawn else None,
                 )
-
-
-def _processing(row: dict[str, Any]) -> Processing | None:
-    """How the tokens of a stored document were drawn."""
-    return None if row["temperature"] is None else Processing(**{name: row[name] for name in vars(PLAIN)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import Queue
 from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from alphaprof.errors import OutOfMemory
 from alphaprof.log.manifest import Shard
@@ -20,7 +20,6 @@ from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_tab
 from alphaprof.profiling.texts.continuations import (
     Continuation,
     Fed,
-    Flags,
     continuation_table,
     digest,
     generate,
@@ -30,14 +29,13 @@ from alphaprof.profiling.texts.continuations import (
     scoring_batches,
     thinking,
 )
-from alphaprof.profiling.texts.corpus import Corpus, Document
+from alphaprof.profiling.texts.corpus import Corpus, Document, InRandomOrder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from alphaprof.config.profile import ProfileOptions
     from alphaprof.profiling.run.resume import Reused
-    from alphaprof.profiling.texts.random_order import InRandomOrder
 
 # Called with steps and positions that are done (see `Progress.advance`).
 Advance = Callable[[float, int], None]
@@ -49,7 +47,7 @@ class Progress(Protocol):
     """What the run tells whoever watches; the command line draws it on stderr."""
 
     def say(self, message: str) -> None:
-        """A line about what happens now."""
+        """Say in a line what happens now."""
 
     def warn(self, code: str, message: str, remedy: str) -> None:
         """Something that the user should know and can change."""
@@ -80,41 +78,25 @@ class Plan(Loaded):
     run: Run
 
 
-@dataclass(frozen=True)
-class MeasuredShard:
-    """All that one shard's files hold: its documents with their continuations, and arrays by draft and document number.
-
-    `skipped`, `truncated`: what the corpus had left out when the last document of the shard was read. It may be read on
-    before the shard is written.
-    """
-
-    facts: Shard
-    continuations: Sequence[Continuation]
-    scored: dict[str, dict[int, Arrays]]
-    phases: list[Flags] | None
-    skipped: dict[str, int]
-    truncated: dict[str, int]
-
-
 def in_shards(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
-    """The documents, so many at a time."""
+    """The documents, `size` at a time."""
     stream = iter(documents)
     while shard := list(itertools.islice(stream, size)):
         yield shard
 
 
-def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> MeasuredShard:
-    """Generate and score one shard. `advance` is called after every batch (see `Progress.advance`)."""
+def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance: Advance) -> Work:
+    """Generate and score one shard; the work that writes it. `advance`: called after each batch (see `Progress.advance`)."""
     continuations, read, halved = _continuations(plan, documents, advance)
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in plan.drafts}
     fed = Fed()
     for batch in scoring_batches(continuations, plan.options.batch_tokens):
-        results, times = halving(lambda items: [_scored(plan.scorer, items)], batch, _name)
+        parts, times = halving(lambda items: [(items, plan.scorer.score(items))], batch, _name)
+        for items, columns in parts:
+            for draft, arrays in columns.items():
+                scored[draft] |= by_document(items, arrays)
         halved += times
         fed += Fed.of([item.tokens - 1 for item in batch])
-        for result in results:
-            for draft, found in result.items():
-                scored[draft].update(found)
         advance(0.5 * len(batch), sum(len(item.ids) for item in batch))
     facts = Shard(
         index,
@@ -127,57 +109,37 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
         prompt_tokens=read.tokens,
         prompt_padding=read.padding,
     )
-    skipped, truncated = dict(plan.documents.skipped), dict(plan.documents.truncated)
-    return MeasuredShard(facts, continuations, scored, _phases(plan, continuations), skipped, truncated)
+    markers, phases = plan.options.thinking, None
+    if markers is not None:
+        phases = [thinking(markers, plan.tokenizer, item.document.prompt, item.ids) for item in continuations]
+    # What the corpus has left out by now: it may be read on before the shard is written.
+    left_out: dict[str, Any] = {"skipped": dict(plan.documents.skipped), "truncated": dict(plan.documents.truncated)}
+    run = plan.run
 
+    def write() -> None:
+        for draft, arrays in scored.items():
+            can = run.manifest.drafts[draft]
+            flags = {"has_distribution": can.has_distribution, "starts_matter": can.starts_matter}
+            run.write_positions(position_table(continuations, arrays, run.log_rules, draft, phases, **flags), index, draft)
+        run.write_continuations(continuation_table(continuations), index)
+        shards = (*run.manifest.shards, facts)  # last: a shard that the manifest names is whole
+        run.write_manifest(dataclasses.replace(run.manifest, shards=shards, **left_out))
 
-def write_shard(run: Run, shard: MeasuredShard) -> None:
-    """Write the files of one shard; the manifest names it last, so a shard that it names is whole."""
-    index = shard.facts.index
-    for draft, arrays in shard.scored.items():
-        facts = run.manifest.drafts[draft]
-        table = position_table(
-            shard.continuations,
-            arrays,
-            run.log_rules,
-            draft,
-            shard.phases,
-            has_distribution=facts.has_distribution,
-            starts_matter=facts.starts_matter,
-        )
-        run.write_positions(table, index, draft)
-    run.write_continuations(continuation_table(shard.continuations), index)
-    shards = (*run.manifest.shards, shard.facts)
-    run.write_manifest(dataclasses.replace(run.manifest, shards=shards, skipped=shard.skipped, truncated=shard.truncated))
-
-
-def _scored(scorer: Scorer, batch: Sequence[Continuation]) -> dict[str, dict[int, Arrays]]:
-    return {draft: by_document(batch, arrays) for draft, arrays in scorer.score(batch).items()}
+    return write
 
 
 def _continuations(plan: Plan, documents: Sequence[Document], advance: Advance) -> tuple[list[Continuation], Fed, int]:
-    """The continuations of a shard in document order, which prompts were read for them, and how many generation batches were
-    halved.
-    """
-    found = [given(document, plan.target.eos) for document in documents if document.given is not None]
-    advance(0.5 * len(found), 0)
-    read = Fed()
-    halved = 0
+    """Yields continuations in document order, the prompts that were read for them, and how many batches were halved."""
+    texts = [given(document, plan.target.eos) for document in documents if document.given is not None]
+    advance(0.5 * len(texts), 0)
+    read, halved = Fed(), 0
     for batch in generation_batches(documents, plan.options.batch_tokens):
         generated, times = halving(lambda items: generate(plan.target, items, plan.scorer.width), batch, _name)
-        found += generated
+        texts += generated
         halved += times
         read += Fed.of([len(document.prompt) for document in batch])
         advance(0.5 * len(batch), 0)
-    return sorted(found, key=lambda item: item.document.document), read, halved
-
-
-def _phases(plan: Plan, continuations: Sequence[Continuation]) -> list[Flags] | None:
-    """For each document which positions are thinking; None where the profile configures no markers."""
-    markers = plan.options.thinking
-    if markers is None:
-        return None
-    return [thinking(markers, plan.tokenizer, item.document.prompt, item.ids) for item in continuations]
+    return sorted(texts, key=lambda item: item.document.document), read, halved
 
 
 def _name(item: Document | Continuation) -> str:
@@ -196,9 +158,9 @@ def padding_summary(shards: Sequence[Shard]) -> str:
 class Writer:
     """Does pieces of work in the order in which they come, one at a time, in a thread of its own; a context manager.
 
-    Where one fails, what comes behind it is not done, and the next call raises the error. Work that was handed over before
-    the block ended is done, even if the block ended with an error or a first Ctrl-C comes while it is awaited: it is
-    measured already. Nobody else writes meanwhile. Where the block ended with another error, the writer's is a note to it.
+    Where one fails, those after it are not done, and the next call raises the error. Work that was handed over before the
+    block ended is done, even if the block ended with an error or a first Ctrl-C comes while it is awaited: it is measured
+    already. Nobody else writes meanwhile. Where the block ended with another error, the writer's is a note to it.
     """
 
     def __init__(self) -> None:
@@ -224,7 +186,7 @@ class Writer:
             error.add_note(f"what was measured before could not be written: {self._error}")
 
     def _end(self) -> None:
-        """Have the thread end behind what was handed over; a second time does no harm."""
+        """Have the thread end after what was handed over; a second time does no harm."""
         self._queue.put(None)
         self._thread.join()
 

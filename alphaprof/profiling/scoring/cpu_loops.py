@@ -30,11 +30,8 @@ SQRT_HALF_BITS = 0x3F3504F3
 
 
 def _polynomial(function: Any, low: float, high: float, degree: int) -> tuple[np.float32, ...]:
-    """Coefficients, highest power first, of the polynomial that equals `function` at the Chebyshev points of an interval:
-    about as good as the best one of its degree.
-    """
-    found = Chebyshev.interpolate(function, degree, [low, high]).convert(kind=Polynomial).coef[::-1]
-    return tuple(map(F, found))
+    """Coefficients, highest power first, of the polynomial that equals `function` at the Chebyshev points of an interval."""
+    return tuple(map(F, Chebyshev.interpolate(function, degree, [low, high]).convert(kind=Polynomial).coef[::-1]))
 
 
 EXP = _polynomial(np.exp, -math.log(2) / 2, math.log(2) / 2, 5)  # within 1e-7 of itself
@@ -67,10 +64,7 @@ def log32(x: Any) -> Any:
 
 @vectorised
 def _scaled(row: Array, temperature: Any, out: Array) -> Any:
-    """Logits of a row divided by the temperature, and a sum that is NaN exactly where one of these is not finite.
-
-    bfloat16 comes as its bits (uint16).
-    """
+    """Logits of a row (bfloat16 as its bits) over the temperature, and a sum that is NaN exactly where one is not finite."""
     bad = ZERO
     if temperature == ONE:
         for i in range(len(row)):
@@ -87,9 +81,8 @@ def _scaled(row: Array, temperature: Any, out: Array) -> Any:
 
 @vectorised
 def _largest(values: Array) -> Any:
-    """The maximum of finite values: the order of floats is that of their bits as integers, those of negative ones inverted.
-
-    A maximum of integers needs no care for NaN, which vector instructions do not take.
+    """The maximum of finite values, as integers with the order of floats: vector instructions for those need no care for
+    NaN.
     """
     found = np.int32(-(2**31))
     for i in range(len(values)):
@@ -151,8 +144,7 @@ def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, flo
 @vectorised
 def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, top_q: Any, share_q: Any) -> Any:
     """Sums over ids that both have: min(p, q), p and q times how far logits are apart, and -m log m, m half of p + q.
-
-    `share_p`: 1 / total of the row; so `share_q`. Of equal rows both divergences are exactly 0: a budget may hang on it.
+    `share_p` is 1 / total of the row. Of equal rows both divergences are exactly 0: a budget may hang on it.
     """
     overlap, p_apart, q_apart, mixed = ZERO, ZERO, ZERO, ZERO
     for i in range(len(zp)):
@@ -187,29 +179,16 @@ def _cut_off(w: Array, z: Array, least: Any) -> Any:
 
 
 @vectorised
-def _count_above(values: Array, bound: Any) -> Any:
-    """How many values are larger; float32 counts exactly up to 2^24."""
-    count = ZERO
-    for i in range(len(values)):
-        count += ONE if values[i] > bound else ZERO
-    return count
-
-
-@vectorised
-def _count_from(values: Array, bound: Any) -> Any:
-    """How many values are not smaller."""
-    count = ZERO
-    for i in range(len(values)):
-        count += ONE if values[i] >= bound else ZERO
-    return count
-
-
-@vectorised
 def _rank(z: Array, index: int) -> int:
-    """1 + values that are larger + equal ones with a lower index; index + 1 beyond the row."""
+    """1 + values that are larger + equal ones with a lower index; index + 1 beyond the row. float32 counts up to 2^24."""
     if index >= len(z):
         return index + 1
-    return 1 + int(_count_from(z[:index], z[index])) + int(_count_above(z[index:], z[index]))
+    before, value, after, ahead = z[:index], z[index], z[index:], ONE
+    for i in range(len(before)):
+        ahead += ONE if before[i] >= value else ZERO
+    for i in range(len(after)):
+        ahead += ONE if after[i] > value else ZERO
+    return int(ahead)
 
 
 @vectorised
@@ -295,9 +274,8 @@ def measure(
 
 def rows_for(n: int, drafts: int, proposals: int) -> tuple[Array, Array, Array]:
     """What `measure` writes n rows into."""
-    shapes = ((n,), TARGET), ((n, drafts), DRAFT), ((n, proposals), PROPOSAL)
-    target, beside, at = (np.empty(shape, record(names)) for shape, names in shapes)
-    return target, beside, at
+    target, beside = np.empty(n, record(TARGET)), np.empty((n, drafts), record(DRAFT))
+    return target, beside, np.empty((n, proposals), record(PROPOSAL))
 
 
 def compile_all() -> None:

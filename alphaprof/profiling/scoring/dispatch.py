@@ -1,6 +1,6 @@
 """Statistics of a chunk of logits by the loops that are made for its device; the columns are those of `statistics.columns`.
 
-On a CPU, compiled loops over single rows (`row_loops`), one thread a core; on a GPU, a kernel (`triton_statistics`) where
+On a CPU, compiled loops over single rows (`cpu_loops`), one thread a core; on a GPU, kernels (`gpu_statistics`) where
 Triton is installed; else torch, a few rows at a time.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alphaprof.profiling.models.hub import first_line
 from alphaprof.profiling.models.load import is_out_of_memory
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring import statistics
@@ -28,14 +29,13 @@ def measured(
     their plain softmaxes: truncation makes margins and KL degenerate.
     """
     target, *drafts = (processed_logits(*pair) for pair in zip(logits, settings, strict=True))
-    found = columns(target, drafts, token, proposals)
-    plain = found
+    by_model = plain = columns(target, drafts, token, proposals)
     if any(chosen != PLAIN for chosen in settings):
         target, *drafts = map(ProcessedLogits, logits)
         plain = columns(target, drafts, token, ())
     for place, raw in enumerate(plain[: len(logits)]):
-        found[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
-    return found
+        by_model[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
+    return by_model
 
 
 def columns(
@@ -53,8 +53,11 @@ def columns(
     size = statistics.rows_at_once(target.logits.device)
     for start in range(0, len(token), size):
         rows = slice(start, start + size)
-        some = [_some(item, rows) for item in (target, *drafts)]
-        parts.append(statistics.columns(some[0], some[1:], token[rows], [item[rows] for item in proposals]))
+        first, *others = (
+            ProcessedLogits(side.logits[rows], side.temperature, None if side.least is None else side.least[rows])
+            for side in (target, *drafts)
+        )
+        parts.append(statistics.columns(first, others, token[rows], [ids[rows] for ids in proposals]))
     return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
 
@@ -93,7 +96,7 @@ def why_unavailable(device: torch.device) -> str | None:
     except Exception as error:  # of Triton, of its compilers, of the driver
         if is_out_of_memory(error):
             raise
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return first_line(error)
     return None
 
 
@@ -102,19 +105,16 @@ def joined(pieces: Sequence[Columns]) -> Columns:
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-def _some(given: ProcessedLogits, rows: slice) -> ProcessedLogits:
-    return ProcessedLogits(given.logits[rows], given.temperature, None if given.least is None else given.least[rows])
-
-
 def _by_rows(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
     """By compiled loops, on as many threads as torch has."""
     loops = _loops()
     sides = [target, *drafts]
-    logits = [_readable(item.logits) for item in sides]
-    if len({item.dtype for item in logits}) > 1:
-        logits = [item.float() for item in logits]
+    # Loops read bfloat16 or float32, of one kind, each row without gaps.
+    dtypes = {side.logits.dtype for side in sides}
+    logits = [side.logits if dtypes == {torch.bfloat16} else side.logits.float() for side in sides]
+    logits = [each if each.stride(1) == 1 else each.contiguous() for each in logits]
     like = np.empty(0, np.uint16 if logits[0].dtype == torch.bfloat16 else np.float32)
     whole = np.array([[item.data_ptr(), item.stride(0) * item.itemsize, item.shape[1]] for item in logits])
     temperatures = np.array([item.temperature for item in sides], dtype=np.float32)
@@ -137,20 +137,13 @@ def _by_rows(
         wait(waiting)  # loops read logits by their address: whatever happens, nobody may free them before
     for item in waiting:
         item.result()
-    ours, theirs, proposed = out
-    return [_columns(values) for values in (ours, *np.moveaxis(theirs, 1, 0), *np.moveaxis(proposed, 1, 0))]
-
-
-def _readable(logits: torch.Tensor) -> torch.Tensor:
-    """Logits as loops read them: bfloat16 or float32, each row without gaps."""
-    known = logits if logits.dtype in (torch.bfloat16, torch.float32) else logits.float()
-    return known if known.stride(1) == 1 else known.contiguous()
+    return [_columns(values) for values in (out[0], *np.moveaxis(out[1], 1, 0), *np.moveaxis(out[2], 1, 0))]
 
 
 def _columns(values: np.ndarray[Any, Any]) -> Columns:
     """The fields of records [n] as columns."""
-    found = {name: torch.from_numpy(values[name]) for name in values.dtype.names or ()}
-    return {name: value.long() if name in IDS else value.float() for name, value in found.items()}
+    fields = {name: torch.from_numpy(values[name]) for name in values.dtype.names or ()}
+    return {name: field.long() if name in IDS else field.float() for name, field in fields.items()}
 
 
 @functools.cache

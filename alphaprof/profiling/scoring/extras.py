@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -55,10 +56,12 @@ class Extras:
         target = Target(top, vocabulary, entropy)
         columns = {"target_top_10_prob": np.minimum(1.0, target.top[:, :10].sum(1)).astype(np.float32)}
         exact = np.ones(len(top), dtype=bool)
-        for divergence in self.divergences:
+        for divergence, rule in itertools.product(self.divergences, self.certified):
+            threshold = certify(rule, target, divergence)
             suffix = "" if divergence == "kl" else f"_{divergence}"
-            for rule in self.certified:
-                found = certify(rule, target, divergence)
-                columns[f"threshold_{rule.id}{suffix}"] = found.value.astype(np.float32)
-                exact &= found.exact
+            columns[f"threshold_{rule.id}{suffix}"] = threshold.value.astype(np.float32)
+            exact &= threshold.exact
         return columns | {"thresholds_exact": exact}
+
+
+NO_EXTRAS = Extras()

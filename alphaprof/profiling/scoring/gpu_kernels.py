@@ -1,4 +1,4 @@
-"""Kernels of `triton_statistics`: they read rows of logits and write what `statistics` defines for each.
+"""Kernels of `gpu_statistics`: they read rows of logits and write what `statistics` defines for each.
 
 A program has one row and a block of lanes. Every lane folds each BLOCK-th id of the row into a few registers, and lanes meet
 once, at the end: a step of a loop needs no exchange between threads, and a sum has V / BLOCK terms before it becomes a tree,
@@ -112,7 +112,7 @@ def _ahead(row, values, ids):
 
 @triton.jit
 def _store_chosen(found, row, ahead):
-    """Write the chosen id's probability and rank; beyond the width 0, and behind everything with a lower id."""
+    """Write the chosen id's probability and rank; beyond the width 0, and after everything with a lower id."""
     known = row.chosen < row.rows.width
     kept = known
     if row.rows.least is not None:

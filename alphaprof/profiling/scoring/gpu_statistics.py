@@ -9,18 +9,44 @@ kernels' loops. Columns of several draws need the whole row again after each dra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from alphaprof.profiling.scoring import gpu_kernels as kernels
+from alphaprof.profiling.scoring.columns import IDS
 from alphaprof.profiling.scoring.statistics import Columns, ProcessedLogits
 
 # Fixed, not tuned where they run: results must not depend on the machine. A thread has 8 ids of a block, which are 16 bytes
 # of bfloat16, the widest load; eight warps leave an H100's registers room for several rows on a multiprocessor.
 BLOCK = 2048
 WARPS = 8
+# Where kernels write columns: ids and ranks among the integers, others among the floats.
+TARGET = {
+    "target_top": kernels.TOP,
+    "target_top_prob": kernels.TOP_PROB,
+    "target_second_prob": kernels.SECOND_PROB,
+    "target_margin": kernels.MARGIN,
+    "target_entropy": kernels.ENTROPY,
+    "target_token_prob": kernels.PROB,
+}
+DRAFT = {
+    "draft_top": kernels.TOP,
+    "draft_top_prob": kernels.TOP_PROB,
+    "draft_margin": kernels.MARGIN,
+    "draft_entropy": kernels.ENTROPY,
+    "draft_token_prob": kernels.PROB,
+    "draft_rank_of_token": kernels.RANK,
+}
+PROPOSAL = {"target_prob_of_draft_top": kernels.PROB, "target_rank_of_draft_top": kernels.RANK}
+PAIR = {
+    **PROPOSAL,
+    "overlap": kernels.OVERLAP,
+    "kl_target_draft": kernels.FORWARD,
+    "kl_draft_target": kernels.BACKWARD,
+    "js": kernels.JS,
+}
 
 
 class _Rows(NamedTuple):
@@ -51,7 +77,7 @@ def measured(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
     """Columns [n] of the target, of each draft beside it, and of the target at each proposal (int64 [n]; what stands where
-    it proposes nothing, -1, means nothing), as in `target_columns`, `draft_columns` and `proposal_columns`.
+    it proposes nothing, -1, means nothing), as `statistics.columns` has them.
 
     `token` int64 [n]: what came next. Cuts in `least` must be logits divided by the temperature with correct rounding: that
     is not what torch does on a GPU with a number as divisor (it multiplies by the inverse).
@@ -59,73 +85,29 @@ def measured(
     index = target.logits.device.index if target.logits.is_cuda else -1  # kernels start on the current device; -1: leave it
     with torch.cuda.device(index):
         ours = _one_side(target, token, ranked=False)
-        columns = [_target_columns(ours)]
+        columns = [_columns(ours.found, TARGET)]
         for side in drafts:
             theirs = _one_side(side, token, ranked=True)
-            columns.append(_draft_columns(theirs, _two_sides(ours, theirs)))
-        columns += [_proposal_columns(_one_id(ours, ids)) for ids in proposals]
+            pair = _run(kernels.two_sides, target.logits, ours, theirs)
+            columns.append(_columns(theirs.found, DRAFT) | _columns(pair, PAIR))
+        columns += [_columns(_run(kernels.one_id, target.logits, ours, ids), PROPOSAL) for ids in proposals]
     return columns
 
 
 def _one_side(side: ProcessedLogits, chosen: torch.Tensor, ranked: bool) -> _Measured:
     temperature = None if side.temperature == 1.0 else side.temperature
     rows = _Rows(side.logits, side.logits.stride(0), side.logits.shape[1], temperature, side.least)
-    found = _empty(side.logits)
-    kernels.one_side[(len(side.logits),)](rows, chosen, found, BLOCK, ranked, num_warps=WARPS)
-    return _Measured(rows, found)
+    return _Measured(rows, _run(kernels.one_side, side.logits, rows, chosen, ranked=ranked))
 
 
-def _two_sides(target: _Measured, draft: _Measured) -> _Found:
-    found = _empty(target.rows.logits)
-    kernels.two_sides[(len(target.rows.logits),)](target, draft, found, BLOCK, num_warps=WARPS)
-    return found
-
-
-def _one_id(target: _Measured, chosen: torch.Tensor) -> _Found:
-    found = _empty(target.rows.logits)
-    kernels.one_id[(len(target.rows.logits),)](target, chosen, found, BLOCK, num_warps=WARPS)
-    return found
-
-
-def _empty(logits: torch.Tensor) -> _Found:
+def _run(kernel: Any, logits: torch.Tensor, *given: Any, **flags: bool) -> _Found:
+    """What a kernel finds about each row of logits."""
     count, device = len(logits), logits.device
-    return _Found(
-        torch.empty((count, kernels.FLOATS.value), dtype=torch.float32, device=device),
-        torch.empty((count, kernels.INTEGERS.value), dtype=torch.int64, device=device),
-    )
+    floats = torch.empty((count, kernels.FLOATS.value), dtype=torch.float32, device=device)
+    integers = torch.empty((count, kernels.INTEGERS.value), dtype=torch.int64, device=device)
+    kernel[(count,)](*given, found := _Found(floats, integers), BLOCK, num_warps=WARPS, **flags)
+    return found
 
 
-def _target_columns(side: _Measured) -> Columns:
-    floats, integers = side.found
-    return {
-        "target_top": integers[:, kernels.TOP.value],
-        "target_top_prob": floats[:, kernels.TOP_PROB.value],
-        "target_second_prob": floats[:, kernels.SECOND_PROB.value],
-        "target_margin": floats[:, kernels.MARGIN.value],
-        "target_entropy": floats[:, kernels.ENTROPY.value],
-        "target_token_prob": floats[:, kernels.PROB.value],
-    }
-
-
-def _draft_columns(side: _Measured, pair: _Found) -> Columns:
-    floats, integers = side.found
-    return {
-        "draft_top": integers[:, kernels.TOP.value],
-        "draft_top_prob": floats[:, kernels.TOP_PROB.value],
-        "draft_margin": floats[:, kernels.MARGIN.value],
-        "draft_entropy": floats[:, kernels.ENTROPY.value],
-        "draft_token_prob": floats[:, kernels.PROB.value],
-        **_proposal_columns(pair),
-        "draft_rank_of_token": integers[:, kernels.RANK.value],
-        "overlap": pair.floats[:, kernels.OVERLAP.value],
-        "kl_target_draft": pair.floats[:, kernels.FORWARD.value],
-        "kl_draft_target": pair.floats[:, kernels.BACKWARD.value],
-        "js": pair.floats[:, kernels.JS.value],
-    }
-
-
-def _proposal_columns(found: _Found) -> Columns:
-    return {
-        "target_prob_of_draft_top": found.floats[:, kernels.PROB.value],
-        "target_rank_of_draft_top": found.integers[:, kernels.RANK.value],
-    }
+def _columns(found: _Found, places: Mapping[str, Any]) -> Columns:
+    return {name: (found.integers if name in IDS else found.floats)[:, place.value] for name, place in places.items()}

@@ -17,14 +17,8 @@ from alphaprof.profiling.models.head import Head, recorded
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.scoring.dispatch import joined, measured
-from alphaprof.profiling.scoring.extras import TOP, Extras
-from alphaprof.profiling.scoring.statistics import (
-    Columns,
-    laws,
-    processed_logits,
-    rows_at_once,
-    top_probs,
-)
+from alphaprof.profiling.scoring.extras import NO_EXTRAS, TOP, Extras
+from alphaprof.profiling.scoring.statistics import Columns, laws, processed_logits, rows_at_once, top_probs
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.rules import rules_of
 
@@ -69,24 +63,17 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        target: Model,
-        drafts: Sequence[Draft],
-        tokens: int,
-        draft_processing: str = "same",
-        extras: Extras | None = None,
+        self, target: Model, drafts: Sequence[Draft], tokens: int, draft_processing: str = "same", extras: Extras = NO_EXTRAS
     ) -> None:
-        self.extras = extras or Extras()
+        self.extras = extras
         self.target = Head(target)
         heads = [(draft, draft.head(self.target)) for draft in drafts]
         self.drafts = [head for _, head in heads if head is not None]
         self.without = [draft for draft, head in heads if head is None]
         self._ordered = [draft for draft, head in heads if head is not None] + self.without  # as columns of a chunk are
         self.draft_processing = draft_processing
-        models = [head.model for head in (self.target, *self.drafts)]
-        self.width = scored_width([model.vocabulary for model in models], tokens)
-        kind = target.device.type
-        self.head_rows = HEAD_ROWS.get(kind, HEAD_ROWS["cuda"])
+        self.width = scored_width([head.model.vocabulary for head in (self.target, *self.drafts)], tokens)
+        self.head_rows = HEAD_ROWS.get(target.device.type, HEAD_ROWS["cuda"])
         self.statistics_rows = rows_at_once(target.device)
 
     @torch.inference_mode()
@@ -107,7 +94,7 @@ class Scorer:
         known.clear()
         # Worked out while a GPU is still busy with the forward passes.
         proposals = [_joined_columns(draft, batch) for draft in self._ordered]
-        chosen = [token, *(_sent(found["draft_top"], device) for found in proposals[len(self.drafts) :])]
+        chosen = [token, *(_sent(own["draft_top"], device) for own in proposals[len(self.drafts) :])]
         settings = batch[0].document.processing or PLAIN
         parts: list[list[Columns]] = []
         for start in range(0, len(token), self.head_rows):
@@ -125,12 +112,11 @@ class Scorer:
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
     ) -> list[Columns]:
-        """Columns of a chunk: the target's, those of each draft with a distribution, those of each without.
-
-        `ids`: the tokens of the text, then the proposals of each draft without a distribution.
+        """Columns of a chunk: of the target, each draft with a distribution, each without. `ids`: the tokens of the text,
+        then the proposals of each draft without a distribution.
         """
         token, *proposals = ids
-        shared = [found[:, : self.width] for found in (logits, *draft_logits)]
+        shared = [each[:, : self.width] for each in (logits, *draft_logits)]
         chosen = [settings, *[settings.for_draft(self.draft_processing)] * len(draft_logits)]
         columns = measured(shared, chosen, token, proposals)
         if self.extras.certified:
@@ -157,18 +143,18 @@ class Scorer:
         _require_finite(ours["target_entropy"], "target", batch, layout)
         if self.extras.certified:
             ours |= self.extras.thresholds(ours.pop("top_probs"), ours["target_entropy"], self.width)
-        found: dict[str, Arrays] = {}
+        by_draft: dict[str, Arrays] = {}
         for draft, theirs, proposal in zip(self._ordered, columns[1:], proposals, strict=True):
             if "draft_entropy" in theirs:
                 _require_finite(theirs["draft_entropy"], draft.name, batch, layout)
-            found[draft.name] = ours | theirs | proposal
-        return found
+            by_draft[draft.name] = ours | theirs | proposal
+        return by_draft
 
 
 def _joined_columns(draft: Draft, batch: Sequence[Continuation]) -> Arrays:
     """Columns [positions] of what a draft proposes in the texts of a batch."""
-    found = [draft.columns(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt)) for item in batch]
-    return {name: np.concatenate([columns[name] for columns in found]) for name in found[0]}
+    parts = [draft.columns(np.concatenate([item.document.prompt, item.ids]), len(item.document.prompt)) for item in batch]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _sent(values: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
@@ -192,16 +178,14 @@ def _to_host(groups: Sequence[Columns]) -> list[Arrays]:
 
 
 def _require_finite(entropy: np.ndarray[Any, Any], name: str, batch: Sequence[Continuation], layout: Layout) -> None:
-    """Raise `LogitsNotFinite` for the first position whose entropy is NaN (see `statistics.distribution`)."""
-    bad = np.flatnonzero(~np.isfinite(entropy))
-    if len(bad) == 0:
-        return
-    item = batch[int(layout.row[bad[0]])]
-    position = int(layout.column[bad[0]]) - len(item.document.prompt) + 1
-    raise LogitsNotFinite(
-        f"the logits of {name} hold NaN or infinity at document {item.document.document}, position {position}",
-        "check the weights, or use another dtype (float16 overflows in models made for bfloat16)",
-    )
+    """Raise `LogitsNotFinite` for the first position whose entropy is NaN (see `statistics.softmax`)."""
+    for bad in np.flatnonzero(~np.isfinite(entropy)):
+        document = batch[int(layout.row[bad])].document
+        position = int(layout.column[bad]) - len(document.prompt) + 1
+        raise LogitsNotFinite(
+            f"the logits of {name} hold NaN or infinity at document {document.document}, position {position}",
+            "check the weights, or use another dtype (float16 overflows in models made for bfloat16)",
+        )
 
 
 def by_document(batch: Sequence[Continuation], arrays: Arrays) -> dict[int, Arrays]:
@@ -230,7 +214,8 @@ def position_table(
     lengths = [len(item.ids) for item in continuations]
     parts = [scored[item.document.document] for item in continuations]
     data: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    data["domain"] = _domains(continuations, lengths)
+    domains = pa.array([item.document.domain for item in continuations], pa.string()).dictionary_encode()
+    data["domain"] = domains.take(np.repeat(np.arange(len(lengths)), lengths))
     data["document"] = np.repeat([item.document.document for item in continuations], lengths)
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
     if thinking is not None:
@@ -245,17 +230,11 @@ def position_table(
     columns["greedy"] = np.repeat([item.document.greedy for item in continuations], lengths)
     data |= {f"accept_{rule.id}": rule.accept(columns) for rule in bound}
     without_proposal = data["proposed"] == 0
-    arrays = []
-    for column in rules.columns:
-        if column.name in absent:
-            arrays.append(pa.nulls(sum(lengths), column.type))
-        else:
-            mask = without_proposal if column.nullable and column.name != "phase" else None
-            arrays.append(pa.array(data[column.name], mask=mask).cast(column.type))
+    masks = [without_proposal if column.nullable and column.name != "phase" else None for column in rules.columns]
+    arrays = [
+        pa.nulls(sum(lengths), column.type)
+        if column.name in absent
+        else pa.array(data[column.name], mask=mask).cast(column.type)
+        for column, mask in zip(rules.columns, masks, strict=True)
+    ]
     return pa.Table.from_arrays(arrays, schema=arrow_schema(rules.columns, draft=draft, rules=list(rules.accepted)))
-
-
-def _domains(continuations: Sequence[Continuation], lengths: Sequence[int]) -> pa.Array:
-    names = list(dict.fromkeys(item.document.domain for item in continuations))
-    codes = np.repeat([names.index(item.document.domain) for item in continuations], lengths)
-    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names, pa.string()))

@@ -1,8 +1,8 @@
 """Per-position statistics of next-token distributions, in torch: on any device, and to be read as what they mean.
 
 All arithmetic is float32 with our own exponentials and sums: the CPU's fast float32 softmax is off by up to 1.5e-5.
-For a chunk of n rows over V ids, at most seven float32 tensors [n, V] are alive for the target and each draft. `fused` has
-the same statistics from loops that are made for a device.
+For a chunk of n rows over V ids, at most seven float32 tensors [n, V] are alive for the target and each draft. `dispatch`
+has the same statistics from loops that are made for a device.
 """
 
 from __future__ import annotations
@@ -41,11 +41,6 @@ class Distribution:
         return 1.0 / self.total
 
     @property
-    def second_prob(self) -> torch.Tensor:
-        """The second largest probability."""
-        return self.second / self.total
-
-    @property
     def margin(self) -> torch.Tensor:
         """Largest minus second largest probability."""
         return (1.0 - self.second) / self.total
@@ -63,7 +58,7 @@ class Distribution:
         index = torch.arange(width, device=ids.device)
         before = (self.scaled == value) & (index < ids[:, None])
         rank = 1 + ((self.scaled > value) | before).sum(1)
-        return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: behind everything with a lower id
+        return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: after everything with a lower id
 
 
 @dataclass(frozen=True)
@@ -108,9 +103,8 @@ def distribution(logits: torch.Tensor, settings: Processing = PLAIN) -> Distribu
 
 
 def softmax(given: ProcessedLogits) -> Distribution:
-    """The softmax of a side, in float32. H = log(total) - <weights, shifted>/total.
-
-    The entropy is NaN exactly where a logit of the row is NaN or infinite: callers test that instead of every logit.
+    """The softmax of processed logits, in float32. H = log(total) - <weights, shifted>/total. The entropy is NaN exactly
+    where a logit of the row is NaN or infinite: callers test that instead of every logit.
     """
     scaled = divided(given.logits, given.temperature)
     kept = None if given.least is None else scaled >= given.least[:, None]
@@ -142,12 +136,11 @@ def columns(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
     """Columns of a target at n positions, of each draft beside it, and of proposals [n] of drafts that have no distribution.
-
     `token` [n]: the tokens of the text.
     """
     p = softmax(target)
-    theirs = [draft_columns(p, softmax(draft), token) for draft in drafts]
-    return [target_columns(p, token), *theirs, *(proposal_columns(p, proposal) for proposal in proposals)]
+    beside = (draft_columns(p, softmax(draft), token) for draft in drafts)
+    return [target_columns(p, token), *beside, *(proposal_columns(p, proposal) for proposal in proposals)]
 
 
 def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
@@ -155,7 +148,7 @@ def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
     return {
         "target_top": target.top,
         "target_top_prob": target.top_prob,
-        "target_second_prob": target.second_prob,
+        "target_second_prob": target.second / target.total,
         "target_margin": target.margin,
         "target_entropy": target.entropy,
         "target_token_prob": target.prob_of(token),
@@ -163,18 +156,17 @@ def target_columns(target: Distribution, token: torch.Tensor) -> Columns:
 
 
 def top_probs(given: ProcessedLogits, known: Columns, most: int) -> torch.Tensor:
-    """The `most` largest probabilities of a target [n, most], largest first; fewer where there are no more.
-
-    `known`: its columns, so that a threshold and an acceptance that look at the same probability never disagree.
+    """The `most` largest probabilities of a target [n, most], largest first; fewer where there are no more. `known`: its
+    columns, so that a threshold and an acceptance that look at the same probability never disagree.
     """
     largest = divided(given.logits.topk(min(most, given.logits.shape[1])).values, given.temperature)
-    found = (largest - largest[:, :1]).exp() * known["target_top_prob"][:, None]
+    probs = (largest - largest[:, :1]).exp() * known["target_top_prob"][:, None]
     if given.least is not None:
-        found *= largest >= given.least[:, None]
-    found[:, 0] = known["target_top_prob"]
-    found[:, 1:2] = second = known["target_second_prob"][:, None]
-    found[:, 2:].clamp_(max=second)  # its equals may have been rounded otherwise
-    return found
+        probs *= largest >= given.least[:, None]
+    probs[:, 0] = known["target_top_prob"]
+    probs[:, 1:2] = second = known["target_second_prob"][:, None]
+    probs[:, 2:].clamp_(max=second)  # its equals may have been rounded otherwise
+    return probs
 
 
 def proposal_columns(target: Distribution, proposal: torch.Tensor) -> Columns:
@@ -205,13 +197,10 @@ def divergences(target: Distribution, draft: Distribution) -> Columns:
     other, which makes that KL infinite if they carry weight. Rounding below 0 is cut off.
     """
     p, q = _aligned(target.weights, draft.weights)
-    shared = min(target.weights.shape[1], draft.weights.shape[1])
     p = p / target.total[:, None]
     q = q / draft.total[:, None]
-    kl_pq = _kl(target, draft, shared)
-    kl_qp = _kl(draft, target, shared)
-    mixture = (p + q) / 2
-    js = torch.special.entr(mixture).sum(1) - (target.entropy + draft.entropy) / 2
+    kl_pq, kl_qp = _kl(target, draft), _kl(draft, target)
+    js = torch.special.entr((p + q) / 2).sum(1) - (target.entropy + draft.entropy) / 2
     return {
         "overlap": torch.minimum(p, q).sum(1).clamp_(max=1.0),
         "kl_target_draft": kl_pq.clamp_(min=0.0),
@@ -220,7 +209,8 @@ def divergences(target: Distribution, draft: Distribution) -> Columns:
     }
 
 
-def _kl(first: Distribution, second: Distribution, shared: int) -> torch.Tensor:
+def _kl(first: Distribution, second: Distribution) -> torch.Tensor:
+    shared = min(first.weights.shape[1], second.weights.shape[1])
     cross = torch.linalg.vecdot(first.weights[:, :shared], second.shifted[:, :shared]) / first.total
     kl = second.total.log() - cross - first.entropy
     outside = first.weights[:, shared:].sum(1)
@@ -231,8 +221,7 @@ def _kl(first: Distribution, second: Distribution, shared: int) -> torch.Tensor:
 
 def _aligned(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two matrices padded with zero columns to the same width."""
-    width = max(first.shape[1], second.shape[1])
-    if first.shape[1] == second.shape[1]:
-        return first, second
-    padded = [torch.nn.functional.pad(matrix, (0, width - matrix.shape[1])) for matrix in (first, second)]
-    return padded[0], padded[1]
+    extra = first.shape[1] - second.shape[1]
+    if extra < 0:
+        return torch.nn.functional.pad(first, (0, -extra)), second
+    return first, torch.nn.functional.pad(second, (0, extra)) if extra else second

@@ -1,10 +1,9 @@
-"""The text that positions are measured on: generated or given, in batches that a resumed run makes again, with its
-phases.
-"""
+"""The text that positions are measured on: generated or given, in batches that a resumed run makes again; its phases."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +30,8 @@ LEAST = 1 / 16
 PADDING = 0.07  # of a scoring batch, at most, while it is not too small
 MOST_BYTES = 4  # of a character
 UNFINISHED = "\ufffd"  # what bytes decode to that make no character
+# Fields of a document that the continuations table holds under the same names.
+STORED = ("document", "domain", "cluster", "source", "source_row", "max_new_tokens", "on_policy", "seed")
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -70,7 +71,7 @@ class Fed:
 
     @property
     def size(self) -> int:
-        """All of it."""
+        """Tokens and padding together."""
         return self.tokens + self.padding
 
     @property
@@ -85,9 +86,8 @@ class Fed:
 def halving(
     run: Callable[[list[Item]], list[Result]], items: list[Item], describe: Callable[[Item], str]
 ) -> tuple[list[Result], int]:
-    """`run(items)`, in halves when memory runs out, and how many times a batch was halved.
-
-    Raises `OutOfMemory` when a single item does not fit.
+    """`run(items)`, in halves when memory runs out, and how many times a batch was halved. Raises `OutOfMemory` when a
+    single item does not fit.
     """
     try:
         return run(items), 0
@@ -98,10 +98,8 @@ def halving(
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if len(items) == 1:
-        raise OutOfMemory(
-            f"out of memory on {describe(items[0])} alone",
-            "lower max_new_tokens, use a smaller dtype, or --set a device_map",
-        )
+        hint = "lower max_new_tokens, use a smaller dtype, or --set a device_map"
+        raise OutOfMemory(f"out of memory on {describe(items[0])} alone", hint)
     middle = len(items) // 2
     first, halved_first = halving(run, items[:middle], describe)
     second, halved_second = halving(run, items[middle:], describe)
@@ -123,12 +121,11 @@ class Continuation:
 
 
 def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[list[Document]]:
-    """Documents whose continuation the target generates, in batches of one limit, one processing and similar length.
-
-    As large as the budget allows: a batch more costs a step for each of its tokens, padding only a part of the first.
+    """Documents whose continuation the target generates, in batches of one limit, one processing and similar length. As
+    large as the budget allows: a batch more costs a step for each of its tokens, padding only a part of the first.
     """
-    asked = [document for document in documents if document.given is None]
-    for group in grouped(asked, lambda document: (document.max_new_tokens, document.processing)):
+    written = [document for document in documents if document.given is None]
+    for group in grouped(written, lambda document: (document.max_new_tokens, document.processing)):
         for indices in batches([len(item.prompt) + (item.max_new_tokens or 0) for item in group], budget):
             yield [group[index] for index in indices]
 
@@ -150,9 +147,8 @@ def grouped(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list
 
 @torch.inference_mode()
 def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> list[Continuation]:
-    """Continuations by the target of documents that share `max_new_tokens` and processing, in one left-padded batch.
-
-    Greedy where the processing is None; else drawn from the first `ids_drawn` ids.
+    """Continuations by the target of documents that share `max_new_tokens` and processing, in one left-padded batch. Greedy
+    where the processing is None; else drawn from the first `ids_drawn` ids.
     """
     width = max(len(document.prompt) for document in documents)
     pad = target.eos[0] if target.eos else 0
@@ -161,25 +157,22 @@ def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> li
     for row, document in enumerate(documents):
         ids[row, width - len(document.prompt) :] = torch.from_numpy(document.prompt.astype(np.int64))
         mask[row, width - len(document.prompt) :] = 1
+    settings, limit = documents[0].processing, documents[0].max_new_tokens
+    samplers = LogitsProcessorList()
+    if settings is not None:
+        numbers = np.stack([uniforms(item.seed or 0, item.prompt, item.source_row, limit or 0) for item in documents])
+        drawn = min(ids_drawn, target.vocabulary)
+        samplers.append(Sampler(settings, torch.from_numpy(numbers).to(target.device), width, drawn))
     output = target.network.generate(
         input_ids=ids.to(target.device),
         attention_mask=mask.to(target.device),
         do_sample=False,  # a sampler leaves one token to choose
-        logits_processor=LogitsProcessorList(_samplers(documents, width, min(ids_drawn, target.vocabulary), target.device)),
+        logits_processor=samplers,
         num_beams=1,
-        max_new_tokens=documents[0].max_new_tokens,
+        max_new_tokens=limit,
     )
     new = np.asarray(output[:, width:].cpu().numpy(), dtype=np.int32)
     return [finished(document, row, target.eos) for document, row in zip(documents, new, strict=True)]
-
-
-def _samplers(documents: Sequence[Document], prompt: int, ids_drawn: int, device: torch.device) -> list[Sampler]:
-    """The sampler of a batch; none for greedy text."""
-    settings, limit = documents[0].processing, documents[0].max_new_tokens or 0
-    if settings is None:
-        return []
-    numbers = [uniforms(item.seed or 0, item.prompt, item.source_row, limit) for item in documents]
-    return [Sampler(settings, torch.from_numpy(np.stack(numbers)).to(device), prompt, ids_drawn)]
 
 
 def finished(document: Document, ids: Ids, eos: Sequence[int]) -> Continuation:
@@ -209,28 +202,19 @@ def digest(documents: Sequence[Document]) -> str:
 
 def continuation_table(continuations: Sequence[Continuation]) -> pa.Table:
     """Rows of the continuations table, one a document."""
-    rows = [_row(continuation) for continuation in continuations]
-    schema = arrow_schema(CONTINUATION_COLUMNS)
-    return pa.Table.from_pylist(rows, schema=schema)
+    return pa.Table.from_pylist(list(map(_row, continuations)), schema=arrow_schema(CONTINUATION_COLUMNS))
 
 
 def _row(continuation: Continuation) -> dict[str, Any]:
     document = continuation.document
     return {
-        "document": document.document,
-        "domain": document.domain,
-        "cluster": document.cluster,
-        "source": document.source,
-        "source_row": document.source_row,
+        **{name: getattr(document, name) for name in STORED},
+        **{name: getattr(document.processing, name, None) for name in vars(PLAIN)},
         "prompt_hash": hashlib.sha256(document.prompt.astype("<i4").tobytes()).hexdigest(),
         "prompt_tokens": len(document.prompt),
         "continuation_tokens": len(continuation.ids),
         "finish": continuation.finish,
         "continuation": document.kind,
-        "on_policy": document.on_policy,
-        "max_new_tokens": document.max_new_tokens,
-        **{name: getattr(document.processing, name, None) for name in vars(PLAIN)},
-        "seed": document.seed,
         "prompt_ids": document.prompt,
         "continuation_ids": continuation.ids,
     }
@@ -253,9 +237,8 @@ def thinking(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, 
 
 
 def _pieces(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, str]]:
-    """The text in pieces of whole characters: of how many tokens each is made, and what it says.
-
-    A piece is decoded behind the one before, since some tokenizers drop a space at the beginning of what they decode.
+    """Pieces of whole characters: the number of tokens of each, and its text. Each is decoded after the one before, since
+    some tokenizers drop a space at the beginning of what they decode.
     """
 
     def text(part: list[int]) -> str:
@@ -265,23 +248,19 @@ def _pieces(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[t
     place = 0
     while place < len(tokens):
         known = len(text(before))
-        finished = (1, text([*before, tokens[place]])[known:])
-        for size in range(2, min(MOST_BYTES, len(tokens) - place) + 1):
-            if UNFINISHED not in finished[1]:
-                break
-            piece = text([*before, *tokens[place : place + size]])[known:]
-            finished = (size, piece) if UNFINISHED not in piece else finished
-        yield finished
-        before = tokens[place : place + finished[0]]
-        place += finished[0]
+        sizes = range(1, min(MOST_BYTES, len(tokens) - place) + 1)
+        pieces = ((size, text([*before, *tokens[place : place + size]])[known:]) for size in sizes)
+        first = next(pieces)
+        size, piece = next((pair for pair in itertools.chain([first], pieces) if UNFINISHED not in pair[1]), first)
+        yield size, piece
+        before = tokens[place : place + size]
+        place += size
 
 
 def _spans(text: str, markers: Markers) -> Iterator[tuple[int, int | None]]:
     """Where thinking begins and ends in a text, as character offsets, markers included; None: it does not end."""
-    place = 0
-    while (begin := text.find(markers.begin, place)) >= 0:
+    place: int | None = 0
+    while place is not None and (begin := text.find(markers.begin, place)) >= 0:
         end = text.find(markers.end, begin + len(markers.begin))
-        yield begin, None if end < 0 else end + len(markers.end)
-        if end < 0:
-            return
-        place = end + len(markers.end)
+        place = None if end < 0 else end + len(markers.end)
+        yield begin, place

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, ProfileInvalid, cut, shown
+from alphaprof.log.manifest import RandomOrder
+from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import Processing, resolved
 from alphaprof.profiling.texts.reading import Row, rows
 from alphaprof.profiling.texts.templates import render_chat
@@ -25,13 +28,16 @@ if TYPE_CHECKING:
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 LOST_BOS = "cut prompts lost the BOS that they began with"
 INT32_MAX = np.iinfo(np.int32).max
+# Of documents in random order, so that a run may stop as soon as its verdict is sure (`profile --until-decided`).
+CHOOSING = 32  # documents that choose what is auto
+SHARD = 16  # documents between two looks: betting allows for any number of them
+SEED = 0
 
 
 @dataclass(frozen=True)
 class Document:
-    """A prompt with what is known about its continuation, as token ids of the target.
-
-    `processing`: what turns logits into the distributions that tokens are drawn from; None: the plain softmax, greedily.
+    """A prompt with what is known about its continuation, as token ids of the target. `processing`: what turns logits into
+    the distributions that tokens are drawn from; None: the plain softmax, greedily.
     """
 
     document: int
@@ -54,15 +60,14 @@ class Document:
         return self.on_policy and self.processing is None
 
 
-class _EmptyCell(Exception):
-    """A row lacks a value that its document needs: it is left out and counted."""
+class _LeftOut(Exception):
+    """A row of which no document can be made: it is left out and counted, by the reason."""
 
 
 @dataclass
 class Corpus:
-    """The documents of a profile, round robin over its sources; counts what it leaves out or truncates, and why.
-
-    A pure function of data and profile: iterating again yields the same documents with the same numbers.
+    """The documents of a profile, round robin over its sources; counts what it leaves out or truncates, and why. A pure
+    function of data and profile: iterating again yields the same documents with the same numbers.
     """
 
     options: ProfileOptions
@@ -77,16 +82,15 @@ class Corpus:
         """Documents with consecutive numbers. Raises the errors of `rows`, `render` and `encode`."""
         self.skipped.clear()
         self.truncated.clear()
-        streams = {index: self._source(index) for index in range(len(self.options.data))}
+        streams = [self._source(index) for index in range(len(self.options.data))]
         number = 0
         while streams:
-            for index in list(streams):
-                found = next(streams[index], None)
-                if found is None:
-                    del streams[index]
-                    continue
-                yield Document(document=number, **found)
-                number += 1
+            for stream in list(streams):
+                if (fields := next(stream, None)) is None:
+                    streams.remove(stream)
+                else:
+                    yield Document(document=number, **fields)
+                    number += 1
 
     def _source(self, index: int) -> Iterator[dict[str, Any]]:
         """The documents of one source, all of their fields but the number."""
@@ -95,13 +99,14 @@ class Corpus:
         left_out: Counter[str] = Counter()
         for row_number, row in rows(source):
             read += 1
-            found = self._document(source, index, row_number, row)
-            if isinstance(found, str):
-                self.skipped[found] += 1
-                left_out[found] += 1
+            try:
+                fields = self._fields(source, index, row_number, row)
+            except _LeftOut as reason:
+                self.skipped[str(reason)] += 1
+                left_out[str(reason)] += 1
                 continue
             taken += 1
-            yield found
+            yield fields
             if taken == source.limit:
                 return
         if taken == 0:
@@ -111,14 +116,8 @@ class Corpus:
                 "check rows, split and prompt_tokens, and too_long and max_new_tokens against the target's context",
             )
 
-    def _document(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | str:
-        """All fields of a row's document but its number, or the reason why it is left out."""
-        try:
-            return self._fields(source, index, row_number, row)
-        except _EmptyCell as error:
-            return f"with nothing in the column {error}"
-
-    def _fields(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any] | str:
+    def _fields(self, source: SourceOptions, index: int, row_number: int, row: Row) -> dict[str, Any]:
+        """All fields of a row's document but its number. Raises `_LeftOut`."""
         continuation = self.options.continuation_of(index)
         where = f"{source.path} row {row_number}"
         prompt = encode_prompt(source, row, self.tokenizer, where)
@@ -127,20 +126,22 @@ class Corpus:
             given = encode_given(continuation, row, self.tokenizer, where)
         elif continuation.kind == "text":
             if len(prompt) <= continuation.prompt_tokens:
-                return f"with no text beyond prompt_tokens ({continuation.prompt_tokens})"
+                raise _LeftOut(f"with no text beyond prompt_tokens ({continuation.prompt_tokens})")
             prompt, given = prompt[: continuation.prompt_tokens], prompt[continuation.prompt_tokens :]
-        self._require_known(where, prompt, given)
+        for ids in (prompt, given):
+            if ids is not None and len(ids) and ids.max() >= self.vocabulary:
+                raise ColumnMissing(
+                    f"{where} holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}",
+                    "give token ids of the target's own tokenizer, or give text",
+                )
         if len(prompt) == 0 or (given is not None and len(given) == 0):
-            return "with an empty prompt or response"
+            raise _LeftOut("with an empty prompt or response")
         if len(prompt) < source.min_prompt_tokens:
-            return f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})"
+            raise _LeftOut(f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})")
         limit = continuation.max_new_tokens
         cut = given is not None and limit is not None and len(given) > limit
-        if given is not None and cut:
-            given = given[:limit]
+        given = given[:limit] if given is not None else None
         fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
-        if fitted is None:
-            return f"longer than the target's context of {self.context} tokens"
         self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
         self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
         begin = self.tokenizer.bos_token_id
@@ -159,30 +160,73 @@ class Corpus:
             **policy(continuation, self.served),
         }
 
-    def _require_known(self, where: str, *texts: Ids | None) -> None:
-        """Raise `ColumnMissing` for token ids that the target does not have."""
-        for ids in texts:
-            if ids is not None and len(ids) and ids.max() >= self.vocabulary:
-                raise ColumnMissing(
-                    f"{where} holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}",
-                    "give token ids of the target's own tokenizer, or give text",
-                )
-
-    def _fit(self, prompt: Ids, new_tokens: int, source: SourceOptions) -> Ids | None:
-        """The prompt, if need be without its beginning, so that the document fits the target's context; None: it cannot."""
-        room = None if self.context is None else self.context - new_tokens
-        if room is None or len(prompt) <= room:
+    def _fit(self, prompt: Ids, new_tokens: int, source: SourceOptions) -> Ids:
+        """The prompt, if need be without its beginning, so that the document fits the context. Raises `_LeftOut`."""
+        room = len(prompt) if self.context is None else self.context - new_tokens
+        if len(prompt) <= room:
             return prompt
-        return None if source.too_long == "skip" or room < 1 else prompt[-room:]
+        if source.too_long == "skip" or room < 1:
+            raise _LeftOut(f"longer than the target's context of {self.context} tokens")
+        return prompt[-room:]
+
+
+@dataclass(frozen=True)
+class InRandomOrder:
+    """All documents of a corpus, drawn without replacement: the same order every time. Iterated like a `Corpus`."""
+
+    documents: Sequence[Document]
+    skipped: Counter[str]
+    truncated: Counter[str]
+
+    @classmethod
+    def of(cls, corpus: Corpus, options: ProfileOptions) -> InRandomOrder:
+        """Reads the whole corpus. Raises `ProfileInvalid` where documents depend on each other, where weights ask for a
+        mixture of domains that the data does not have, or where a corpus on the hub has no limit.
+        """
+        if any(source.cluster for source in options.data):
+            message = "--until-decided takes documents to be independent, and this profile groups them by cluster"
+            hint = "profile without --until-decided, or without cluster where groups are single documents"
+            raise ProfileInvalid(message, hint)
+        if options.decision.weights is not None:
+            message = "--until-decided takes documents as the data has them, and decision.weights asks for another mixture"
+            hint = "leave weights out and set the mixture by limit of each source, or profile without --until-decided"
+            raise ProfileInvalid(message, hint)
+        if endless := [source.path for source in options.data if source.limit is None and not is_local(source.path)]:
+            hint = "give this source a limit, or use --limit"
+            raise ProfileInvalid(f"--until-decided draws from all documents, and {endless[0]} on the hub has no limit", hint)
+        documents = list(corpus)
+        order = np.random.default_rng(SEED).permutation(len(documents)).tolist()
+        drawn = [dataclasses.replace(documents[place], document=number) for number, place in enumerate(order)]
+        return cls(drawn, corpus.skipped, corpus.truncated)
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents, numbered in this order."""
+        return iter(self.documents)
+
+    def facts(self, options: ProfileOptions) -> RandomOrder:
+        """What a verdict must know before it sees any of them: see `report.verdict.Order`; and `shard_documents`."""
+        from alphaprof.config.profile import AUTO
+
+        choices = (options.drafts, options.decision.draft), (options.gammas, options.decision.gamma)
+        chooses = any(len(given) > 1 and decided == AUTO for given, decided in choices)
+        reach: dict[str, int] = {}
+        for document in self.documents:
+            longest = len(document.given) if document.given is not None else document.max_new_tokens or 0
+            reach[document.domain] = max(reach.get(document.domain, 1), longest - 1)
+        return {
+            "choosing": CHOOSING if chooses else 0,
+            "available": len(self.documents),
+            "reach": reach,
+            "shard_documents": min(SHARD, options.shard_documents),
+        }
 
 
 def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Document` that say how its tokens come about."""
-    on_policy = continuation.kind != "text"
+    on_policy = continuation.on_policy if continuation.kind == "given" else continuation.kind != "text"
     processing, seed = None, None
-    if continuation.kind == "given":
-        on_policy = continuation.on_policy
-        processing = resolved(continuation, {}) if continuation.temperature is not None else None
+    if continuation.kind == "given" and continuation.temperature is not None:
+        processing = resolved(continuation, {})
     elif continuation.kind == "sampled":
         processing = resolved(continuation, served if continuation.generation_config else {})
         seed = continuation.seed
@@ -202,23 +246,18 @@ def encode_prompt(source: SourceOptions, row: Row, tokenizer: PreTrainedTokenize
                 f"{where}: {source.messages} end with an assistant turn: the target would be asked for a second answer",
                 "end them with the user's turn; a logged answer goes into a column for continuation: {kind: given}",
             )
-        return _chat(messages, source, tokenizer, where)
-    text = render(str(source.prompt), row, where)
-    if source.chat:
+    else:
+        text = render(str(source.prompt), row, where)
+        if not source.chat:
+            return np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
         system = [{"role": "system", "content": source.system}] if source.system is not None else []
-        return _chat([*system, {"role": "user", "content": text}], source, tokenizer, where)
-    return np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
-
-
-def _chat(messages: list[Any], source: SourceOptions, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
+        messages = [*system, {"role": "user", "content": text}]
     if not tokenizer.chat_template:
-        raise ProfileInvalid(
-            f"{source.path}: the target's tokenizer has no chat template",
-            "use prompt without chat: true, or an instruct model",
-        )
-    text = render_chat(tokenizer, messages, source.chat_options, where)
+        hint = "use prompt without chat: true, or an instruct model"
+        raise ProfileInvalid(f"{source.path}: the target's tokenizer has no chat template", hint)
+    chat = render_chat(tokenizer, messages, source.chat_options, where)
     # The template writes BOS itself where the model wants one.
-    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+    return np.asarray(tokenizer(chat, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
 def encode_given(continuation: GivenContinuation, row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Ids:
@@ -252,11 +291,11 @@ def _text(value: Any) -> str:
 
 
 def _value(row: Row, column: str, where: str, optional: bool = False) -> Any:
-    """A cell of a column that must exist; raises `_EmptyCell` where it holds nothing, unless that is allowed."""
+    """A cell of a column that must exist. Raises `_LeftOut` where it holds nothing, unless that is allowed."""
     if column not in row:
         near = difflib.get_close_matches(column, list(row), n=1)
         hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(row))}"
         raise ColumnMissing(f"{where} has no column {shown(column)}", hint)
     if row[column] is None and not optional:
-        raise _EmptyCell(column)
+        raise _LeftOut(f"with nothing in the column {column}")
     return row[column]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
-from alphaprof.profiling.models.hub import CHAIN, FORMATS, is_below, is_local, require_data
+from alphaprof.profiling.models.hub import CHAIN, FORMATS, first_line, is_below, is_local, require_data
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -44,7 +44,8 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
         with _plainly_named(source.path) as path:
             builder = load_dataset_builder(**_loading(source, path))
             _require_inside(source.path, builder.config.data_files or {})
-            stream = builder.as_streaming_dataset(split=source.split if _has_splits(source.path) else "train")
+            is_file = is_local(source.path) and not os.path.isdir(source.path)  # which is one split
+            stream = builder.as_streaming_dataset(split="train" if is_file else source.split)
             if source.shuffle_seed is None:
                 yield from enumerate(stream)
             else:
@@ -54,8 +55,7 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
     except StopIteration as error:  # from datasets, for a directory with an empty file
         raise DataEmpty(f"{source.path} holds an empty file", "remove that file, or fill it") from error
     except Exception as error:  # datasets raises whatever its parsers raise
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        reason = _bad_line(Path(source.path)) or reason
+        reason = _bad_line(Path(source.path)) or first_line(error)
         hint = "check that every line is valid and that columns keep their type"
         if not is_local(source.path):
             hint = "check the dataset's id, name, split and your access rights"
@@ -66,8 +66,11 @@ def rows(source: SourceOptions) -> Iterator[tuple[int, Row]]:
 
 def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -> Iterator[tuple[int, Row]]:
     """Rows in random order: drawn from a buffer that is filled from several files in turn, themselves in random order."""
-    order = random.permutation(stream.num_shards).tolist()
-    waiting = (_numbered(stream.shard(num_shards=stream.num_shards, index=file), file) for file in order)
+
+    def numbered(file: int) -> Iterator[tuple[int, Row]]:
+        return enumerate(stream.shard(num_shards=stream.num_shards, index=file), start=file * FILE)
+
+    waiting = map(numbered, random.permutation(stream.num_shards).tolist())
     read = list(itertools.islice(waiting, FILES))
     buffer: list[tuple[int, Row]] = []
     turn = 0
@@ -87,10 +90,6 @@ def _shuffled(stream: IterableDataset, random: np.random.Generator, size: int) -
         yield buffer[place]
 
 
-def _numbered(stream: IterableDataset, file: int) -> Iterator[tuple[int, Row]]:
-    return ((file * FILE + number, row) for number, row in enumerate(stream))
-
-
 @contextlib.contextmanager
 def _plainly_named(path: str) -> Iterator[str]:
     """A path of a source that `datasets` takes as it stands: a link where it has `::`, which chains file systems."""
@@ -103,11 +102,6 @@ def _plainly_named(path: str) -> Iterator[str]:
         yield str(link)
 
 
-def _has_splits(path: str) -> bool:
-    """Whether a source is a dataset on the hub or a directory; a file is one split."""
-    return not is_local(path) or os.path.isdir(path)
-
-
 def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
     """Arguments of `load_dataset_builder` for a source at a place. Raises `DataUnreadable`."""
     if not is_local(place):
@@ -117,33 +111,25 @@ def _loading(source: SourceOptions, place: str) -> dict[str, Any]:
         if (path / "state.json").exists():
             raise DataUnreadable(f"{path} was written by save_to_disk of datasets", "write the dataset with to_parquet")
         return {"path": place, "name": source.name}
-    arguments = {"path": FORMATS[path.suffix], "data_files": glob.escape(place)}
-    return arguments | _as_text(path) if path.suffix == ".csv" else arguments
+    arguments: dict[str, Any] = {"path": FORMATS[path.suffix], "data_files": glob.escape(place)}
+    if path.suffix == ".csv":
+        import pandas as pd
+        from datasets import Features, Value
+
+        # Cells as they stand: 007 is not 7, and NA is a word; only nothing is empty.
+        columns = {str(name): Value("string") for name in pd.read_csv(path, nrows=0).columns}
+        arguments |= {"features": Features(columns), "keep_default_na": False, "na_values": [""]}
+    return arguments
 
 
 def _require_inside(path: str, files: Mapping[str, Iterable[str]]) -> None:
-    """Raise `DataUnreadable` where the card of a dataset names files (of any split) outside of it, as `datasets` found them:
-    others of this machine or of another host.
-    """
+    """Raise `DataUnreadable` where the card of a dataset names files outside of it; `files`: what `datasets` found."""
     if is_local(path) and not os.path.isdir(path):
         return
-    for file in (file for split in files.values() for file in split):
-        inside = is_below(file, path) if is_local(path) else file.startswith("hf://")
-        if not inside:
-            raise DataUnreadable(
-                f"the card of {path} names files outside of it: {shown(file)}",
-                "do not use this dataset, or correct configs in its README.md",
-            )
-
-
-def _as_text(path: Path) -> dict[str, Any]:
-    """Arguments that read the cells of a CSV file as they stand: 007 is not 7, and NA is a word; only nothing is empty."""
-    import pandas as pd
-    from datasets import Features, Value
-
-    names = pd.read_csv(path, nrows=0).columns
-    features = Features({str(name): Value("string") for name in names})
-    return {"features": features, "keep_default_na": False, "na_values": [""]}
+    for file in itertools.chain.from_iterable(files.values()):
+        if not (is_below(file, path) if is_local(path) else file.startswith("hf://")):
+            hint = "do not use this dataset, or correct configs in its README.md"
+            raise DataUnreadable(f"the card of {path} names files outside of it: {shown(file)}", hint)
 
 
 def _bad_line(path: Path) -> str | None:

@@ -1,7 +1,6 @@
 """Chat templates, rendered in a process of their own: a template is a program that comes with a model, and may never end.
 
-An alarm ends that process where a prompt takes too long, whatever the template is doing and whichever thread asked for it;
-its memory has a limit as well.
+An alarm ends that process where a prompt takes too long, whatever the template is doing; its memory has a limit as well.
 """
 
 from __future__ import annotations
@@ -43,11 +42,9 @@ def render_chat(
     """
     from transformers import PreTrainedTokenizerBase
 
-    own = type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
     try:
-        if own:  # code of the tokenizer's class, no template
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables)
-            return str(text)
+        if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:  # code, no template
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables))
         settings = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - FOR_TEMPLATES
         if not messages or (odd := sorted(settings & variables.keys())):
             raise ValueError(f"{odd[0]} is not a variable of a template" if messages else "it holds no message")
@@ -61,14 +58,12 @@ def render_chat(
         status, text = _answer(request)
     if status == REFUSED:
         raise _refusal(where, text)
-    if status != WRITTEN:
-        limits = f"needs more than {SECONDS} seconds or {MEMORY >> 30} GiB"
-        did = "writes far more than its chat holds" if status == TOO_LONG else limits
-        raise ModelUnloadable(
-            f"{where}: the model's chat template {did}",
-            "take the model's files from where they were published, or render prompts yourself and give them as prompt_ids",
-        )
-    return text
+    if status == WRITTEN:
+        return text
+    limits = f"needs more than {SECONDS} seconds or {MEMORY >> 30} GiB"
+    reason = "writes far more than its chat holds" if status == TOO_LONG else limits
+    hint = "take the model's files from where they were published, or render prompts yourself and give them as prompt_ids"
+    raise ModelUnloadable(f"{where}: the model's chat template {reason}", hint)
 
 
 def _refusal(where: str, reason: str) -> DataUnreadable:
@@ -81,9 +76,8 @@ _process: subprocess.Popen[bytes] | None = None
 
 
 def _answer(request: bytes) -> tuple[bytes, str]:
-    """What the process says: `WRITTEN` and the prompt, `REFUSED` and the reason, or nothing where it was ended.
-
-    Raises `ModelUnloadable` where it does not start.
+    """`WRITTEN` and the prompt, `REFUSED` and the reason, or nothing where the process was ended. Raises `ModelUnloadable`
+    where it does not start.
     """
     try:
         if _process is None or _process.poll() is not None:
@@ -103,7 +97,7 @@ def _answer(request: bytes) -> tuple[bytes, str]:
 def _start() -> None:
     """Start the process and wait until it is ready. Raises `ModelUnloadable`."""
     global _process
-    failure: OSError | None = None
+    reason = ""
     try:
         _process = subprocess.Popen(  # noqa: S603 (this very interpreter)
             [sys.executable, "-P", "-c", SERVE],
@@ -116,12 +110,9 @@ def _start() -> None:
         if any(line.endswith(READY) for line in cast("BinaryIO", _process.stdout)):
             return
     except OSError as error:
-        failure = error
-    reason = f": {failure.strerror}" if failure else ""
-    raise ModelUnloadable(
-        f"the process that renders chat templates does not start{reason}",
-        f"this prints why: {sys.executable} -c '{SERVE}' < {os.devnull} (limits on memory or processes are one reason)",
-    ) from failure
+        reason = f": {error.strerror}"
+    hint = f"this prints why: {sys.executable} -c '{SERVE}' < {os.devnull} (limits on memory or processes are one reason)"
+    raise ModelUnloadable(f"the process that renders chat templates does not start{reason}", hint)
 
 
 @atexit.register
@@ -140,7 +131,11 @@ def serve() -> None:
     os.dup2(2, 1)  # what imports and libraries print is no answer
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    _limit_memory()
+    # The module is not on every system; a lower limit may hold already, and macOS has none.
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     answers.write(READY)
     answers.flush()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process, in the middle of anything
@@ -169,15 +164,6 @@ def _rendered(
     return WRITTEN + text.encode("utf-8", "surrogatepass")
 
 
-def _limit_memory() -> None:
-    try:
-        import resource
-    except ImportError:  # not on every system
-        return
-    with contextlib.suppress(ValueError, OSError):  # a lower limit holds already, or the system (macOS) has none
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-
-
 def _send(stream: BinaryIO, content: bytes) -> None:
     stream.write(len(content).to_bytes(8, "little") + content)
     stream.flush()
@@ -185,8 +171,9 @@ def _send(stream: BinaryIO, content: bytes) -> None:
 
 def _receive(stream: BinaryIO) -> bytes:
     """What `_send` wrote. Raises `EOFError` where the stream ends before."""
-    size = stream.read(8)
-    content = stream.read(int.from_bytes(size, "little")) if len(size) == 8 else b""
-    if len(size) < 8 or len(content) < int.from_bytes(size, "little"):
+    header = stream.read(8)
+    size = int.from_bytes(header, "little")
+    content = stream.read(size) if len(header) == 8 else b""
+    if len(header) < 8 or len(content) < size:
         raise EOFError
     return content

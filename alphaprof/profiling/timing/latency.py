@@ -27,6 +27,7 @@ WARM_UP = 3
 SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
 PREFILL_WARM_UP, LEAST_PREFILLS, MOST_PREFILLS = 1, 3, 5  # a prefill takes as long as many steps, and matters less
 NORMAL = 1.96  # standard errors that reach as far as a 95 % interval, for readers of one number
+PLACE = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
 Array = np.ndarray[Any, Any]
 
 
@@ -61,7 +62,7 @@ def measure(
     longer than `costs.budget` and how sure the times are. What does not fit into memory beyond batch 1 is left out. Raises
     `NotTimed` for a model without a cache that can be cut back.
     """
-    mode = common_mode([subjects.target, *_models(subjects)], subjects.text, costs.mode, say)
+    mode = common_mode(_models(subjects), subjects.text, costs.mode, say)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     left_out = []
     clock = _TimeBudget(costs, tick, say)
@@ -69,7 +70,7 @@ def measure(
     for batch, context in itertools.product(costs.concurrency, costs.context):
         place = f"{'1 sequence' if batch == 1 else f'{batch} sequences'} of {context} tokens"
         try:
-            found = _timed(_cell(subjects, batch, context, mode), subjects.gamma, clock, place)
+            timed = _timed(_cell(subjects, batch, context, mode), subjects.gamma, clock, place)
         except RuntimeError as error:
             if batch == 1 or not is_out_of_memory(error):
                 raise
@@ -78,7 +79,7 @@ def measure(
         finally:
             clock.end_part()
         # A model whose own context is short is timed at the same place for several contexts: the last one counts.
-        rows |= {tuple(row[name] for name in ("model", "step", "tokens", "batch", "context")): row for row in found}
+        rows |= {tuple(row[name] for name in PLACE): row for row in timed}
     if not rows:
         raise NotTimed("; ".join(left_out))
     table = pa.Table.from_pylist([*rows.values(), *prefills], schema=arrow_schema(LATENCY_COLUMNS))
@@ -88,19 +89,16 @@ def measure(
 @torch.inference_mode()
 def rehearsed(subjects: Subjects, costs: MeasuredCosts) -> float:
     """About how many seconds `measure` will take at most, if all cells are like its first: every step of that runs twice, as
-    the first time also holds what is done once.
-
-    Raises `NotTimed` for a model without a cache that can be cut back.
+    the first time also holds what is done once. Raises `NotTimed` for a model without a cache that can be cut back.
     """
-    mode = common_mode([subjects.target, *_models(subjects)], subjects.text, costs.mode)
+    mode = common_mode(_models(subjects), subjects.text, costs.mode)
     turns = _turns(_cell(subjects, costs.concurrency[0], costs.context[0], mode))
     next(turns)
-    steps = float(next(turns).sum()) / 1e3
+    steps = float(next(turns).sum()) / 1e3 * len(costs.concurrency) * len(costs.context)
     del turns  # and the caches with it
     reading = sum(job.run() for job in _prefills(subjects, costs.context[:1])) * len(costs.context)
-    cells = len(costs.concurrency) * len(costs.context)
-    least = cells * (WARM_UP + _least(costs)) * steps + (PREFILL_WARM_UP + LEAST_PREFILLS) * reading
-    most = cells * (WARM_UP + costs.repeats) * steps + (PREFILL_WARM_UP + MOST_PREFILLS) * reading
+    least = (WARM_UP + _least(costs)) * steps + (PREFILL_WARM_UP + LEAST_PREFILLS) * reading
+    most = (WARM_UP + costs.repeats) * steps + (PREFILL_WARM_UP + MOST_PREFILLS) * reading
     return max(least, min(costs.budget, most))
 
 
@@ -110,9 +108,7 @@ def _least(costs: MeasuredCosts) -> int:
 
 
 class _TimeBudget:
-    """Divides `costs.budget` among the prefills and then the batch sizes and contexts: what one part does not need goes to
-    the next.
-    """
+    """Divides `costs.budget` among prefills, batch sizes and contexts: what one part does not need goes to the next."""
 
     def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None]) -> None:
         self.costs, self.say = costs, say
@@ -122,30 +118,25 @@ class _TimeBudget:
         self._warned = False
 
     def rounds(
-        self,
-        turns: Iterator[Array],
-        warm_up: int,
-        least: int,
-        most: int,
-        sure: Callable[[Array], bool] = lambda _: False,
+        self, turns: Iterator[Array], warm_up: int, least: int, most: int, sure: Callable[[Array], bool] = lambda _: False
     ) -> Array:
         """Times in ms [rounds, jobs] of whole rounds after some to warm up: at least `least`, then until they are `sure`,
         this part's share of the budget is spent or there are `most`.
         """
         begun = time.monotonic()
         share = max(0.0, self._begun + self.costs.budget - begun) / self._left
-        found: list[Array] = []
+        times: list[Array] = []
         for turn in range(warm_up + most):
-            if len(found) >= least and (time.monotonic() - begun >= share or sure(np.array(found))):
+            if len(times) >= least and (time.monotonic() - begun >= share or sure(np.array(times))):
                 break
             ms = next(turns)
             if turn >= warm_up:
-                found.append(ms)
+                times.append(ms)
             elif turn == 1:  # the first one also holds what is done once
                 self._warn(float(ms.sum()) / 1e3)
             in_time = (time.monotonic() - begun) / share if share > 0 else 1.0
             self._advance(max((turn + 1) / (warm_up + most), min((turn + 1) / (warm_up + least), in_time)))
-        return np.array(found)
+        return np.array(times)
 
     def _warn(self, round_s: float) -> None:
         """Say once, from what a round takes here, that the rounds which every batch size and context gets take too long."""
@@ -164,23 +155,18 @@ class _TimeBudget:
         self._advance(0.0)
 
     def _advance(self, share: float) -> None:
-        """Tell how far the present part is."""
         done = (self._parts - self._left + min(share, 1.0)) / self._parts
         self._tick(done - self._ticked)
         self._ticked = done
 
 
 def _turns(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[Array]:
-    """Yields the times in ms [jobs] of one round after another. Every second round runs the blocks backwards: what slowly
-    grows over a round then favours the last steps as often as the first.
-    """
+    """Yields times in ms [jobs], a round each; every second one backwards, so that slow growth favours no step."""
     places = itertools.count()
     numbered = [[(next(places), job) for job in block] for block in blocks]
     for order in itertools.cycle((numbered, numbered[::-1])):
-        ms = np.empty(sum(map(len, blocks)))
-        for place, job in itertools.chain.from_iterable(order):
-            ms[place] = 1e3 * job.run()
-        yield ms
+        ms = {place: 1e3 * job.run() for place, job in itertools.chain.from_iterable(order)}
+        yield np.array([ms[place] for place in sorted(ms)])
 
 
 def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[str, Any]]:
@@ -196,8 +182,8 @@ def _timed(blocks: Sequence[Sequence[TimedStep]], gamma: int, clock: _TimeBudget
     mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], gamma)
     costs, begun = clock.costs, time.monotonic()
 
-    def sure(found: Array) -> bool:
-        return largest_error(found, mixes) < SURE
+    def sure(times: Array) -> bool:
+        return largest_error(times, mixes) < SURE
 
     times = clock.rounds(_turns(blocks), WARM_UP, _least(costs), costs.repeats, sure)
     error = 100 * largest_error(times, mixes)
@@ -211,24 +197,23 @@ def _timed(blocks: Sequence[Sequence[TimedStep]], gamma: int, clock: _TimeBudget
 
 
 def _models(subjects: Subjects) -> list[Model]:
-    return [model for draft in subjects.drafts for model in draft.models]
+    return [subjects.target, *(model for draft in subjects.drafts for model in draft.models)]
 
 
 def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[TimedStep]]:
     """The steps at one batch size and context, the target's decode step first. Those of one block follow each other."""
     target, longest = subjects.target, subjects.gamma + 1
-    found = stepper(target, fitted(subjects.text, target, context, longest), batch, longest, mode)
-    steps = [found.timed("target", "decode" if tokens == 1 else "verify", tokens) for tokens in range(1, longest + 1)]
-    blocks = [[step] for step in steps]
-    blocks[-1].append(found.settling("target"))
+    own = stepper(target, fitted(subjects.text, target, context, longest), batch, longest, mode)
+    blocks = [[own.timed("target", "verify" if tokens > 1 else "decode", tokens)] for tokens in range(1, longest + 1)]
+    blocks[-1].append(own.settling("target"))
     for draft in subjects.drafts:
-        blocks += draft.steps(subjects.text, batch, found.context, longest, mode)
+        blocks += draft.steps(subjects.text, batch, own.context, longest, mode)
     return blocks
 
 
 def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep]:
     """Prompts of some lengths, alone: a server reads them as they come."""
-    for model in (subjects.target, *_models(subjects)):
+    for model in _models(subjects):
         for length in sorted({min(SHORT_PROMPT, *contexts), *contexts}):
             text = fitted(subjects.text, model, length, 1)
             name = "target" if model is subjects.target else model.name
@@ -238,16 +223,11 @@ def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep
 def _row(job: TimedStep, ms: float, rounds: Array) -> dict[str, Any]:
     p10, p90 = np.percentile(rounds, [10, 90])
     return {
-        "model": job.model,
-        "step": job.step,
-        "tokens": job.tokens,
-        "batch": job.batch,
-        "context": job.context,
+        **{name: getattr(job, name) for name in (*PLACE, "mode")},
         "median_ms": ms,
         "p10_ms": p10,
         "p90_ms": p90,
         "relative_error": reach(rounds / ms - 1) / NORMAL if ms > 0 else 0.0,
         "repeats": len(rounds),
-        "mode": job.mode,
         "rounds_ms": rounds,
     }

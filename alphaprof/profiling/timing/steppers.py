@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticCache, StaticLayer
 
+from alphaprof.profiling.models.hub import first_line
 from alphaprof.profiling.models.load import Model, is_out_of_memory, kept_logits
 from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.rules import GAMMA_LIMIT
@@ -30,13 +33,13 @@ def seconds(device: torch.device, work: Callable[[], object]) -> float:
         work()
         return time.perf_counter() - start
     with torch.cuda.device(device):
-        before, behind = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
         before.record()
         work()
-        behind.record()
+        after.record()
         torch.cuda.synchronize(device)
-    return float(before.elapsed_time(behind)) / 1e3
+    return float(before.elapsed_time(after)) / 1e3
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,12 @@ class Stepper:
         self._fill(torch.from_numpy(ids)[None].to(model.device))
 
     def _empty(self) -> Any:
-        from transformers import DynamicCache
-
         return DynamicCache(config=self.model.network.config)
 
     def _fill(self, text: torch.Tensor) -> None:
-        """Read the text [1, context], and copy its keys and values for the other texts of the batch, which are equal.
-
-        Reading all of them at once would take more memory than any step, and most of the time.
+        """Read the text [1, context] once, and copy its keys and values for the other texts of the batch, which are equal:
+        reading all of them would take more memory than any step, and most of the time.
         """
-        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
         if all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self.cache.layers):
             self._read(text, self.cache)
             self.cache.batch_repeat_interleave(self.batch)
@@ -90,14 +88,13 @@ class Stepper:
         self.cache.activate_past_recording()
 
     def _read(self, text: torch.Tensor, cache: Any) -> None:
-        # The head over a whole text could take more memory than its keys and values.
         self.model.network(input_ids=text, past_key_values=cache, use_cache=True, **kept_logits(self.model))
 
     def step(self, tokens: int) -> float:
         """Seconds that the model takes for `tokens` new tokens of each text, the choice of the next ones included."""
-        found = seconds(self.model.device, lambda: self._choose(tokens))
+        taken = seconds(self.model.device, lambda: self._choose(tokens))
         self.settling_s = seconds(self.model.device, lambda: self._take_back(tokens))
-        return found
+        return taken
 
     def timed(self, model: str, step: str, tokens: int) -> TimedStep:
         """The step over some tokens, as a step to time of a `model` of the run."""
@@ -140,8 +137,6 @@ class GraphStepper(Stepper):
         self._stream: torch.cuda.Stream | None = None
 
     def _empty(self) -> Any:
-        from transformers.cache_utils import StaticCache, StaticLayer
-
         cache = StaticCache(config=self.model.network.config, max_cache_len=self.context + LONGEST_STEP)
         if any(type(layer) is not StaticLayer for layer in cache.layers):
             raise NotTimed(f"{self.model.name} has layers with a window of their own")
@@ -165,12 +160,9 @@ class GraphStepper(Stepper):
         return chosen
 
     def _recorded(self, tokens: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """A step as a graph, with the ids that it chooses; it is run some times before, as recording asks for, and stands at
-        the end of one step.
-
-        On a stream of the model's own device: the one that torch keeps for recording belongs to that of the first graph.
-        All graphs of a stepper share their memory, which is that of its longest step then: no step reads what another one
-        wrote there.
+        """Records a step as a graph, with the ids that it chooses, after some runs of it, and stands at the end of one step.
+        On a stream of the model's own device: torch's own belongs to that of the first graph. All graphs of a stepper share
+        the memory of its longest step: none reads what another one wrote.
         """
         device = self.model.device
         self._stream = self._stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -192,7 +184,6 @@ class GraphStepper(Stepper):
 
 def common_mode(models: Sequence[Model], text: Ids, wanted: str, say: Callable[[str], None] = lambda _: None) -> str:
     """How all of some models can be run: as CUDA graphs where every one of them can, else eager; `say`: why not as graphs.
-
     Ratios of step times are what counts: a draft without launches over a target with them would look too good.
     """
     if wanted != "auto" or any(model.device.type != "cuda" for model in models):
@@ -203,15 +194,14 @@ def common_mode(models: Sequence[Model], text: Ids, wanted: str, say: Callable[[
     except (NotTimed, RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
         if is_out_of_memory(error):
             raise
-        say(f"steps are timed as they are launched, without CUDA graphs: {_reason(error)}")
+        say(f"steps are timed as they are launched, without CUDA graphs: {first_line(error)[:200]}")
         return Stepper.mode
     return GraphStepper.mode
 
 
 def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Stepper:
-    """A stepper that has shown that it can take its steps back.
-
-    Raises `NotTimed` where the model cannot; running out of memory is left to the caller.
+    """A stepper that has shown that it can take its steps back. Raises `NotTimed` where the model cannot; running out of
+    memory is left to the caller.
     """
     kind = GraphStepper if mode == GraphStepper.mode else Stepper
     try:
@@ -219,20 +209,16 @@ def stepper(model: Model, text: Ids, batch: int, longest: int, mode: str) -> Ste
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        reason = _reason(error)
+        reason = first_line(error)[:200]
     raise NotTimed(f"{model.name} ({type(model.network).__name__}) cannot take steps back: {reason}")
 
 
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]
-
-
-def _tried(found: Stepper, longest: int) -> Stepper:
-    found.step(1)
-    found.step(longest)
-    if found.length() != found.context:
+def _tried(new: Stepper, longest: int) -> Stepper:
+    new.step(1)
+    new.step(longest)
+    if new.length() != new.context:
         raise ValueError("its cache does not shrink")
-    return found
+    return new
 
 
 def fitted(text: Ids, model: Model, context: int, longest_step: int) -> Ids:
@@ -245,8 +231,6 @@ def fitted(text: Ids, model: Model, context: int, longest_step: int) -> Ids:
 
 def prefill(model: Model, text: Ids) -> float:
     """Seconds that a model takes to read a prompt into an empty cache, the choice of the first token included."""
-    from transformers import DynamicCache
-
     ids = torch.from_numpy(np.minimum(text.astype(np.int64), model.vocabulary - 1))[None].to(model.device)
 
     def read() -> None:
