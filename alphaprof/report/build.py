@@ -21,7 +21,7 @@ from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
 from alphaprof.report.model import Report, Result, RunFacts, Traffic
 from alphaprof.report.result import ResultKey, build_result
-from alphaprof.report.sections.attribution import Basis, ResultOnText, attribution
+from alphaprof.report.sections.attribution import ResultOnText, attribution
 from alphaprof.report.sections.certificates import build_certificates
 from alphaprof.report.sections.difficulty import PoolAtGamma, deciles, extremes
 from alphaprof.report.sections.predictability import predictability
@@ -57,7 +57,6 @@ def build_report(
     judged, found, traffic = _judged(inquiry, shown, part)
     results = [item.result for item in judged]
     timing = book.timing(question.concurrency) if book else UNTIMED
-    basis = Basis(part, flavour, timing, question.confidence)
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
@@ -66,7 +65,7 @@ def build_report(
         cost=cost_of(book, question.concurrency, beyond_prefill(book, documents.prompt_tokens)) if book else None,
         traffic=traffic,
         results=tuple(results),
-        attribution=attribution(basis, judged),
+        attribution=attribution(part, judged, flavour, timing, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
         documents=extremes(_played(inquiry, found, [item for item in results if item.verdict is not None]), documents),
         certificates=build_certificates(part, question.confidence),

@@ -29,7 +29,7 @@ from alphaprof.render.html.plots import (
 from alphaprof.render.wording import by_kind, by_text, reached, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result
-from alphaprof.report.sections.losses import CAUSES
+from alphaprof.report.sections.attribution import CAUSES
 
 RED = "#b42318"
 FEW = 20  # drafts: a share of fewer says little
