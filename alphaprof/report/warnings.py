@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from alphaprof.costs.cost_model import NONE, ROOFLINE
@@ -25,93 +26,70 @@ def report_warnings(report: Report, run: Run, costs: str) -> Report:
 
     `costs`: where step times were to come from.
     """
-    manifest = run.manifest
-    noted = [ReportWarning(**warning) for warning in manifest.warnings]
-    found = [
-        *noted,
-        *_partial(report),
-        *_damaged(run),
-        *_without_log(manifest, run.has_log),
-        *_part_of_log(report),
-        *_stopped(manifest),
-        *_left_out(manifest),
-        *_halved(manifest),
-        *_cut(report),
-    ]
-    found += [*_numerics(report), *_contradicted(report), *_sampled(report)]
-    found += [*_untimed(report, manifest, costs), *_cost(report)]
-    return dataclasses.replace(report, warnings=tuple(found))
+    parts = (_files(report, run), _documents(report, run.manifest), _numerics(report), _contradicted(report))
+    more = (*parts, _sampled(report), _untimed(report, run.manifest, costs), _cost(report))
+    profiled = [ReportWarning(**warning) for warning in run.manifest.warnings]
+    return dataclasses.replace(report, warnings=(*profiled, *itertools.chain(*more)))
 
 
-def _partial(report: Report) -> Iterator[ReportWarning]:
+def _files(report: Report, run: Run) -> Iterator[ReportWarning]:
+    """What is missing of the run or its files."""
+    manifest, documents, logged = run.manifest, report.run.documents, report.run.log_documents
     if not report.run.complete:
         yield ReportWarning(
             "partial",
-            f"the run was interrupted: this report covers its first {report.run.documents} documents",
+            f"the run was interrupted: this report covers its first {documents} documents",
             "finish it with alphaprof profile --resume",
         )
-
-
-def _damaged(run: Run) -> Iterator[ReportWarning]:
     for name in sorted(run.damaged):
         yield ReportWarning(
             "damaged",
             f"{name} is damaged: its content was computed again from the position log, and no number has changed",
             "alphaprof profile with --resume writes it again; report --verify checks every file",
         )
-
-
-def _without_log(manifest: Manifest, has_log: bool) -> Iterator[ReportWarning]:
-    if not has_log and manifest.imported is None and manifest.shards:
+    if not run.has_log and manifest.imported is None and manifest.shards:
         yield ReportWarning(
             "no_log",
             "the run's directory has no position log: why tokens are rejected, where drafts are right, and certificates are "
             "not shown",
             "copy positions/ there too",
         )
-
-
-def _part_of_log(report: Report) -> Iterator[ReportWarning]:
-    """Verdicts and all numbers of results rest on totals, which are always read whole."""
-    told, documents = report.run.log_documents, report.run.documents
-    if told is not None and told < documents:
+    if logged is not None and logged < documents:  # verdicts and results rest on totals, which are always read whole
         yield ReportWarning(
             "part_of_log",
-            f"some sections read {told} of {documents} documents, in shards spread over the run: why tokens are "
-            "rejected, where "
-            "drafts are right, certificates, and what the target alone says; verdicts and results use all documents",
+            f"some sections read {logged} of {documents} documents, in shards spread over the run: why tokens are rejected, "
+            "where drafts are right, certificates, and what the target alone says; verdicts and results use all documents",
             "alphaprof report --whole-log reads the whole position log",
         )
 
 
-def _stopped(manifest: Manifest) -> Iterator[ReportWarning]:
-    """Only verdicts are made for a look after every shard."""
+def _documents(report: Report, manifest: Manifest) -> Iterator[ReportWarning]:
+    """What is to know about the documents that were measured."""
     available = manifest.sequential["available"] if manifest.sequential else 0
-    if manifest.documents < available:
+    if manifest.documents < available:  # intervals, unlike verdicts, are not made for a look after every shard
         yield ReportWarning(
             "stopped",
             f"documents were taken in random order, {manifest.documents} of {available}. Verdicts hold at any time; "
             "intervals are for a fixed number of documents, and slightly too optimistic",
             "take the verdict from this run, and the size of a speedup from a run that measures all documents",
         )
-
-
-def _left_out(manifest: Manifest) -> Iterator[ReportWarning]:
     where = "see too_long and max_new_tokens in the profile" if manifest.imported is None else "see docs/import.md"
     for reason, count in manifest.skipped.items():
         yield ReportWarning("skipped", f"{count} documents left out: {reason}", where)
     for reason, count in manifest.truncated.items():
         yield ReportWarning("truncated", f"{count} {reason}", "their acceptance may differ from that of the whole text")
-
-
-def _halved(manifest: Manifest) -> Iterator[ReportWarning]:
-    halved = sum(shard.halved_batches for shard in manifest.shards)
-    if halved:
+    if halved := sum(shard.halved_batches for shard in manifest.shards):
         yield ReportWarning(
             "halved_batches",
             f"memory ran out and {halved} batches were halved; values may differ by up to 1e-3 from a run with enough "
             "memory",
             "lower batch_tokens",
+        )
+    if report.run.cut is not None and report.run.cut > CUT_WORTH_SAYING:
+        yield ReportWarning(
+            "cut_by_length",
+            f"{percent(report.run.cut)} of the texts were cut at max_new_tokens: how such texts go on was not measured",
+            "raise max_new_tokens if the traffic writes longer answers",
         )
 
 
@@ -142,8 +120,8 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
 
 def _contradicted(report: Report) -> Iterator[ReportWarning]:
     """A theorem that the log contradicts."""
-    held = report.certificates.certificates if report.certificates else ()
-    if wrong := [item for item in held if item.contradicted]:
+    certificates = report.certificates.certificates if report.certificates else ()
+    if wrong := [item for item in certificates if item.contradicted]:
         where = ", ".join(dict.fromkeys(f"{short(item.domain)} ({item.draft}, {item.rule})" for item in wrong))
         count = sum(item.contradicted for item in wrong)
         yield ReportWarning(
@@ -184,15 +162,6 @@ def _sampled(report: Report) -> Iterator[ReportWarning]:
         )
 
 
-def _cut(report: Report) -> Iterator[ReportWarning]:
-    if report.run.cut is not None and report.run.cut > CUT_WORTH_SAYING:
-        yield ReportWarning(
-            "cut_by_length",
-            f"{percent(report.run.cut)} of the texts were cut at max_new_tokens: how such texts go on was not measured",
-            "raise max_new_tokens if the traffic writes longer answers",
-        )
-
-
 def _untimed(report: Report, manifest: Manifest, source: str) -> Iterator[ReportWarning]:
     """Why a report has no step times; of rounds whose drafts are not known they would say nothing."""
     if report.cost is not None or manifest.drafting != CHAIN:
@@ -221,9 +190,8 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
     if report.cost.beyond_prefill:
         yield ReportWarning(
             "beyond_prefill",
-            f"{percent(report.cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: their "
-            "time is "
-            "extrapolated from the last two times",
+            f"{percent(report.cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: their time "
+            "is extrapolated from the last two times",
             "request speedups depend on it: add the prompts' length to costs.context, or to the table of step times",
         )
     if report.cost.source == ROOFLINE:
@@ -233,11 +201,8 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
             "these times may be",
             "give costs.overhead_ms and costs.draft_overhead_ms, and measure or time your engine before you deploy",
         )
-    if 1 not in report.cost.target_ms:
-        return
-    decode = report.cost.target_ms[1]
-    faster = [tokens for tokens, ms in report.cost.target_ms.items() if ms < SLOW_BASELINE * decode]
-    if faster:
+    decode = report.cost.target_ms.get(1, 0.0)
+    if faster := [tokens for tokens, ms in report.cost.target_ms.items() if ms < SLOW_BASELINE * decode]:
         yield ReportWarning(
             "slow_baseline",
             f"verifying {faster[0]} tokens took less time than decoding one (v < 1): the baseline is slow here; "

@@ -22,8 +22,9 @@ from alphaprof.render.html.plots import (
     label,
     layout,
     meta,
+    panel_title,
+    points,
     said,
-    title_text,
     who,
 )
 from alphaprof.render.wording import by_kind, by_text, reached, text_name
@@ -48,20 +49,20 @@ def acceptance(report: Report, style: Style) -> Figure | None:
     for place, (name, results) in enumerate(texts.items()):
         for item in results:
             if item.alpha is not None:
-                colour, filled = style.colour(item.draft), item.on_policy and not item.lossy
-                mark = {"color": colour, "size": 8, "symbol": style.symbol(item.rule, filled)}
-                point = _point(item.alpha.value, place + style.offset(item.draft, item.rule), _alpha_said(item, name))
-                about = {"meta": meta(item.draft, item.rule), "error_x": errors([item.alpha]) | {"color": colour}}
-                traces.append(point | about | {"marker": mark})
+                point = _point(item, place, item.alpha.value, _alpha_said(item, name), style)
+                point["marker"]["symbol"] = style.symbol(item.rule, item.on_policy and not item.lossy)
+                traces.append(point | {"error_x": errors([item.alpha]) | {"color": style.colour(item.draft)}})
     if not traces:
         return None
-    rows = categories(list(texts))
-    axes = {"xaxis": axis("acceptance (α)", range=[0, 1.02]), "yaxis": axis(**rows)}
+    axes = {"xaxis": axis("acceptance (α)", range=[0, 1.02]), "yaxis": axis(**categories(list(texts)))}
     return Figure("acceptance", traces, layout(height, **axes), height)
 
 
-def _point(x: float | None, y: float, text: str) -> Trace:
-    return {"type": "scatter", "mode": "markers", "x": [x], "y": [y], "text": [text], "hoverinfo": "text"}
+def _point(item: Result, place: int, x: float, text: str, style: Style) -> Trace:
+    """The point of a result, beside the place that its text has on an axis of names."""
+    mark = {"color": style.colour(item.draft), "size": 8, "symbol": style.symbol(item.rule)}
+    y = place + style.offset(item.draft, item.rule)
+    return points([x], [y], [text], "markers", marker=mark, meta=meta(item.draft, item.rule))
 
 
 def _alpha_said(item: Result, name: str) -> str:
@@ -93,28 +94,19 @@ def speedups(report: Report, style: Style) -> Figure | None:
 def _against_gamma(result: Result, name: str, timed: bool, style: Style) -> Iterator[Trace]:
     """A curve with the ground of its intervals. Where some of them have no end it has no ground, and open points."""
     about = {"meta": meta(result.draft, result.rule)}
-    points = [(item, item.speedup if timed else item.tokens_per_round) for item in result.gammas]
-    known = [(item, value) for item, value in points if value is not None]
+    values = [(item, item.speedup if timed else item.tokens_per_round) for item in result.gammas]
+    known = [(item, value) for item, value in values if value is not None]
     if not known:
         return
     x = [item.gamma for item, _ in known]
     yield from band(x, [value for _, value in known], style.faint(result.draft), about)
-    bounded = [math.isfinite(value.high) for _, value in known]
-    yield {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": x,
-        "y": [value.value for _, value in known],
-        "line": style.line(result.draft, result.rule),
-        "marker": {
-            "size": [9 if item.gamma == result.best_gamma else 5 for item, _ in known],
-            "symbol": [style.symbol(result.rule, end) for end in bounded],
-            "opacity": 1,
-        },
-        "text": [_speed_said(result, name, item) for item, _ in known],
-        "hoverinfo": "text",
-        **about,
+    marks = {
+        "size": [9 if item.gamma == result.best_gamma else 5 for item, _ in known],
+        "symbol": [style.symbol(result.rule, math.isfinite(value.high)) for _, value in known],
+        "opacity": 1,
     }
+    y, text = [value.value for _, value in known], [_speed_said(result, name, item) for item, _ in known]
+    yield points(x, y, text, line=style.line(result.draft, result.rule), marker=marks) | about
 
 
 def _speed_said(result: Result, name: str, item: GammaResult) -> str:
@@ -149,25 +141,14 @@ def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: St
     """A curve over depths; conditional shares of few drafts are open points."""
     conditional = kind == "conditional"
     values = last.conditional if conditional else last.marginal
-    line = {"color": style.colour(result.draft), "width": 2, "dash": "solid" if conditional else "dot"}
     text = []
     for depth, (value, drafts) in enumerate(zip(values, last.reached, strict=True), 1):
         of = f"{fmt.number(drafts, 0)} drafts that were reached" if conditional else "all rounds with a proposal"
         text.append(said(who(result, name), f"depth {depth}: {kind} {fmt.share(value)}", f"of {of}"))
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": list(range(1, len(values) + 1)),
-        "y": list(values),
-        "line": line,
-        "marker": {
-            "size": 5,
-            "symbol": [style.symbol(result.rule, not conditional or (reached or 0) >= FEW) for reached in last.reached],
-        },
-        "text": text,
-        "hoverinfo": "text",
-        "meta": meta(result.draft, result.rule),
-    }
+    symbols = [style.symbol(result.rule, not conditional or (reached or 0) >= FEW) for reached in last.reached]
+    line = style.line(result.draft, dash="solid" if conditional else "dot")
+    marks, about = {"size": 5, "symbol": symbols}, meta(result.draft, result.rule)
+    return points(range(1, len(values) + 1), values, text, line=line, marker=marks, meta=about)
 
 
 def bursts(report: Report, style: Style) -> Figure | None:
@@ -177,18 +158,14 @@ def bursts(report: Report, style: Style) -> Figure | None:
     traces: list[Trace] = []
     for place, (name, results) in enumerate(texts.items()):
         for item in results:
-            colour, y = style.colour(item.draft), place + style.offset(item.draft, item.rule)
-            mark = {
-                "marker": {"color": colour, "size": 8, "symbol": style.symbol(item.rule)},
-                "meta": meta(item.draft, item.rule),
-            }
-            burstiness = item.burstiness
-            text = said(who(item, name), f"burstiness {fmt.difference(burstiness, 2)}")
-            spread = errors([burstiness]) | {"color": colour}
-            traces.append(_point(burstiness.value if burstiness else None, y, text) | mark | {"error_x": spread})
+            if item.burstiness is not None:
+                text = said(who(item, name), f"burstiness {fmt.difference(item.burstiness, 2)}")
+                point = _point(item, place, item.burstiness.value, text, style)
+                traces.append(point | {"error_x": errors([item.burstiness]) | {"color": style.colour(item.draft)}})
             wrong, words = _textbook(item)
             if wrong is not None:
-                traces.append(_point(wrong, y, said(who(item, name), words)) | mark | {"xaxis": "x2", "yaxis": "y2"})
+                point = _point(item, place, wrong, said(who(item, name), words), style)
+                traces.append(point | {"xaxis": "x2", "yaxis": "y2"})
     if not traces:
         return None
     rows = categories(list(texts))
@@ -220,34 +197,14 @@ def step_times(report: Report, style: Style) -> Figure | None:
         return None
     tokens = list(cost.target_ms)
     text = [f"target over {count} tokens: {fmt.number(ms, 2)} ms" for count, ms in cost.target_ms.items()]
-    traces: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": tokens,
-            "y": list(cost.target_ms.values()),
-            "text": text,
-            "hoverinfo": "text",
-            "line": {"color": INK, "width": 2},
-            "name": "target, one step",
-        }
-    ]
+    line = {"color": INK, "width": 2}
+    traces = [points(tokens, list(cost.target_ms.values()), text, line=line, name="target, one step")]
     steps = {draft: (ms, "one step") for draft, ms in cost.draft_ms.items()}
     steps |= {draft: (ms, "one search") for draft, ms in cost.lookup_ms.items()}
     for draft, (ms, what) in steps.items():
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [tokens[0], tokens[-1]],
-                "y": [ms, ms],
-                "line": {"color": style.colour(draft), "width": 2, "dash": "dash"},
-                "text": [f"{label(draft)}, {what}: {fmt.number(ms, 3)} ms"] * 2,
-                "hoverinfo": "text",
-                "name": f"{label(draft)}, {what}",
-                "meta": meta(draft),
-            }
-        )
+        name, line = f"{label(draft)}, {what}", style.line(draft, dash="dash")
+        text = [f"{name}: {fmt.number(ms, 3)} ms"] * 2
+        traces.append(points([tokens[0], tokens[-1]], [ms, ms], text, "lines", line=line, name=name, meta=meta(draft)))
     axes = {"xaxis": axis("tokens in the step", dtick=1), "yaxis": axis("ms", rangemode="tozero")}
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
     return Figure("steps", traces, layout(320, showlegend=True, legend=legend, **axes), 320)
@@ -274,8 +231,7 @@ def causes(report: Report, style: Style) -> Figure | None:
         places = categories([text_name(item, items, not item.on_policy) for item in items])
         axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
         axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
-        title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-        titles.append(title | title_text(across, f"{draft}, {rule}"))
+        titles.append(panel_title(across, f"{draft}, {rule}", 0, top))
         for name in names:
             about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": False}
             bars = _bars(items, name) | about | {"xaxis": across, "yaxis": up}
@@ -364,23 +320,15 @@ def certified(report: Report, style: Style) -> Figure | None:
     for panel, drafts in enumerate(panels.values()):
         for draft, items in drafts.items():
             for share, dash in (("certified", "solid"), ("accepted", "dot")):
-                line = {"color": style.colour(draft), "width": 2, "dash": dash}
-                grid.add(panel, _curve(items, share) | {"line": line, "meta": meta(draft)})
+                grid.add(panel, _curve(items, share) | {"line": style.line(draft, dash=dash), "meta": meta(draft)})
     return grid.figure("certified")
 
 
 def _curve(items: Sequence[Decile], share: str) -> Trace:
     """A share of tenths, `accepted` or `certified`, of one draft and rule; every hover text says both."""
     values = [item.certified if share == "certified" else item.accepted for item in items]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": [item.place for item in items],
-        "y": [value.value if value is not None else None for value in values],
-        "marker": {"size": 5},
-        "text": [_decile_said(item) for item in items],
-        "hoverinfo": "text",
-    }
+    y = [value.value if value is not None else None for value in values]
+    return points([item.place for item in items], y, [_decile_said(item) for item in items], marker={"size": 5})
 
 
 def _decile_said(item: Decile) -> str:

@@ -42,9 +42,10 @@ class Style:
         """The colour of a draft."""
         return COLOURS[self.drafts.index(draft) % len(COLOURS)]
 
-    def line(self, draft: str, rule: str) -> dict[str, Any]:
-        """The line of a draft under a rule."""
-        return {"color": self.colour(draft), "dash": DASHES[self.rules.index(rule) % len(DASHES)], "width": 2}
+    def line(self, draft: str, rule: str | None = None, dash: str = "") -> dict[str, Any]:
+        """The line of a draft, with the dash of a rule or another one."""
+        dash = dash if rule is None else DASHES[self.rules.index(rule) % len(DASHES)]
+        return {"color": self.colour(draft), "dash": dash, "width": 2}
 
     def symbol(self, rule: str, filled: bool = True) -> str:
         """The mark of a rule."""
@@ -69,6 +70,11 @@ def label(text: str) -> str:
     return fmt.visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def points(x: Sequence[Any], y: Sequence[Any], text: Sequence[str], mode: str = "lines+markers", **more: Any) -> Trace:
+    """Points with their hover texts, and the lines between them."""
+    return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), "text": list(text), "hoverinfo": "text", **more}
+
+
 def said(*lines: str) -> str:
     """Lines of a hover text."""
     return "<br>".join(line for line in lines if line)
@@ -83,8 +89,8 @@ def errors(intervals: Sequence[Interval | None]) -> dict[str, Any]:
     """Error bars of points with their intervals; an infinite side has none, its hover text says so."""
 
     def side(distance: Callable[[Interval], float]) -> list[float]:
-        found = [distance(item) if item is not None else 0.0 for item in intervals]
-        return [value if math.isfinite(value) else 0.0 for value in found]
+        lengths = (distance(item) if item is not None else 0.0 for item in intervals)
+        return [length if math.isfinite(length) else 0.0 for length in lengths]
 
     return {
         "type": "data",
@@ -181,8 +187,7 @@ class Grid:
             x, y = axes_of(panel)
             axes[f"xaxis{x[1:]}"] = axis(**self.x) | {"domain": [left, left + wide], "anchor": y}
             axes[f"yaxis{y[1:]}"] = axis(**self.y) | {"domain": [max(0.0, top - tall), top], "anchor": x}
-            place = {"x": left, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-            titles.append(place | title_text(x, title))
+            titles.append(panel_title(x, title, left, top))
         return Figure(name, self.traces, layout(self.height, annotations=titles, shapes=self.shapes, **axes), self.height)
 
 
@@ -192,9 +197,10 @@ def axes_of(panel: int) -> tuple[str, str]:
     return f"x{number}", f"y{number}"
 
 
-def title_text(axis_name: str, text: str) -> dict[str, Any]:
-    """A panel's title; the page finds it by the panel's x axis."""
-    return {"name": axis_name, "text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}}
+def panel_title(axis_name: str, text: str, left: float, top: float) -> dict[str, Any]:
+    """A panel's title above its upper left corner; the page finds it by the panel's x axis."""
+    place = {"x": left, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+    return place | {"name": axis_name, "text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}}
 
 
 def who(result: Result, name: str) -> str:
