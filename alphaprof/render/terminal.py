@@ -4,7 +4,9 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from rich.console import Console
 from rich.padding import Padding
@@ -30,6 +32,7 @@ from alphaprof.report.format import short
 from alphaprof.report.model import (
     Attribution,
     Budget,
+    Cause,
     CertainRun,
     Certificate,
     Certificates,
@@ -48,7 +51,7 @@ RULE_WIDTH, GAMMA_WIDTH, CONCURRENCY_WIDTH, LIMIT_WIDTH = 18, 16, 13, 12  # of a
 EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
 Row = tuple[Text, Mapping[str, str]]  # its name, and its cells by heading
 Named = Attribution | Certificate | LosslessBounds | Predictability | Result
-Columns = dict[str, list[str]]  # the cells of all rows by heading
+Item = TypeVar("Item", Attribution, LosslessBounds, Predictability, Result)
 
 
 def render_terminal(report: Report, console: Console) -> None:
@@ -129,40 +132,46 @@ def _traffic(report: Report, console: Console) -> None:
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
 
 
+def _of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:
+    """Returns how a result is written by its best gamma, from how that is."""
+    return lambda result: cell(best) if (best := at_best(result)) else fmt.NOTHING
+
+
 def _domains(title: str, results: Sequence[Result], every: Sequence[Result], console: Console) -> None:
     """Print the results of a rule; `every` result of the draft tells which domains have several kinds of text."""
     covered, wide = all(result.coverage == 1 for result in results), console.width >= WIDE
-    bests, halves = [at_best(result) for result in results], [of_all(result) for result in results]
-    speedups = [fmt.interval(result.speedup, "x") for result in results]
-    columns = {"docs": [fmt.documents(result.documents, result.clusters) for result in results]}
-    if not covered:
-        columns["coverage"] = [fmt.share(result.coverage) for result in results]
-    columns["alpha"] = [fmt.share_interval(result.alpha) for result in results]
-    columns["gamma"] = [str(result.best_gamma or fmt.NOTHING) for result in results]
-    columns["tokens/round"] = [fmt.interval(best.tokens_per_round if best else None) for best in bests]
-    if covered and wide:
-        columns["iid formula"] = [_iid(best) for best in bests]
-    columns["break-even"] = [fmt.number(best.break_even_length if best else None) for best in bests]
-    if wide and any(halves):
-        columns |= {"speedup": speedups, "of all": halves}
+    halves = any(map(of_all, results))
+    columns: dict[str, Callable[[Result], str]] = {
+        "docs": lambda item: fmt.documents(item.documents, item.clusters),
+        "coverage": lambda item: fmt.share(item.coverage),
+        "alpha": lambda item: fmt.share_interval(item.alpha),
+        "gamma": lambda item: str(item.best_gamma or fmt.NOTHING),
+        "tokens/round": _of_best(lambda best: fmt.interval(best.tokens_per_round)),
+        "iid formula": _of_best(lambda best: _formula(fmt.number(best.iid_tokens_per_round), best.iid_error)),
+        "break-even": _of_best(lambda best: fmt.number(best.break_even_length)),
+        "speedup": lambda item: fmt.interval(item.speedup, "x") + (f" [all {half}]" if (half := of_all(item)) else ""),
+        "of all": of_all,
+        "verdict": lambda item: str(item.verdict),
+    }
+    if covered:
+        del columns["coverage"]
+    if not (covered and wide):
+        del columns["iid formula"]
+    if wide and halves:
+        columns["speedup"] = lambda item: fmt.interval(item.speedup, "x")
     else:
-        columns["speedup"] = [f"{own} [all {half}]" if half else own for own, half in zip(speedups, halves, strict=True)]
-    columns["verdict"] = [str(result.verdict) for result in results]
-    _table(f"{title}: by domain", _names(results, every), columns, console, left=("verdict",))
+        del columns["of all"]
     undecided: dict[str, list[str]] = {}
     for result in results:
         if result.verdict == "UNDECIDED":
             undecided.setdefault(result.reason, []).append(short(result.domain))
-    for reason, domains in undecided.items():
-        console.print(Padding(plain(f"{', '.join(domains)}: {reason}"), (0, 0, 0, 2)))
-    console.print()
+    reasons = [_indented(f"{', '.join(domains)}: {reason}") for reason, domains in undecided.items()]
+    _table(f"{title}: by domain", results, columns, console, among=every, left=("verdict",), below=reasons)
 
 
-def _iid(item: GammaResult | None) -> str:
+def _formula(value: str, error: float | None) -> str:
     """What the textbook formula would have said, and by how much it is too high."""
-    if item is None or item.iid_error is None:
-        return fmt.NOTHING
-    return f"{fmt.number(item.iid_tokens_per_round)} ({fmt.signed_percent(item.iid_error)})"
+    return value if error is None else f"{value} ({fmt.signed_percent(error)})"
 
 
 def _others(title: str, results: Sequence[Result], console: Console) -> None:
@@ -173,15 +182,13 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
         (plain(name), {item.rule: fmt.share_interval(item.alpha).replace(" [", f"{_mark(item)}\n[") for item in same})
         for name, same in by_text(results).items()
     ]
-    rules = list(dict.fromkeys(result.rule for result in results))
-    _tables(title, rows, _parts(rules, RULE_WIDTH, console.width), console)
+    parts = _side_by_side(dict.fromkeys((result.rule for result in results), RULE_WIDTH), console.width - NAME_WIDTH)
     notes = {
         "*": "  * off-policy: the rule's own decoding would not emit this text",
         "~": "  ~ lossy: one step at a time along the target's own text; what it emits itself is not measured",
     }
     marks = {_mark(result) for result in results}
-    _notes([note for mark, note in notes.items() if mark in marks], console)
-    console.print()
+    _tables(title, rows, parts, console, notes=[note for mark, note in notes.items() if mark in marks])
 
 
 def _mark(result: Result) -> str:
@@ -191,15 +198,13 @@ def _mark(result: Result) -> str:
 
 def _phases(title: str, results: Sequence[Result], console: Console) -> None:
     """Print alpha while thinking and while answering, where the profile tells them apart."""
-    shown = [result for result in results if result.phases]
-    if not shown:
-        return
-    columns = {"rule": [result.rule + _mark(result) for result in shown]}
-    columns |= {name: [fmt.share_interval(item.phases[name].alpha) for item in shown] for name in ("thinking", "answer")}
-    columns["share of thinking"] = [fmt.percent(item.phases["thinking"].positions / item.positions) for item in shown]
-    names = [name for result in shown for name in _names([result], [result])]
-    _table(title, names, columns, console, left=("rule",))
-    console.print()
+    columns: dict[str, Callable[[Result], str]] = {
+        "rule": lambda item: item.rule + _mark(item),
+        "thinking": lambda item: fmt.share_interval(item.phases["thinking"].alpha),
+        "answer": lambda item: fmt.share_interval(item.phases["answer"].alpha),
+        "share of thinking": lambda item: fmt.percent(item.phases["thinking"].positions / item.positions),
+    }
+    _table(title, [result for result in results if result.phases], columns, console, among=(), left=("rule",))
 
 
 def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
@@ -217,10 +222,9 @@ def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
         (Text("full round costs"), {str(item.gamma): fmt.number(item.full_round_cost) for item in first}),
         (Text("v = T(g+1)/T(1)"), {str(item.gamma): fmt.number(item.verify_cost) for item in first}),
     ]
-    parts = _parts([str(item.gamma) for item in first], GAMMA_WIDTH, console.width)
+    parts = _side_by_side(dict.fromkeys((str(item.gamma) for item in first), GAMMA_WIDTH), console.width - NAME_WIDTH)
     what = "tokens per round / speedup" if timed else "tokens per round"
-    _tables(f"{title}: {what} by gamma", rows, parts, console, below=costs if timed else ())
-    console.print()
+    _tables(f"{title}: {what} by gamma", rows, parts, console, footer=costs if timed else ())
 
 
 def _length(item: GammaResult) -> str:
@@ -230,32 +234,19 @@ def _length(item: GammaResult) -> str:
 
 def _requests(title: str, results: Sequence[Result], console: Console) -> None:
     """Print what requests and single documents see of a speedup, at the gamma of the table above."""
-    shown, items, spreads = [], [], []
-    for result in results:
-        if (item := at_best(result)) is not None and item.of_documents is not None:
-            shown.append(result)
-            items.append(item)
-            spreads.append(item.of_documents)
-    if not shown:
-        return
     columns = {
-        "gamma": [str(item.gamma) for item in items],
-        "speedup": [_point(item.speedup) for item in items],
-        "whole requests": [_point(item.request_speedup) for item in items],
-        "documents p10 / p50 / p90": [" / ".join(map(fmt.number, (each.p10, each.p50, each.p90))) for each in spreads],
-        "slower": [fmt.percent(each.slower) for each in spreads],
-        "iid would have said": [
-            fmt.number(item.iid_speedup, unit="x")
-            + ("" if item.iid_speedup_error is None else f" ({fmt.signed_percent(item.iid_speedup_error)})")
-            for item in items
-        ],
+        "gamma": lambda best: str(best.gamma),
+        "speedup": lambda best: fmt.number(best.speedup and best.speedup.value, unit="x"),
+        "whole requests": lambda best: fmt.number(best.request_speedup and best.request_speedup.value, unit="x"),
+        "documents p10 / p50 / p90": lambda best: " / ".join(
+            fmt.number(value) for value in (best.of_documents.p10, best.of_documents.p50, best.of_documents.p90)
+        ),
+        "slower": lambda best: fmt.percent(best.of_documents.slower),
+        "iid would have said": lambda best: _formula(fmt.number(best.iid_speedup, unit="x"), best.iid_speedup_error),
     }
-    _table(f"{title}: requests and single documents", _names(shown, results), columns, console)
-    console.print()
-
-
-def _point(speedup: Interval | None) -> str:
-    return fmt.number(speedup.value if speedup else None, unit="x")
+    shown = [result for result in results if (best := at_best(result)) and best.of_documents]
+    cells = {name: _of_best(cell) for name, cell in columns.items()}
+    _table(f"{title}: requests and single documents", shown, cells, console, among=results)
 
 
 def _concurrencies(title: str, results: Sequence[Result], console: Console) -> None:
@@ -268,41 +259,40 @@ def _concurrencies(title: str, results: Sequence[Result], console: Console) -> N
     for name, result in zip(_names(shown, results), shown, strict=True):
         cells = dict.fromkeys(map(str, known), fmt.NOTHING) | {"pays up to": pays(result.pays_up_to, known)}
         rows.append((name, cells | {str(item.concurrency): best_at(item) for item in result.concurrencies}))
-    parts = _parts(list(map(str, known)), CONCURRENCY_WIDTH, console.width - LIMIT_WIDTH)
+    parts = _side_by_side(dict.fromkeys(map(str, known), CONCURRENCY_WIDTH), console.width - NAME_WIDTH - LIMIT_WIDTH)
     title = f"{title}: best speedup (gamma) of all documents, by sequences decoded at a time"
     _tables(title, rows, ([*part, "pays up to"] for part in parts), console)
-    console.print()
 
 
 def _causes(title: str, items: Sequence[Attribution], console: Console) -> None:
     """Print what one draft loses under a rule: a row a domain, a column a cause, and the remedy that could bring most."""
     if not items:
         return
-    by_name = [{cause.name: cause for cause in item.causes} for item in items]
-    names = [name for name in CAUSES if any(name in causes for causes in by_name)]
-    bests = [causes.get(item.best or "") for item, causes in zip(items, by_name, strict=True)]
-    losses = {"lost": [fmt.percent(item.lost.value) for item in items]}
-    for name in names:
-        shares = [fmt.percent(causes[name].share.value) if name in causes else "" for causes in by_name]
-        losses[name.replace(" ", "\n", 1)] = shares
-    gains = {
-        "most to gain": [item.best or fmt.NOTHING for item in items],
-        "now": [reached(item.tokens_per_round, item.speedup) for item in items],
-        "with it": [reached(best.tokens_per_round, best.speedup) if best else fmt.NOTHING for best in bests],
-        "nothing\nlost": [reached(None, item.perfect_speedup) for item in items],
+    names = [name for name in CAUSES if any(cause.name == name for item in items for cause in item.causes)]
+    losses: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.percent(item.lost.value)}
+    losses |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
+    gains: dict[str, Callable[[Attribution], str]] = {
+        "most to gain": lambda item: item.best or fmt.NOTHING,
+        "now": lambda item: reached(item.tokens_per_round, item.speedup),
+        "with it": lambda item: reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING,
+        "nothing\nlost": lambda item: reached(None, item.perfect_speedup),
     }
-    rows, left = _names(items, items), ("most to gain",)
+    remedies = {best.name: best.remedy for item in items if (best := _best(item))}
+    below, left = [_indented(f"{name}: {remedies[name]}") for name in names if name in remedies], ("most to gain",)
     if console.width >= WIDE:
-        both = losses | gains
-        _table(f"{title}: what is lost, by cause, and what removing it could bring", rows, both, console, left)
+        wide = f"{title}: what is lost, by cause, and what removing it could bring"
+        _table(wide, items, losses | gains, console, left=left, below=below)
     else:
-        _table(f"{title}: what is lost, by cause", rows, losses, console)
-        _table(f"{title}: what removing a cause could bring", rows, gains, console, left)
-    remedies = {best.name: best.remedy for best in bests if best}
-    for name in names:
-        if name in remedies:
-            console.print(Padding(plain(f"{name}: {remedies[name]}"), (0, 0, 0, 2)))
-    console.print()
+        _table(f"{title}: what is lost, by cause", items, losses, console, last=False)
+        _table(f"{title}: what removing a cause could bring", items, gains, console, left=left, below=below)
+
+
+def _best(item: Attribution) -> Cause | None:
+    return next((cause for cause in item.causes if cause.name == item.best), None)
+
+
+def _share_of(item: Attribution, name: str) -> str:
+    return next((fmt.percent(cause.share.value) for cause in item.causes if cause.name == name), "")
 
 
 def _certificates(certificates: Certificates, deciles: Sequence[Decile], console: Console) -> None:
@@ -378,39 +368,35 @@ def _range(item: Decile) -> str:
 
 def _lossless(draft: str, bounds: Sequence[LosslessBounds], console: Console) -> None:
     """Print beta and its bounds, by domain."""
-    if not bounds:
-        return
-    columns = {
-        "beta": [fmt.share_interval(item.beta) for item in bounds],
-        "bound": [fmt.share_interval(item.sharp) for item in bounds],
-        "mean KL": [fmt.number(item.mean_divergence) for item in bounds],
-        "bound from\nthe mean": [fmt.share(item.from_mean) for item in bounds],
+    columns: dict[str, Callable[[LosslessBounds], str]] = {
+        "beta": lambda item: fmt.share_interval(item.beta),
+        "bound": lambda item: fmt.share_interval(item.sharp),
+        "mean KL": lambda item: fmt.number(item.mean_divergence),
+        "bound from\nthe mean": lambda item: fmt.share(item.from_mean),
     }
     title = f"draft {draft}: lossless acceptance, and what the smaller KL of each position guarantees"
-    _table(title, _names(bounds, bounds), columns, console)
-    if any(item.sampling is None for item in bounds):
-        note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
-        _notes([note], console)
-    console.print()
+    note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
+    below = [Text(note, "dim")] if any(item.sampling is None for item in bounds) else []
+    _table(title, bounds, columns, console, below=below)
 
 
 def _predictability(texts: Sequence[Predictability], console: Console) -> None:
     """Print what the target alone says."""
-    names = _names(texts, texts)
-    columns = {
-        "docs": [str(item.documents) for item in texts],
-        "entropy,\nnats": [_spread(item.entropy) for item in texts],
-        "margin": [_spread(item.margin) for item in texts],
-        "mean top\nprobability": [fmt.share_interval(item.top_prob) for item in texts],
+    columns: dict[str, Callable[[Predictability], str]] = {
+        "docs": lambda item: str(item.documents),
+        "entropy,\nnats": lambda item: _spread(item.entropy),
+        "margin": lambda item: _spread(item.margin),
+        "mean top\nprobability": lambda item: fmt.share_interval(item.top_prob),
     }
     if any(item.free for item in texts):
-        free = [item.free[0] if item.free else None for item in texts]
-        columns["prompt\nlookup: alpha"] = [fmt.share_interval(item.alpha if item else None) for item in free]
-        columns["coverage"] = [fmt.share(item.coverage if item else None) for item in free]
-        columns["tokens/round"] = [fmt.interval(item.tokens_per_round if item else None) for item in free]
+        columns |= {
+            "prompt\nlookup: alpha": lambda item: fmt.share_interval(item.free[0].alpha if item.free else None),
+            "coverage": lambda item: fmt.share(item.free[0].coverage if item.free else None),
+            "tokens/round": lambda item: fmt.interval(item.free[0].tokens_per_round if item.free else None),
+        }
     title = "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile"
-    _table(title, names, columns, console)
-    console.print()
+    _table(title, texts, columns, console)
+    names = _names(texts, texts)
     budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
     title = "KL budget, nats: where half, 90 % and 99 % of the positions are still certain"
     _grid(title, list(zip(names, budgets, strict=True)), console)
@@ -490,13 +476,36 @@ def _notes(lines: Iterable[str], console: Console) -> None:
         console.print(line, style="dim", highlight=False)
 
 
-def _table(title: str, names: Iterable[Text], columns: Columns, console: Console, left: Collection[str] = ()) -> None:
-    """Print a table of named rows; columns in `left` hold words."""
+def _indented(text: str) -> Padding:
+    return Padding(plain(text), (0, 0, 0, 2))
+
+
+def _table(
+    title: str,
+    items: Sequence[Item],
+    columns: Mapping[str, Callable[[Item], str]],
+    console: Console,
+    *,
+    among: Sequence[OfText] | None = None,
+    left: Collection[str] = (),
+    below: Iterable[Padding | Text] = (),
+    last: bool = True,
+) -> None:
+    """Print a table of items, nothing where there are none: by its heading, each column writes an item as a cell. Columns in
+    `left` hold words. Items are named by their text `among` others (default: the items), and notes stand `below`. After the
+    `last` table there is an empty line.
+    """
+    if not items:
+        return
     table = named_table("domain", *columns, left=left)
-    for name, *cells in zip(names, *columns.values(), strict=True):
-        styled = (Text(cell, COLOURS.get(cell, "")) for cell in fitted(cells, console))
-        table.add_row(name, *styled)
+    for name, item in zip(_names(items, items if among is None else among), items, strict=True):
+        cells = fitted([cell(item) for cell in columns.values()], console)
+        table.add_row(name, *(Text(cell, COLOURS.get(cell, "")) for cell in cells))
     show(table, title, console)
+    for note in below:
+        console.print(note)
+    if last:
+        console.print()
 
 
 def _tables(
@@ -504,18 +513,20 @@ def _tables(
     rows: Sequence[Row],
     parts: Iterable[Sequence[str]],
     console: Console,
-    *,
     named: str = "domain",
-    below: Sequence[Row] = (),
+    footer: Sequence[Row] = (),
+    notes: Iterable[str] = (),
 ) -> None:
-    """Print named rows as a table for each part of their columns, then those that stand `below` a line."""
+    """Print named rows as a table for each part of their columns, with a `footer` below a line, then notes."""
     for part in parts:
         table = named_table(named, *part)
-        for section in (rows, below):
+        for section in (rows, footer):
             for name, cells in section:
                 table.add_row(name, *(cells.get(column, "") for column in part))
             table.add_section()
         show(table, title, console)
+    _notes(notes, console)
+    console.print()
 
 
 def _grid(title: str, rows: Sequence[Row], console: Console, named: str = "domain") -> None:
@@ -523,26 +534,19 @@ def _grid(title: str, rows: Sequence[Row], console: Console, named: str = "domai
     widths: dict[str, int] = {}
     for _, cells in rows:
         for column, cell in cells.items():
-            widths[column] = max(widths.get(column, len(column)), *map(len, cell.split("\n")))
-    _tables(title, rows, _side_by_side(widths, console.width - NAME_WIDTH - EDGES), console, named=named)
-    console.print()
+            widths[column] = max(widths.get(column, len(column) + GAP), *(len(line) + GAP for line in cell.split("\n")))
+    _tables(title, rows, _side_by_side(widths, console.width - NAME_WIDTH - EDGES), console, named)
 
 
 def _side_by_side(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
-    """Yields columns in parts that fit."""
+    """Yields columns in parts that fit, one column at least; `widths` include the gap to the next."""
     part: list[str] = []
     left = room
     for column, width in widths.items():
-        if part and width + GAP > left:
+        if part and width > left:
             yield part
             part, left = [], room
         part.append(column)
-        left -= width + GAP
+        left -= width
     if part:
         yield part
-
-
-def _parts(columns: Sequence[str], width: int, room: int) -> Iterator[Sequence[str]]:
-    """Yields columns of equal width in parts that fit beside the names."""
-    most = max(1, (room - NAME_WIDTH) // width)
-    return (columns[start : start + most] for start in range(0, len(columns), most))

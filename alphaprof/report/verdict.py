@@ -67,11 +67,6 @@ class Question:
     concurrency: int = 1
     order: Order | None = None
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Question:
-        """From the manifest's copy of the profile."""
-        return cls(**config["decision"])
-
     def rule_for(self, policy: str) -> str:
         """The id of the rule that the verdict concerns on text of a policy."""
         return default_rule(policy) if self.rule == "auto" else self.rule

@@ -20,7 +20,6 @@ from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.decision import held_out
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.report.verdict import Question
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.paired import inverse_difference
 from alphaprof.theory.trees import Mask, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
@@ -218,7 +217,7 @@ def build_trees(side: RunDraft, request: TreeRequest | None = None) -> TreesRepo
     """What trees give one draft of a run. Raises `OptionInvalid` for a draft without ranks, and `RunUnreadable`."""
     request = request or TreeRequest()
     manifest = side.run.manifest
-    confidence = Question.of(manifest.config).confidence
+    confidence = manifest.config["decision"]["confidence"]
     depth = request.depth or max(side.run.gammas)
     sample = tree_sample(side.run, side.draft, request.width, bool(request.nodes))
     shapes = _shapes(sample, request, depth)
