@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.errors import CheckFailed, CheckUndecided
-from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, row
+from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading, row
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short, visible
@@ -102,12 +102,7 @@ class Check:
     def md(self) -> str:
         """Returns the outcome and the thresholds, for pull requests."""
         against = f" against {escaped(self.baseline)}" if self.baseline else ""
-        lines = [
-            f"## {SIGNS[self.outcome]} {self.outcome}: draft quality of {escaped(str(self.draft))}{against}",
-            "",
-            escaped_sentence(self.reason),
-            "",
-        ]
+        lines = heading(self.outcome, f"draft quality of {escaped(str(self.draft))}{against}", self.reason)
         if self.paired is not None:
             lines += [f"{fmt.many(self.paired, 'document')} paired by prompt.", ""]
         if self.items:
@@ -201,15 +196,8 @@ def _number(item: Item, value: float | None) -> str:
 def _cells(item: Item) -> tuple[str, ...]:
     bounds = f"{_plain(item.low)} to {_plain(item.high)}" if item.low is not None else fmt.NOTHING
     sign = f"{SIGNS[item.outcome]} {item.outcome}"
-    return (
-        escaped(item.domain),
-        item.measure,
-        fmt.count(item.documents),
-        f"{item.threshold:g}",
-        _plain(item.value),
-        bounds,
-        sign,
-    )
+    numbers = (fmt.count(item.documents), f"{item.threshold:g}", _plain(item.value))
+    return (escaped(item.domain), item.measure, *numbers, bounds, sign)
 
 
 def _plain(value: float | None) -> str:

@@ -41,8 +41,8 @@ CAUSE_BAR, GAP, TOP, BOTTOM = 26, 64, 84, 30  # pixels that a bar takes, what li
 AXES = {"margin": "target's margin, p₁ − p₂", "entropy": "target's entropy, nats"}
 
 
-def acceptance(report: Report, style: Style) -> Figure | None:
-    """Alpha by domain, a point a draft and rule; None where none is known."""
+def acceptance(report: Report, style: Style) -> Figure:
+    """Alpha by domain, a point a draft and rule."""
     texts = by_text(report.results)
     height = BAR * len(texts) + 90
     traces: list[Trace] = []
@@ -51,9 +51,7 @@ def acceptance(report: Report, style: Style) -> Figure | None:
             if item.alpha is not None:
                 point = _point(item, place, item.alpha.value, _alpha_said(item, name), style)
                 point["marker"]["symbol"] = style.symbol(item.rule, item.on_policy and not item.lossy)
-                traces.append(point | {"error_x": errors([item.alpha]) | {"color": style.colour(item.draft)}})
-    if not traces:
-        return None
+                traces.append(point | {"error_x": errors(item.alpha, style.colour(item.draft))})
     axes = {"xaxis": axis("acceptance (α)", range=[0, 1.02]), "yaxis": axis(**categories(list(texts)))}
     return Figure("acceptance", traces, layout(height, **axes), height)
 
@@ -73,12 +71,10 @@ def _alpha_said(item: Result, name: str) -> str:
     return said(who(item, name), f"α {fmt.share_interval(item.alpha)}", covered, counted, off, lossy)
 
 
-def speedups(report: Report, style: Style) -> Figure | None:
-    """Speedup (without step times: tokens per round) against gamma, a panel a domain; None where no rounds are defined."""
+def speedups(report: Report, style: Style) -> Figure:
+    """Speedup (without step times: tokens per round) against gamma, a panel a domain."""
     timed = any(item.speedup is not None for result in report.results for item in result.gammas)
     shown = by_text([item for item in report.results if item.gammas])
-    if not shown:
-        return None
     y = {"title": "speedup" if timed else "tokens per round", "rangemode": "tozero" if timed else "normal"}
     grid = Grid(list(shown), {"title": "γ", "dtick": 1}, y)
     for panel, (name, results) in enumerate(shown.items()):
@@ -123,11 +119,9 @@ def _speed_said(result: Result, name: str, item: GammaResult) -> str:
     )
 
 
-def depths(report: Report, style: Style) -> Figure | None:
+def depths(report: Report, style: Style) -> Figure:
     """Acceptance by depth at the largest gamma, conditional and marginal, a panel a domain."""
     shown = by_text([item for item in report.results if item.gammas and None not in item.gammas[-1].reached])
-    if not shown:
-        return None
     grid = Grid(list(shown), {"title": "depth in the round", "dtick": 1}, {"title": "accepted", "range": [0, 1.02]})
     for panel, (name, results) in enumerate(shown.items()):
         for result in results:
@@ -151,7 +145,7 @@ def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: St
     return points(range(1, len(values) + 1), values, text, line=line, marker=marks, meta=about)
 
 
-def bursts(report: Report, style: Style) -> Figure | None:
+def bursts(report: Report, style: Style) -> Figure:
     """Burstiness, and what the textbook formula gets wrong, by domain."""
     texts = by_text([item for item in report.results if item.burstiness is not None and item.gammas])
     height = BAR * len(texts) + 110
@@ -161,13 +155,11 @@ def bursts(report: Report, style: Style) -> Figure | None:
             if item.burstiness is not None:
                 text = said(who(item, name), f"burstiness {fmt.difference(item.burstiness, 2)}")
                 point = _point(item, place, item.burstiness.value, text, style)
-                traces.append(point | {"error_x": errors([item.burstiness]) | {"color": style.colour(item.draft)}})
+                traces.append(point | {"error_x": errors(item.burstiness, style.colour(item.draft))})
             wrong, words = _textbook(item)
             if wrong is not None:
                 point = _point(item, place, wrong, said(who(item, name), words), style)
                 traces.append(point | {"xaxis": "x2", "yaxis": "y2"})
-    if not traces:
-        return None
     rows = categories(list(texts))
     zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
     axes = {
@@ -210,10 +202,8 @@ def step_times(report: Report, style: Style) -> Figure | None:
     return Figure("steps", traces, layout(320, showlegend=True, legend=legend, **axes), 320)
 
 
-def causes(report: Report, style: Style) -> Figure | None:
-    """What is lost under the rules of the verdict, in shares of the positions; causes in the order in which they are looked
-    for. None where nothing is known.
-    """
+def causes(report: Report, style: Style) -> Figure:
+    """What is lost under the rules of the verdict, in shares of the positions; causes in the order in which they apply."""
     judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
     groups: dict[tuple[str, str], list[Attribution]] = {}
     for item in report.attribution:
@@ -237,8 +227,6 @@ def causes(report: Report, style: Style) -> Figure | None:
             bars = _bars(items, name) | about | {"xaxis": across, "yaxis": up}
             traces += [bars] if bars["y"] else []
         top -= tall + GAP / inner
-    if not traces:
-        return None
     # The legend is of bars of no length, which belong to no draft: it stays when drafts are hidden.
     traces[:0] = [
         _bars([], name) | {"x": [None], "y": [None], "legendgroup": name, "meta": {"legend": True}} for name in names
@@ -277,10 +265,8 @@ def _cause_said(item: Attribution, cause: Cause) -> str:
     )
 
 
-def difficulty(report: Report, style: Style) -> Figure | None:
+def difficulty(report: Report, style: Style) -> Figure:
     """Acceptance in tenths of the positions, a panel for the margin and one for the entropy."""
-    if not report.difficulty:
-        return None
     kinds = by_kind(report.difficulty)
     grid = Grid(
         [f"{what}{kind}" for kind in kinds for what in AXES.values()],
@@ -303,7 +289,7 @@ def difficulty(report: Report, style: Style) -> Figure | None:
     return grid.figure("difficulty")
 
 
-def certified(report: Report, style: Style) -> Figure | None:
+def certified(report: Report, style: Style) -> Figure:
     """What was certain beside what was accepted, in tenths by the margin, a panel a rule."""
     panels: dict[str, dict[str, list[Decile]]] = {}
     margins = [item for item in report.difficulty if item.axis == "margin"]
@@ -313,8 +299,6 @@ def certified(report: Report, style: Style) -> Figure | None:
             curves = panels.setdefault(f"{item.rule}{kind}", {})
             if item.certified is not None:
                 curves.setdefault(item.draft, []).append(item)
-    if not panels:
-        return None
     titles = {"title": "tenths by margin, smallest first", "dtick": 1}
     grid = Grid(list(panels), titles, {"title": "share", "range": [0, 1.02]})
     for panel, drafts in enumerate(panels.values()):

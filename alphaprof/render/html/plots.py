@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ PANEL = 240  # pixels that a row of panels takes
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: its data and layout for plotly, and in how many pixels it is drawn."""
+    """One figure: its data and layout for plotly, and in how many pixels it is drawn. Without data it is not shown."""
 
     name: str
     traces: list[Trace]
@@ -85,21 +85,11 @@ def meta(draft: str, rule: str | None = None) -> dict[str, str]:
     return {"draft": draft} if rule is None else {"draft": draft, "rule": rule}
 
 
-def errors(intervals: Sequence[Interval | None]) -> dict[str, Any]:
-    """Error bars of points with their intervals; an infinite side has none, its hover text says so."""
-
-    def side(distance: Callable[[Interval], float]) -> list[float]:
-        lengths = (distance(item) if item is not None else 0.0 for item in intervals)
-        return [length if math.isfinite(length) else 0.0 for length in lengths]
-
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": side(lambda item: item.high - item.value),
-        "arrayminus": side(lambda item: item.value - item.low),
-        "thickness": 1.2,
-        "width": 3,
-    }
+def errors(interval: Interval, colour: str) -> dict[str, Any]:
+    """The error bar of a point with its interval; an infinite side has none, its hover text says so."""
+    above, below = interval.high - interval.value, interval.value - interval.low
+    sides = {"array": [above if math.isfinite(above) else 0.0], "arrayminus": [below if math.isfinite(below) else 0.0]}
+    return sides | {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, "color": colour}
 
 
 def band(x: Sequence[float], intervals: Sequence[Interval], colour: str, about: Mapping[str, Any]) -> Iterator[Trace]:
@@ -157,11 +147,6 @@ class Grid:
     traces: list[Trace] = field(default_factory=list)
     shapes: list[dict[str, Any]] = field(default_factory=list)
 
-    @property
-    def height(self) -> int:
-        """Pixels."""
-        return PANEL * -(-len(self.titles) // self.columns) + 60
-
     def add(self, panel: int, trace: Trace) -> None:
         """A trace in a panel."""
         x, y = axes_of(panel)
@@ -175,8 +160,9 @@ class Grid:
 
     def figure(self, name: str) -> Figure:
         """The panels as one figure."""
-        rows = -(-len(self.titles) // self.columns)
-        gap = 76 / self.height
+        rows = max(1, -(-len(self.titles) // self.columns))
+        height = PANEL * rows + 60
+        gap = 76 / height
         tall = (1 - gap * (rows - 1)) / rows
         wide = (1 - 0.07 * (self.columns - 1)) / self.columns
         axes: dict[str, Any] = {}
@@ -188,7 +174,7 @@ class Grid:
             axes[f"xaxis{x[1:]}"] = axis(**self.x) | {"domain": [left, left + wide], "anchor": y}
             axes[f"yaxis{y[1:]}"] = axis(**self.y) | {"domain": [max(0.0, top - tall), top], "anchor": x}
             titles.append(panel_title(x, title, left, top))
-        return Figure(name, self.traces, layout(self.height, annotations=titles, shapes=self.shapes, **axes), self.height)
+        return Figure(name, self.traces, layout(height, annotations=titles, shapes=self.shapes, **axes), height)
 
 
 def axes_of(panel: int) -> tuple[str, str]:

@@ -111,11 +111,12 @@ def _attribution(
         return _speeds(rounds, rows, cluster, gamma, times) if gamma else (None, None)
 
     causes = []
-    for name, lost, recovered in zip(CAUSES, split.T, losses.recovered, strict=True):
+    *by_cause, unchanged, perfect = losses.rounds
+    for name, lost, recovered in zip(CAUSES, split.T, by_cause, strict=True):
         share = pooled_share(cluster, lost, positions, confidence)
         if share is not None and share.value > 0:
             causes.append(Cause(name, share, *speeds(recovered), _remedy(name, draft, item)))
-    tokens, faster = speeds(losses.unchanged)
+    tokens, faster = speeds(unchanged)
     gains = {
         cause.name: (cause.speedup or cause.tokens_per_round or 0.0) - (faster or tokens or 0.0)
         for cause in causes
@@ -137,7 +138,7 @@ def _attribution(
         tokens_per_round=tokens,
         speedup=faster,
         causes=tuple(causes),
-        perfect_speedup=speeds(losses.perfect)[1],
+        perfect_speedup=speeds(perfect)[1],
         best=best if best is not None and gains[best] > 0 else None,
     )
 
@@ -186,17 +187,15 @@ class Losses:
 
     `lost` [documents]: positions less what the rule accepts, as alpha counts it; `split` [documents, causes]: what
     happened to the emitted tokens, by cause: the same on average over texts; `top` [documents]: the target's largest
-    probabilities. `unchanged`, `recovered` by cause, and `perfect`, nothing lost at all: rounds [documents] at each
-    document's gamma, depth counts as wide as the largest; nothing counted where gamma is 0.
+    probabilities. `rounds` [documents] at each document's gamma: with the losses of each cause recovered, as things are, and
+    with nothing lost at all; depth counts as wide as the largest gamma, nothing counted where it is 0.
     """
 
     positions: Array
     lost: Array
     split: Array
     top: Array
-    unchanged: Rounds
-    recovered: tuple[Rounds, ...]
-    perfect: Rounds
+    rounds: tuple[Rounds, ...]
 
 
 def _all_losses(part: LogPart, jobs: Collection[Sequence[ResultOnText]], flavour: Flavour) -> list[Losses]:
@@ -264,30 +263,23 @@ def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tup
     trace = trace_of(columns, shape, kept, target, facts)
     replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, flavour)
     unchanged = replay.rounds(np.zeros(len(mass), dtype=bool))
+    perfect = dataclasses.replace(replay, accept=None).rounds(np.ones(len(mass), dtype=bool))
     changed = [mine & (mass > 0) for mine in of_cause]
     return Losses(
         positions=(shape.stop - shape.start).astype(np.float64),
         lost=shape.sums(1.0 - accept),
         split=np.stack([shape.sums(np.where(mine, mass, 0.0)) for mine in of_cause], axis=1),
         top=shape.sums(columns["target_top_prob"]),
-        unchanged=unchanged,
-        recovered=tuple(replay.rounds(each) if each.any() else unchanged for each in changed),
-        perfect=dataclasses.replace(replay, accept=None).rounds(np.ones(len(mass), dtype=bool)),
+        rounds=(*(replay.rounds(each) if each.any() else unchanged for each in changed), unchanged, perfect),
     )
 
 
 def _joined(parts: Sequence[Losses]) -> Losses:
     """The losses of several shards as one; there is a shard at least."""
-
-    def rounds(several: Sequence[Rounds]) -> Rounds:
-        return Rounds(*map(np.concatenate, zip(*(vars(one).values() for one in several), strict=True)))
-
-    return Losses(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in ("positions", "lost", "split", "top")},
-        unchanged=rounds([part.unchanged for part in parts]),
-        recovered=tuple(rounds(several) for several in zip(*(part.recovered for part in parts), strict=True)),
-        perfect=rounds([part.perfect for part in parts]),
-    )
+    sums = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("positions", "lost", "split", "top")}
+    together = zip(*(part.rounds for part in parts), strict=True)
+    columns = (zip(*(vars(rounds).values() for rounds in several), strict=True) for several in together)
+    return Losses(**sums, rounds=tuple(Rounds(*map(np.concatenate, each)) for each in columns))
 
 
 def _causes(
