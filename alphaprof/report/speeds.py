@@ -40,18 +40,15 @@ def by_concurrency(
     """Speedups of one draft on a mix of domains at every concurrency; nothing where there are times of one alone."""
     if book is None or len(book.concurrencies) < 2:
         return ()
-    single = next(iter(pools.values())) if len(pools) == 1 else None
-    prefill = prefill_times(single, book, draft) if single is not None else None
+    first = next(iter(pools.values()))
+    prefill = prefill_times(first, book, draft) if len(pools) == 1 else None
     each = []
     for concurrency in book.concurrencies:
         times = book.times(concurrency).get(draft)
         if times is None:
             continue
         speedups = [mix.speedup([pools[domain].counts(gamma) for domain in mix.domains], times) for gamma in gammas]
-        requests = [
-            request_speedup(single.counts(gamma), times, prefill, concurrency) if single is not None else None
-            for gamma in gammas
-        ]
+        requests = [request_speedup(first.counts(gamma), times, prefill, concurrency) for gamma in gammas]
         values = [speedup.value if speedup else 0.0 for speedup in speedups]
         each.append(
             AtConcurrency(

@@ -53,7 +53,7 @@ class PairedText:
     identical: bool = False
     doubt: str | None = None
 
-    def hindrance(self, rule: str) -> str | None:
+    def why_undecidable(self, rule: str) -> str | None:
         """Why this text cannot be judged; None where it can."""
         if self.old.policy not in parse_rule(rule).rule.policies:
             return f"{rule} does not apply to its text ({text_kind(self.old.continuation, self.old.sampling)})"
@@ -159,8 +159,8 @@ def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float
     chosen, confidence = rule or one_rule(inquiry), inquiry.question.confidence
     pairs = paired_pools(old, new, [chosen])
     texts = [PairedText(key[0], before, pairs.pools[1][key], gamma) for key, before in pairs.pools[0].items()]
-    unjudged = [Unjudged(text.domain, reason) for text in texts if (reason := text.hindrance(chosen)) is not None]
-    texts = [text for text in texts if text.hindrance(chosen) is None]
+    unjudged = [Unjudged(text.domain, reason) for text in texts if (reason := text.why_undecidable(chosen)) is not None]
+    texts = [text for text in texts if text.why_undecidable(chosen) is None]
     if not texts:
         raise _nothing_to_judge(old, unjudged)
     texts = _compared(old, new, texts)

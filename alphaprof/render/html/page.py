@@ -1,7 +1,7 @@
 """One self-contained HTML file from a `Report`: it opens offline, and nothing in it comes from anywhere else.
 
-Text of the dataset is untrusted. Jinja escapes what goes into the page, `plots.label` what goes into figures, data travel as
-JSON that the page does not execute, and a content security policy lets no other script run than the two of this file.
+Text of the dataset is untrusted. Jinja escapes what goes into the page, `figures.label` what goes into figures, data travel
+as JSON that the page does not execute, and a content security policy lets no other script run than the two of this file.
 """
 
 from __future__ import annotations
@@ -15,52 +15,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from alphaprof.errors import ExtraMissing
-from alphaprof.render.html.figures import acceptance, bursts, causes, certified, depths, difficulty, speedups, step_times
-from alphaprof.render.html.plots import Style
+from alphaprof.render.html import figures
 from alphaprof.render.json import plain_values
 from alphaprof.render.wording import at_best, best_at, by_text, of_all, pays, reached, speedup_lines, text_name, times_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.model import GammaResult, Report, Result
 
 RESOURCES = ("page.html.j2", "page.css", "page.js", "glossary.json")
-ABOUT = {  # by what draws a figure: its heading, how it is read, and the word of the glossary that it links to
-    acceptance: (
-        "Acceptance by domain",
-        "Points are α with {level} intervals over documents; hollow: off-policy or lossy.",
-        "alpha",
-    ),
-    speedups: (
-        "Speedup against γ",
-        "Shaded areas are intervals; an open point without one: too few documents for bounds. Dashed: break-even; dotted: "
-        "the speedup that is wanted. Large points: the γ that was chosen; where it is auto, half of the documents chose it, "
-        "and on all of them another can look better.",
-        "speedup",
-    ),
-    causes: (
-        "Why tokens are rejected",
-        "Share of positions whose token was not an accepted draft, by cause, under the rules of the verdict. Under the "
-        "pointer: its remedy, and what that could bring.",
-        "causes",
-    ),
-    difficulty: (
-        "Where the draft is right",
-        "Acceptance in tenths of all positions, by how sure the target itself is of its next token.",
-        "margin",
-    ),
-    certified: ("What was certain", "Solid: certified, the rule could not reject. Dotted: accepted.", "certified"),
-    depths: (
-        "Acceptance by depth",
-        "At the largest γ. Solid: conditional (open points: of fewer than 20 drafts); dotted: marginal.",
-        "depth",
-    ),
-    bursts: (
-        "Bursts",
-        "Right of 0, accepted tokens come in runs, and the textbook formula promises too much. The formula says nothing "
-        "about a draft that does not always propose something: such a draft has no point on the right.",
-        "burstiness",
-    ),
-    step_times: ("Step times", "Where the line is flat, verifying several tokens costs no more than decoding one.", "cost"),
-}
 
 
 def render_html(report: Report) -> str:
@@ -80,8 +41,8 @@ def render_html(report: Report) -> str:
     }
     environment.globals |= {"fmt": fmt, "best_at": best_at, "of_all": of_all, "pays": pays, "reached": reached}
     environment.globals |= {"speedup_lines": speedup_lines}
-    style = Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
-    figures = [(figure, *about) for draw, about in ABOUT.items() if (figure := draw(report, style)) and figure.traces]
+    style = figures.Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
+    drawn = [figure for draw in figures.FIGURES if (figure := draw(report, style)) and figure.traces]
     plotly = get_plotlyjs()
     if "</script" in plotly.lower():
         raise ValueError("the plotting library would end the element that holds it")  # none does: 7.1 was read
@@ -89,8 +50,7 @@ def render_html(report: Report) -> str:
         report=report,
         title=_title(report.run.target),
         style=style,
-        figures=figures,
-        level=fmt.level(report.confidence),
+        figures=drawn,
         tables=list(_tables(report)),
         judged=list(dict.fromkeys(item.rule for item in report.results if item.verdict is not None)),
         others=list(_others(report.results)),
@@ -99,7 +59,7 @@ def render_html(report: Report) -> str:
         environment=_pretty(report.run.environment),
         glossary=json.loads(texts["glossary.json"]),
         sources=_sources(report.run.profile),
-        data=_embedded({figure.name: {"data": figure.traces, "layout": figure.layout} for figure, *_ in figures}),
+        data=_embedded({figure.name: {"data": figure.traces, "layout": figure.layout} for figure in drawn}),
         css=texts["page.css"],
         script=texts["page.js"],
         plotly=plotly,
