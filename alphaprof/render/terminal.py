@@ -188,7 +188,7 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
         "~": "  ~ lossy: one step at a time along the target's own text; what it emits itself is not measured",
     }
     marks = {_mark(result) for result in results}
-    _tables(title, rows, parts, console, notes=[note for mark, note in notes.items() if mark in marks])
+    _tables(title, rows, console, parts, notes=[note for mark, note in notes.items() if mark in marks])
 
 
 def _mark(result: Result) -> str:
@@ -224,7 +224,7 @@ def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
     ]
     parts = _side_by_side(dict.fromkeys((str(item.gamma) for item in first), GAMMA_WIDTH), console.width - NAME_WIDTH)
     what = "tokens per round / speedup" if timed else "tokens per round"
-    _tables(f"{title}: {what} by gamma", rows, parts, console, footer=costs if timed else ())
+    _tables(f"{title}: {what} by gamma", rows, console, parts, footer=costs if timed else ())
 
 
 def _length(item: GammaResult) -> str:
@@ -261,7 +261,7 @@ def _concurrencies(title: str, results: Sequence[Result], console: Console) -> N
         rows.append((name, cells | {str(item.concurrency): best_at(item) for item in result.concurrencies}))
     parts = _side_by_side(dict.fromkeys(map(str, known), CONCURRENCY_WIDTH), console.width - NAME_WIDTH - LIMIT_WIDTH)
     title = f"{title}: best speedup (gamma) of all documents, by sequences decoded at a time"
-    _tables(title, rows, ([*part, "pays up to"] for part in parts), console)
+    _tables(title, rows, console, ([*part, "pays up to"] for part in parts))
 
 
 def _causes(title: str, items: Sequence[Attribution], console: Console) -> None:
@@ -307,10 +307,10 @@ def _certificates(certificates: Certificates, deciles: Sequence[Decile], console
             [(name, {item.rule: cell(item) for item in same}) for name, same in zip(names, texts.values(), strict=True)]
             for cell in (_certified, _rejected)
         )
-        _grid(f"draft {draft}: certified of accepted, by domain", certified, console)
+        _tables(f"draft {draft}: certified of accepted, by domain", certified, console)
         rules = {item.rule for item in mine}
         _deciles(draft, [item for item in deciles if item.draft == draft and item.rule in rules], console)
-        _grid(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", rejected, console)
+        _tables(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", rejected, console)
         certain = sum(round(item.certified.value * item.positions) for item in mine)
         wrong = sum(item.contradicted for item in mine)
         counted = f"{fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
@@ -320,16 +320,14 @@ def _certificates(certificates: Certificates, deciles: Sequence[Decile], console
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain beforehand.",
         "What is accepted beyond that was right, but not certain to be. Position by position: threshold_RULE in the log.",
     ]
-    if not certificates.certificates:  # no draft has a distribution
-        lines.clear()
+    lines = lines if certificates.certificates else []  # else no draft has a distribution
     if certificates.inexact:
         part = fmt.percent(certificates.inexact)
         lines.append(f"At {part} of the positions some rule accepts more tokens than were looked at: a lower bound there.")
     if certificates.unknown:
         lines.append(f"No certificate is known for {', '.join(certificates.unknown)}: no threshold, whatever the draft.")
-    _notes(lines, console)
     if lines:
-        console.print()
+        _notes([*lines, ""], console)
 
 
 def _certified(item: Certificate | Decile) -> str:
@@ -352,7 +350,7 @@ def _deciles(draft: str, items: Sequence[Decile], console: Console) -> None:
                 rows.setdefault((item.low, item.high), (Text(_range(item)), {}))[1][item.rule] = _certified(item)
             unit = ", nats" if axis == "entropy" else ""
             title = f"draft {draft}: certified of accepted, by tenths of the target's {axis}{unit}{kind}"
-            _grid(title, list(rows.values()), console, named=axis)
+            _tables(title, list(rows.values()), console, named=axis)
 
 
 def _range(item: Decile) -> str:
@@ -399,10 +397,10 @@ def _predictability(texts: Sequence[Predictability], console: Console) -> None:
     names = _names(texts, texts)
     budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
     title = "KL budget, nats: where half, 90 % and 99 % of the positions are still certain"
-    _grid(title, list(zip(names, budgets, strict=True)), console)
+    _tables(title, list(zip(names, budgets, strict=True)), console)
     runs = [{f"KL <= {run.epsilon:g}": _run(run) for run in item.runs if run.rule == "strict"} for item in texts]
     title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain of any draft whose KL(p||q) is nowhere larger"
-    _grid(title, list(zip(names, runs, strict=True)), console)
+    _tables(title, list(zip(names, runs, strict=True)), console)
     notes = [
         "certain of any draft: share of positions, mean run of certain tokens from a position on, least tokens per round.",
         "mean top probability: where the text was sampled, no draft that proposes one token can be accepted more often.",
@@ -410,8 +408,7 @@ def _predictability(texts: Sequence[Predictability], console: Console) -> None:
         "the second at 90 %, below the third at 99 %. No draft is needed to know it: it is what a draft would have to "
         "reach.",
     ]
-    _notes(notes, console)
-    console.print()
+    _notes([*notes, ""], console)
 
 
 def _budget(item: Budget) -> str:
@@ -511,13 +508,21 @@ def _table(
 def _tables(
     title: str,
     rows: Sequence[Row],
-    parts: Iterable[Sequence[str]],
     console: Console,
+    parts: Iterable[Sequence[str]] | None = None,
+    *,
     named: str = "domain",
     footer: Sequence[Row] = (),
     notes: Iterable[str] = (),
 ) -> None:
-    """Print named rows as a table for each part of their columns, with a `footer` below a line, then notes."""
+    """Print named rows as a table for each part of their columns, with a `footer` below a line, then notes. Default: as many
+    parts as it takes to show every cell whole.
+    """
+    if parts is None:
+        widths: dict[str, int] = {}
+        for column, cell in (item for _, cells in rows for item in cells.items()):
+            widths[column] = max(widths.get(column, 0), *(len(line) + GAP for line in (column, *cell.split("\n"))))
+        parts = _side_by_side(widths, console.width - NAME_WIDTH - EDGES)
     for part in parts:
         table = named_table(named, *part)
         for section in (rows, footer):
@@ -527,15 +532,6 @@ def _tables(
         show(table, title, console)
     _notes(notes, console)
     console.print()
-
-
-def _grid(title: str, rows: Sequence[Row], console: Console, named: str = "domain") -> None:
-    """Print named rows under one column a rule or the like, in as many tables as it takes to show every cell whole."""
-    widths: dict[str, int] = {}
-    for _, cells in rows:
-        for column, cell in cells.items():
-            widths[column] = max(widths.get(column, len(column) + GAP), *(len(line) + GAP for line in cell.split("\n")))
-    _tables(title, rows, _side_by_side(widths, console.width - NAME_WIDTH - EDGES), console, named)
 
 
 def _side_by_side(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
