@@ -13,20 +13,8 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
+from alphaprof.render import wording
 from alphaprof.render.tables import NAME_WIDTH, WIDE, fitted, named_table, plain, show
-from alphaprof.render.wording import (
-    OfText,
-    at_best,
-    best_at,
-    by_kind,
-    by_text,
-    of_all,
-    pays,
-    reached,
-    speedup_lines,
-    text_name,
-    times_lines,
-)
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short
 from alphaprof.report.model import (
@@ -79,7 +67,7 @@ def render_terminal(report: Report, console: Console) -> None:
     if report.predictability:
         _predictability(report.predictability, console)
     if report.cost is not None:
-        first, *rest = times_lines(report.cost, report.run.mean_context)
+        first, *rest = wording.times_lines(report.cost, report.run.mean_context)
         console.print(plain(first))
         for line in rest:
             console.print(plain(f"  {line}"), highlight=False)
@@ -119,14 +107,14 @@ def _traffic(report: Report, console: Console) -> None:
         console.print()
     wanted = f"  for the whole traffic, at least {traffic.min_speedup:g}x wanted\n"
     lines = Text.assemble((traffic.verdict, COLOURS[traffic.verdict]), wanted, plain(traffic.reason))
-    for line in speedup_lines(traffic, report.confidence):
+    for line in wording.speedup_lines(traffic, report.confidence):
         lines.append(f"\n{line}")
     shares = ", ".join(f"{short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
     lines.append("\n").append_text(plain(f"weights ({origin}): {shares}"))
     if traffic.concurrencies:
-        each = ", ".join(f"{item.concurrency}: {best_at(item)}" for item in traffic.concurrencies)
-        last = pays(traffic.pays_up_to, [item.concurrency for item in traffic.concurrencies])
+        each = ", ".join(f"{item.concurrency}: {wording.best_at(item)}" for item in traffic.concurrencies)
+        last = wording.pays(traffic.pays_up_to, [item.concurrency for item in traffic.concurrencies])
         limit = {"none": "it pays at none of these", "all": "it pays at all of these"}.get(last, f"it pays up to {last}")
         lines.append(f"\nby sequences decoded at a time (best gamma of all documents): {each}; {limit}")
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
@@ -134,13 +122,13 @@ def _traffic(report: Report, console: Console) -> None:
 
 def _of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:
     """Returns how a result is written by its best gamma, from how that is."""
-    return lambda result: cell(best) if (best := at_best(result)) else fmt.NOTHING
+    return lambda result: cell(best) if (best := wording.at_best(result)) else fmt.NOTHING
 
 
 def _domains(title: str, results: Sequence[Result], every: Sequence[Result], console: Console) -> None:
     """Print the results of a rule; `every` result of the draft tells which domains have several kinds of text."""
     covered, wide = all(result.coverage == 1 for result in results), console.width >= WIDE
-    halves = any(map(of_all, results))
+    halves = any(map(wording.of_all, results))
     columns: dict[str, Callable[[Result], str]] = {
         "docs": lambda item: fmt.documents(item.documents, item.clusters),
         "coverage": lambda item: fmt.share(item.coverage),
@@ -149,8 +137,10 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
         "tokens/round": _of_best(lambda best: fmt.interval(best.tokens_per_round)),
         "iid formula": _of_best(lambda best: _formula(fmt.number(best.iid_tokens_per_round), best.iid_error)),
         "break-even": _of_best(lambda best: fmt.number(best.break_even_length)),
-        "speedup": lambda item: fmt.interval(item.speedup, "x") + (f" [all {half}]" if (half := of_all(item)) else ""),
-        "of all": of_all,
+        "speedup": lambda item: (
+            fmt.interval(item.speedup, "x") + (f" [all {half}]" if (half := wording.of_all(item)) else "")
+        ),
+        "of all": wording.of_all,
         "verdict": lambda item: str(item.verdict),
     }
     if covered:
@@ -180,7 +170,7 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
         return
     rows = [
         (plain(name), {item.rule: fmt.share_interval(item.alpha).replace(" [", f"{_mark(item)}\n[") for item in same})
-        for name, same in by_text(results).items()
+        for name, same in wording.by_text(results).items()
     ]
     parts = _side_by_side(dict.fromkeys((result.rule for result in results), RULE_WIDTH), console.width - NAME_WIDTH)
     notes = {
@@ -244,7 +234,7 @@ def _requests(title: str, results: Sequence[Result], console: Console) -> None:
         "slower": lambda best: fmt.percent(best.of_documents.slower),
         "iid would have said": lambda best: _formula(fmt.number(best.iid_speedup, unit="x"), best.iid_speedup_error),
     }
-    shown = [result for result in results if (best := at_best(result)) and best.of_documents]
+    shown = [result for result in results if (best := wording.at_best(result)) and best.of_documents]
     cells = {name: _of_best(cell) for name, cell in columns.items()}
     _table(f"{title}: requests and single documents", shown, cells, console, among=results)
 
@@ -257,8 +247,8 @@ def _concurrencies(title: str, results: Sequence[Result], console: Console) -> N
         return
     rows = []
     for name, result in zip(_names(shown, results), shown, strict=True):
-        cells = dict.fromkeys(map(str, known), fmt.NOTHING) | {"pays up to": pays(result.pays_up_to, known)}
-        rows.append((name, cells | {str(item.concurrency): best_at(item) for item in result.concurrencies}))
+        cells = dict.fromkeys(map(str, known), fmt.NOTHING) | {"pays up to": wording.pays(result.pays_up_to, known)}
+        rows.append((name, cells | {str(item.concurrency): wording.best_at(item) for item in result.concurrencies}))
     parts = _side_by_side(dict.fromkeys(map(str, known), CONCURRENCY_WIDTH), console.width - NAME_WIDTH - LIMIT_WIDTH)
     title = f"{title}: best speedup (gamma) of all documents, by sequences decoded at a time"
     _tables(title, rows, console, ([*part, "pays up to"] for part in parts))
@@ -273,9 +263,11 @@ def _causes(title: str, items: Sequence[Attribution], console: Console) -> None:
     losses |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
     gains: dict[str, Callable[[Attribution], str]] = {
         "most to gain": lambda item: item.best or fmt.NOTHING,
-        "now": lambda item: reached(item.tokens_per_round, item.speedup),
-        "with it": lambda item: reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING,
-        "nothing\nlost": lambda item: reached(None, item.perfect_speedup),
+        "now": lambda item: wording.reached(item.tokens_per_round, item.speedup),
+        "with it": lambda item: (
+            wording.reached(best.tokens_per_round, best.speedup) if (best := _best(item)) else fmt.NOTHING
+        ),
+        "nothing\nlost": lambda item: wording.reached(None, item.perfect_speedup),
     }
     remedies = {best.name: best.remedy for item in items if (best := _best(item))}
     below, left = [_indented(f"{name}: {remedies[name]}") for name in names if name in remedies], ("most to gain",)
@@ -344,7 +336,7 @@ def _rejected(item: Certificate) -> str:
 def _deciles(draft: str, items: Sequence[Decile], console: Console) -> None:
     """Print tables by tenths of the target's margin, then of its entropy, one for each kind of text."""
     for axis in dict.fromkeys(item.axis for item in items):
-        for kind, same in by_kind([item for item in items if item.axis == axis]).items():
+        for kind, same in wording.by_kind([item for item in items if item.axis == axis]).items():
             rows: dict[tuple[float | None, float | None], tuple[Text, dict[str, str]]] = {}
             for item in same:
                 rows.setdefault((item.low, item.high), (Text(_range(item)), {}))[1][item.rule] = _certified(item)
@@ -355,13 +347,11 @@ def _deciles(draft: str, items: Sequence[Decile], console: Console) -> None:
 
 def _range(item: Decile) -> str:
     """A tenth by where it begins: the next one begins where it ends."""
-
-    def edge(value: float) -> str:
-        return fmt.share(value) if item.axis == "margin" else fmt.number(value, 3)
-
-    if item.low is None:
-        return "all" if item.high is None else f"below {edge(item.high)}"
-    return f"from {edge(item.low)}"
+    edge = item.high if item.low is None else item.low
+    if edge is None:
+        return "all"
+    value = fmt.share(edge) if item.axis == "margin" else fmt.number(edge, 3)
+    return f"{'below' if item.low is None else 'from'} {value}"
 
 
 def _lossless(draft: str, bounds: Sequence[LosslessBounds], console: Console) -> None:
@@ -463,9 +453,9 @@ def _definitions(report: Report) -> list[str]:
     return lines
 
 
-def _names(items: Iterable[Named], among: Sequence[OfText]) -> list[Text]:
+def _names(items: Iterable[Named], among: Sequence[wording.OfText]) -> list[Text]:
     """Names the text of each item, marked where it is off-policy."""
-    return [plain(text_name(item, among, not item.on_policy)) for item in items]
+    return [plain(wording.text_name(item, among, not item.on_policy)) for item in items]
 
 
 def _notes(lines: Iterable[str], console: Console) -> None:
@@ -483,7 +473,7 @@ def _table(
     columns: Mapping[str, Callable[[Item], str]],
     console: Console,
     *,
-    among: Sequence[OfText] | None = None,
+    among: Sequence[wording.OfText] | None = None,
     left: Collection[str] = (),
     below: Iterable[Padding | Text] = (),
     last: bool = True,

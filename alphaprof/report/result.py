@@ -11,17 +11,9 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
+from alphaprof.report import speeds
 from alphaprof.report.decision import Decision
 from alphaprof.report.model import AtConcurrency, GammaResult, Phase, Result
-from alphaprof.report.speeds import (
-    by_concurrency,
-    of_documents,
-    pays_up_to,
-    prefill_times,
-    request_speedup,
-    speedup_interval,
-    tokens_interval,
-)
 from alphaprof.report.verdict import Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
@@ -82,11 +74,11 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         phases=_phases(pool, question.confidence),
         gammas=by_gamma,
         best_gamma=best,
-        speedup=speedup_interval(decision.speedup, question.confidence),
+        speedup=speeds.speedup_interval(decision.speedup, question.confidence),
         chosen=len(question.gammas(gammas)) > 1,
         tested_clusters=decision.speedup.documents if decision.speedup else 0,
         concurrencies=concurrencies,
-        pays_up_to=pays_up_to(concurrencies),
+        pays_up_to=speeds.pays_up_to(concurrencies),
         verdict=decision.verdict if decides else None,
         reason=decision.reason if decides or not pool.defined else f"the verdict concerns {decisive} only",
         documents_needed=decision.documents_needed if decides else None,
@@ -102,7 +94,7 @@ def _rounds(
     draft, pools, mix = key.draft, {key.domain: pool}, Mix.of({key.domain: 1.0})
     book = key.book if key.rule.rule.timed else None
     timing = book.timing(question.concurrency).only(draft) if book else UNTIMED
-    times, prefill = timing.times.get(draft), prefill_times(pool, book, draft) if book else None
+    times, prefill = timing.times.get(draft), speeds.prefill_times(pool, book, draft) if book else None
     by_gamma = tuple(_gamma(pool, gamma, times, prefill, alpha, question) for gamma in gammas)
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
         by_gamma = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma)
@@ -111,7 +103,7 @@ def _rounds(
         decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    concurrencies = by_concurrency(pools, book, draft, mix, gammas, question.confidence)
+    concurrencies = speeds.by_concurrency(pools, book, draft, mix, gammas, question.confidence)
     return by_gamma, concurrencies, best[1] if best else None, decision
 
 
@@ -173,7 +165,7 @@ def _gamma(
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = counted(pool, gamma, free)
     faster = speedup([counts], [1.0], times) if times is not None else None
-    request = request_speedup(counts, times, prefill, question.concurrency) if times is not None else None
+    request = speeds.request_speedup(counts, times, prefill, question.concurrency) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
     full_cost = float(round_costs(times, gamma)[gamma]) if times else None
     iid_speedup = None
@@ -182,7 +174,7 @@ def _gamma(
     return GammaResult(
         gamma=gamma,
         rounds=rounds,
-        tokens_per_round=tokens_interval(free, gamma, confidence),
+        tokens_per_round=speeds.tokens_interval(free, gamma, confidence),
         acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] > 0 else None,
         accepted_per_drafted=float(accepted.sum() / drafted.sum()) if drafted.sum() > 0 else None,
         iid_tokens_per_round=iid,
@@ -191,11 +183,11 @@ def _gamma(
         full_round_cost=full_cost,
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
-        speedup=speedup_interval(faster, confidence),
-        request_speedup=speedup_interval(request, confidence),
+        speedup=speeds.speedup_interval(faster, confidence),
+        request_speedup=speeds.speedup_interval(request, confidence),
         iid_speedup=iid_speedup,
         iid_speedup_error=iid_speedup / faster.value - 1 if iid_speedup and faster else None,
-        of_documents=of_documents(counts, times) if times else None,
+        of_documents=speeds.of_documents(counts, times) if times else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),
         marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),
         conditional=tuple(float(a / t) if t > 0 else None for a, t in zip(accepted, tested, strict=True)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 from alphaprof.costs.cost_model import NONE, ROOFLINE
@@ -26,10 +25,10 @@ def report_warnings(report: Report, run: Run, costs: str) -> Report:
 
     `costs`: where step times were to come from.
     """
-    parts = (_files(report, run), _documents(report, run.manifest), _numerics(report), _contradicted(report))
-    more = (*parts, _sampled(report), _untimed(report, run.manifest, costs), _cost(report))
+    of_run = (*_files(report, run), *_documents(report, run.manifest))
+    of_numbers = (*_numerics(report), *_contradicted(report), *_untimed(report, run.manifest, costs), *_cost(report))
     profiled = [ReportWarning(**warning) for warning in run.manifest.warnings]
-    return dataclasses.replace(report, warnings=(*profiled, *itertools.chain(*more)))
+    return dataclasses.replace(report, warnings=(*profiled, *of_run, *of_numbers))
 
 
 def _files(report: Report, run: Run) -> Iterator[ReportWarning]:
@@ -119,7 +118,7 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
 
 
 def _contradicted(report: Report) -> Iterator[ReportWarning]:
-    """A theorem that the log contradicts."""
+    """What cannot be: rejections against a theorem, and sampled text on which what happened is not what was expected."""
     certificates = report.certificates.certificates if report.certificates else ()
     if wrong := [item for item in certificates if item.contradicted]:
         where = ", ".join(dict.fromkeys(f"{short(item.domain)} ({item.draft}, {item.rule})" for item in wrong))
@@ -129,10 +128,6 @@ def _contradicted(report: Report) -> Iterator[ReportWarning]:
             f"{count} certified positions were rejected, which should be impossible: {where}",
             "the logged divergences cannot be trusted here: please report it, with the profile",
         )
-
-
-def _sampled(report: Report) -> Iterator[ReportWarning]:
-    """Sampled text holds itself to account: what happened must be what was expected, on average."""
     off: dict[str, float] = {}
     for result in report.results:
         check = result.self_check

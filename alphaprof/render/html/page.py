@@ -46,6 +46,7 @@ def render_html(report: Report) -> str:
     plotly = get_plotlyjs()
     if "</script" in plotly.lower():
         raise ValueError("the plotting library would end the element that holds it")  # none does: 7.1 was read
+    digests = [hashlib.sha256(script.encode()) for script in (plotly, texts["page.js"])]  # for the content security policy
     return environment.from_string(texts["page.html.j2"]).render(
         report=report,
         title=_title(report.run.target),
@@ -63,7 +64,7 @@ def render_html(report: Report) -> str:
         css=texts["page.css"],
         script=texts["page.js"],
         plotly=plotly,
-        hashes=" ".join(_hash(text) for text in (plotly, texts["page.js"])),
+        hashes=" ".join(f"'sha256-{base64.b64encode(digest.digest()).decode()}'" for digest in digests),
     )
 
 
@@ -106,8 +107,3 @@ def _embedded(value: Mapping[str, Any]) -> str:
     """JSON inside of a script element: nothing in it can end the element or begin another."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _hash(script: str) -> str:
-    """A script's source in a content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

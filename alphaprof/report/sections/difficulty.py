@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from alphaprof.report.model import Decile, DocumentResult
 from alphaprof.report.sections.certificates import certified_positions, columns_of_certificates
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.totals.count import columns_of
-from alphaprof.totals.documents import Documents, TextGroup, over_domains
+from alphaprof.totals.documents import Documents, over_domains
 from alphaprof.totals.log_sample import AXES, LogPart, shards
 
 Array = np.ndarray[Any, Any]
@@ -59,36 +60,27 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
     run = part.run
     if not run.has_log or not run.shards:
         return ()
-    kinds = over_domains(part.documents.groups)
     return tuple(
-        decile
-        for draft in run.manifest.drafts
-        for (rule, axis), counts in decile_counts(run, draft, rules_of(list(rules)), part.edges).items()
-        for text in kinds
-        for decile in _deciles(text, (draft, rule, axis), counts, part.edges[axis], confidence)
-    )
-
-
-def _deciles(text: TextGroup, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
-    """Yields the tenths of one draft, rule and axis on one kind of text; `counts` as of `decile_counts`."""
-    draft, rule, axis = key
-    bounds = [None, *map(float, edges), None]
-    for place in range(counts.shape[1]):
-        proposed, accepted, judged, certified = counts[:, place].T
-        yield Decile(
+        Decile(
             draft=draft,
             rule=rule,
             continuation=text.continuation,
             sampling=text.sampling,
             on_policy=text.on_policy,
             axis=axis,
-            place=place + 1,
-            low=bounds[place],
-            high=bounds[place + 1],
+            place=place,
+            low=low,
+            high=high,
             positions=int(proposed[text.rows].sum()),
             accepted=text.share(accepted, proposed, confidence),
             certified=text.share(certified, judged, confidence),
         )
+        for draft in run.manifest.drafts
+        for (rule, axis), counts in decile_counts(run, draft, rules_of(list(rules)), part.edges).items()
+        for text in over_domains(part.documents.groups)
+        for place, (low, high) in enumerate(itertools.pairwise([None, *map(float, part.edges[axis]), None]), 1)
+        for proposed, accepted, judged, certified in [counts[:, place - 1].T]
+    )
 
 
 def extremes(

@@ -14,7 +14,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.model import Budget, CertainRun, FreeDraft, Predictability, Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
-from alphaprof.stats.estimate import Interval, by_cluster, mean_interval, quantile_interval, ratio, share_interval
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
 from alphaprof.theory.bounds import certified_runs, strict_thresholds
 from alphaprof.totals.count import Shape
 from alphaprof.totals.documents import TextGroup
@@ -93,22 +93,13 @@ def predictability(part: LogPart, results: Sequence[Result], confidence: float) 
     if not run.has_log or (models and not run.log_rules.certified) or (log := TargetLog.of(run)) is None:
         return ()
     return tuple(
-        Predictability(
-            domain=text.domain,
-            continuation=text.continuation,
-            sampling=text.sampling,
-            on_policy=text.on_policy,
-            documents=text.documents(log.lengths),
-            positions=int(log.lengths[text.rows].sum()),
-            free=tuple(_free(text, results, run.manifest)),
-            **_numbers(text, log.part(text.rows), max(run.gammas), confidence),
-        )
+        _of_text(text, log.part(text.rows), max(run.gammas), tuple(_free(text, results, run.manifest)), confidence)
         for text in part.documents.groups
     )
 
 
-def _numbers(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> dict[str, Any]:
-    """The fields of a `Predictability` that come from the target's columns at the positions of a text."""
+def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft, ...], confidence: float) -> Predictability:
+    """What the target's columns at the positions of a text say. `free`: what prompt lookup reaches on it."""
 
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
         return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)
@@ -116,17 +107,25 @@ def _numbers(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> 
     # At the divergence that a tenth of the thresholds does not exceed, 90 % of the positions are still certain.
     rests = [1 - share for share in STILL_CERTAIN]
     tops = np.add.reduceat(log.columns["target_top_prob"].astype(np.float64), np.cumsum(log.lengths) - log.lengths)
-    return {
-        "entropy": at(log.columns["target_entropy"], QUANTILES),
-        "margin": tuple(replace(item, high=min(1.0, item.high)) for item in at(log.columns["target_margin"], QUANTILES)),
-        "top_prob": share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
-        "budgets": tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
-        "runs": tuple(
+    margins = at(log.columns["target_margin"], QUANTILES)
+    return Predictability(
+        domain=text.domain,
+        continuation=text.continuation,
+        sampling=text.sampling,
+        on_policy=text.on_policy,
+        documents=distinct(text.cluster),
+        positions=int(log.lengths.sum()),
+        entropy=at(log.columns["target_entropy"], QUANTILES),
+        margin=tuple(replace(margin, high=min(1.0, margin.high)) for margin in margins),
+        top_prob=share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
+        budgets=tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
+        runs=tuple(
             _run(text, rule, log, certain_runs(thresholds, log.lengths, epsilon, gamma), confidence)
             for rule, thresholds in log.thresholds.items()
             for epsilon in EPSILONS
         ),
-    }
+        free=free,
+    )
 
 
 def _run(text: TextGroup, rule: str, log: TargetLog, certain: CertainRuns, confidence: float) -> CertainRun:
