@@ -16,7 +16,6 @@ from rich.text import Text
 from alphaprof.render import wording
 from alphaprof.render.tables import NAME_WIDTH, WIDE, fitted, named_table, plain, show
 from alphaprof.report import format as fmt
-from alphaprof.report.format import short
 from alphaprof.report.model import (
     Attribution,
     Budget,
@@ -109,7 +108,7 @@ def _traffic(report: Report, console: Console) -> None:
     lines = Text.assemble((traffic.verdict, COLOURS[traffic.verdict]), wanted, plain(traffic.reason))
     for line in wording.speedup_lines(traffic, report.confidence):
         lines.append(f"\n{line}")
-    shares = ", ".join(f"{short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
+    shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
     lines.append("\n").append_text(plain(f"weights ({origin}): {shares}"))
     if traffic.concurrencies:
@@ -154,7 +153,7 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
     undecided: dict[str, list[str]] = {}
     for result in results:
         if result.verdict == "UNDECIDED":
-            undecided.setdefault(result.reason, []).append(short(result.domain))
+            undecided.setdefault(result.reason, []).append(fmt.short(result.domain))
     reasons = [_indented(f"{', '.join(domains)}: {reason}") for reason, domains in undecided.items()]
     _table(f"{title}: by domain", results, columns, console, among=every, left=("verdict",), below=reasons)
 

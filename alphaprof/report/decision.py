@@ -136,10 +136,11 @@ def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:
     sets: dict[int, tuple[int, ...]] = {}
     for place, number in zip(places[several[places]].tolist(), homes[several[places]].tolist(), strict=True):
         sets[place] = (*sets.get(place, ()), number)
-    ranks = {found: rank for rank, found in enumerate(sorted({(n,) for n in range(len(domains))} | set(sets.values())))}
+    combinations = sorted({(number,) for number in range(len(domains))} | set(sets.values()))
+    ranks = {combination: rank for rank, combination in enumerate(combinations)}
     rank = np.array([ranks[number,] for number in range(len(domains))], dtype=np.int64)[first]
-    for place, found in sets.items():
-        rank[place] = ranks[found]
+    for place, combination in sets.items():
+        rank[place] = ranks[combination]
     kept_back = np.zeros(len(drawn), dtype=bool)
     kept_back[np.argsort(rank, kind="stable")[1::2]] = True
     sides = np.split(kept_back[cluster], np.cumsum([len(lots[domain]) for domain in domains])[:-1])
