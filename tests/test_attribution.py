@@ -17,7 +17,7 @@ from alphaprof.log.store import Run
 from alphaprof.profiling.models.drafts import PromptLookup, special_ids
 from alphaprof.report.build import build_report
 from alphaprof.report.model import Attribution, Report
-from alphaprof.report.sections.losses import CAUSES
+from alphaprof.report.sections.attribution import CAUSES
 from alphaprof.theory.bounds import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
 from tests.reporting import HOSTILE, as_json, as_terminal, expected_rounds_of, log_of, only, reported, runs_of

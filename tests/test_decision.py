@@ -16,7 +16,7 @@ from scipy import stats
 
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, free_draft, speedup
 from alphaprof.report.decision import decide, documents_needed, held_out
-from alphaprof.report.verdict import Question, choose_and_decide, pooled_speedup
+from alphaprof.report.verdict import Question, judge, pooled_speedup
 from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
@@ -251,7 +251,7 @@ def equal_drafts() -> list[dict[str, dict[str, DocumentTotals]]]:
 
 def test_choosing_on_one_half_and_testing_on_the_other_is_not_fooled(equal_drafts: list[Any]) -> None:
     """The best of 20 drafts that are exactly at the threshold is GO as rarely as one of them would be: nominally 5 %."""
-    verdicts = [choose_and_decide(sample, TIMING, ALONE, QUESTION, [1])[1].verdict for sample in equal_drafts]
+    verdicts = [judge(sample, TIMING, ALONE, QUESTION, [1])[1].verdict for sample in equal_drafts]
     three_sigma = 3 * math.sqrt(0.05 * 0.95 / REPEATS)
     assert verdicts.count("GO") / REPEATS <= 0.05 + three_sigma
 
@@ -305,7 +305,7 @@ def test_a_control_variate_settles_what_luck_leaves_open() -> None:
 def test_a_fixed_draft_and_gamma_are_tested_on_all_documents() -> None:
     rng = np.random.default_rng(0)
     only = {"draft 0": {"code": pool(documents(rng, SIZE, 2.0, 0.3))}}
-    option, decision = choose_and_decide(only, TIMING, ALONE, QUESTION, [1])
+    option, decision = judge(only, TIMING, ALONE, QUESTION, [1])
     assert option == ("draft 0", 1)
     assert decision.speedup == pooled_speedup(only, ("draft 0", 1), TIMES, ALONE)
     assert "held-out" not in decision.reason
@@ -314,7 +314,7 @@ def test_a_fixed_draft_and_gamma_are_tested_on_all_documents() -> None:
 def test_a_chosen_draft_is_tested_on_the_other_half() -> None:
     rng = np.random.default_rng(0)
     two = {name: {"code": pool(documents(rng, SIZE, value, 0.3))} for name, value in (("draft 0", 1.2), ("draft 1", 2.5))}
-    option, decision = choose_and_decide(two, TIMING, ALONE, QUESTION, [1])
+    option, decision = judge(two, TIMING, ALONE, QUESTION, [1])
     assert option == ("draft 1", 1)
     tested = held_out({"code": two["draft 1"]["code"].units.lots})
     assert decision.speedup == pooled_speedup(two, ("draft 1", 1), TIMES, ALONE, tested)
@@ -325,9 +325,7 @@ def test_a_chosen_draft_keeps_its_control_variate_on_the_tested_half() -> None:
     """Rows of documents, control included: the same speedup as from the counts themselves."""
     rng = np.random.default_rng(1)
     drawn = {name: sampled(rng, SIZE, value, 0.1, 10.0) for name, value in (("draft 0", 1.2), ("draft 1", 2.5))}
-    option, decision = choose_and_decide(
-        {name: {"code": pool(counts)} for name, counts in drawn.items()}, TIMING, ALONE, QUESTION, [1]
-    )
+    option, decision = judge({name: {"code": pool(counts)} for name, counts in drawn.items()}, TIMING, ALONE, QUESTION, [1])
     tested = held_out({"code": lots_of(drawn["draft 1"].cluster.tolist())})["code"]
     assert option == ("draft 1", 1)
     expected = speedup([drawn["draft 1"].rows(tested)], [1.0], free_draft(1))
@@ -351,6 +349,6 @@ def test_the_verdict_is_about_what_engines_do_unless_a_rule_is_named(rule: str, 
 def test_without_step_times_there_is_no_verdict() -> None:
     rng = np.random.default_rng(0)
     only = {"draft 0": {"code": pool(documents(rng, SIZE, 2.0, 0.3))}}
-    option, decision = choose_and_decide(only, UNTIMED, ALONE, QUESTION, [1])
+    option, decision = judge(only, UNTIMED, ALONE, QUESTION, [1])
     assert (option, decision.verdict) == (("draft 0", 1), "UNDECIDED")
     assert "no step times" in decision.reason

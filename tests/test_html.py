@@ -17,8 +17,8 @@ import pandas as pd
 import pytest
 
 from alphaprof.errors import ExtraMissing
+from alphaprof.render.html.figures import label
 from alphaprof.render.html.page import RESOURCES, render_html
-from alphaprof.render.html.plots import label
 from alphaprof.render.wording import of_all
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report

@@ -26,7 +26,6 @@ from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.decision import held_out
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.report.verdict import Question
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.paired import inverse_difference
 from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed
@@ -386,7 +385,7 @@ def build_trees(
     run; `given`: the user's trees by name.
     """
     manifest, given, sizes = side.run.manifest, given or {}, sorted(set(nodes) - {0})
-    confidence = Question.of(manifest.config).confidence
+    confidence = manifest.config["decision"]["confidence"]
     depth = depth or max(side.run.gammas)
     width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
     sample = tree_sample(side.run, side.draft, width, bool(sizes))

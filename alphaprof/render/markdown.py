@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 
 from alphaprof.render.wording import at_best, of_all, speedup_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short, visible
-from alphaprof.report.model import GammaResult, Report, Result
+from alphaprof.report.model import Report, Result
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@])")
@@ -23,19 +22,15 @@ def escaped(text: str) -> str:
 def report_markdown(report: Report) -> str:
     """The report's verdict, its domains and its notes."""
     traffic = report.traffic
-    lines = [
-        f"## {SIGNS[traffic.verdict]} {traffic.verdict}: speculative decoding, at least {traffic.min_speedup:g}x wanted",
-        "",
-        escaped_sentence(traffic.reason),
-        "",
-    ]
+    about = f"speculative decoding, at least {traffic.min_speedup:g}x wanted"
+    lines = heading(traffic.verdict, about, traffic.reason)
     if traffic.tokens_per_round is not None:
         emits = fmt.interval(traffic.tokens_per_round)
         setting = f"Draft {escaped(str(traffic.draft))}, rule {escaped(traffic.rule)}, gamma {traffic.gamma}"
         lines += [f"{setting}: a round emits {emits} tokens on any engine.", ""]
     for line in speedup_lines(traffic, report.confidence):
         lines += [f"{fmt.sentence(line)}.", ""]
-    rows = list(_rows(report.results))
+    rows = [_row(result) for result in report.results if result.verdict is not None]
     if rows:
         level = fmt.level(report.confidence)
         lines += [
@@ -59,28 +54,23 @@ def _neutral(symbols: re.Pattern[str], text: str) -> str:
     return symbols.sub(r"\\\1", visible(text)).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _rows(results: Sequence[Result]) -> Iterator[str]:
-    for result in results:
-        if result.verdict is None:
-            continue
-        best = at_best(result)
-        yield row(
-            escaped(result.domain),
-            escaped(result.draft),
-            escaped(result.rule),
-            fmt.documents(result.documents, result.clusters),
-            fmt.share_interval(result.alpha),
-            *_numbers(best),
-            fmt.interval(result.speedup, "x"),
-            of_all(result),
-            f"{SIGNS[result.verdict]} {result.verdict}",
-        )
+def _row(result: Result) -> str:
+    best = at_best(result)
+    return row(
+        *map(escaped, (result.domain, result.draft, result.rule)),
+        fmt.documents(result.documents, result.clusters),
+        fmt.share_interval(result.alpha),
+        str(best.gamma) if best else fmt.NOTHING,
+        fmt.interval(best.tokens_per_round if best else None),
+        fmt.interval(result.speedup, "x"),
+        of_all(result),
+        f"{SIGNS[str(result.verdict)]} {result.verdict}",
+    )
 
 
-def _numbers(best: GammaResult | None) -> tuple[str, str]:
-    if best is None:
-        return fmt.NOTHING, fmt.NOTHING
-    return str(best.gamma), fmt.interval(best.tokens_per_round)
+def heading(outcome: str, about: str, reason: str) -> list[str]:
+    """The first lines of an answer: its outcome, what that is about, and why."""
+    return [f"## {SIGNS[outcome]} {outcome}: {about}", "", escaped_sentence(reason), ""]
 
 
 def row(*cells: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from alphaprof.costs.cost_model import Cost, DraftMemoryShare
+from alphaprof.costs.cost_model import Cost
 from alphaprof.report import format as fmt
 from alphaprof.report.model import AtConcurrency, Decile, GammaResult, Result, Traffic
 
@@ -116,7 +116,11 @@ def pays(last: int | None, known: Sequence[int]) -> str:
 def times_lines(cost: Cost, mean_context: float | None) -> Iterator[str]:
     """Where step times come from, and what they are."""
     yield f"step times: {', '.join(_origin(cost))}"
-    yield _context(cost, mean_context)
+    taken = f"at {cost.context:.0f} tokens of context"
+    if cost.contexts:
+        average = "" if mean_context is None else f"; documents: {mean_context:.0f} on average"
+        taken += f" (timed at {', '.join(map(str, cost.contexts))}{average})"
+    yield taken
     if cost.target_ms:
         yield "target, ms: " + "  ".join(f"T({tokens}) {fmt.number(ms, 1)}" for tokens, ms in cost.target_ms.items())
     for draft, ms in cost.draft_ms.items():
@@ -129,7 +133,13 @@ def times_lines(cost: Cost, mean_context: float | None) -> Iterator[str]:
     for draft, ms in cost.bookkeeping_ms.items():
         if ms > 0:
             yield f"{draft}, ms to clear the caches, once a round: {fmt.number(ms, 2)}"
-    yield from map(_memory, cost.memory)
+    for item in cost.memory:
+        weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
+        cache = f"{item.kv_bytes_per_token / 1e3:.1f} kB of cache a token"
+        line = f"{item.draft}: {weights}, {cache} ({fmt.percent(item.kv_share)} of what target and draft take)"
+        if item.lost_share is not None:
+            line += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
+        yield line
 
 
 def _origin(cost: Cost) -> Iterator[str]:
@@ -144,20 +154,3 @@ def _origin(cost: Cost) -> Iterator[str]:
     yield f"{cost.dtype}, batch {cost.concurrency}"
     if cost.overhead_ms:
         yield f"{fmt.number(cost.overhead_ms)} ms of overhead in every target step"
-
-
-def _context(cost: Cost, mean_context: float | None) -> str:
-    taken = f"at {cost.context:.0f} tokens of context"
-    if cost.contexts:
-        taken += f" (timed at {', '.join(map(str, cost.contexts))}"
-        taken += f"; documents: {mean_context:.0f} on average)" if mean_context is not None else ")"
-    return taken
-
-
-def _memory(item: DraftMemoryShare) -> str:
-    weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
-    text = f"{item.draft}: {weights}, {item.kv_bytes_per_token / 1e3:.1f} kB of cache a token "
-    text += f"({fmt.percent(item.kv_share)} of what target and draft take)"
-    if item.lost_share is not None:
-        text += f"; it costs {fmt.percent(item.lost_share)} of the context that fits beside the target"
-    return text

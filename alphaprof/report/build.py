@@ -15,15 +15,14 @@ import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import cost_of
 from alphaprof.costs.speedup import UNTIMED
-from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
 from alphaprof.report.model import Report, Result, RunFacts, Traffic
 from alphaprof.report.result import ResultKey, build_result
-from alphaprof.report.sections.attribution import Basis, ResultOnText, attribution
+from alphaprof.report.sections.attribution import ResultOnText, attribution
 from alphaprof.report.sections.certificates import build_certificates
-from alphaprof.report.sections.difficulty import PoolAtGamma, deciles, extremes
+from alphaprof.report.sections.difficulty import deciles, extremes
 from alphaprof.report.sections.predictability import predictability
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.report.warnings import report_warnings
@@ -54,10 +53,11 @@ def build_report(
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else LIMIT)
-    judged, found, traffic = _judged(inquiry, shown, part)
+    judged, pools, traffic = _judged(inquiry, shown, part)
     results = [item.result for item in judged]
+    decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
+    at_best = [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
     timing = book.timing(question.concurrency) if book else UNTIMED
-    basis = Basis(part, flavour, timing, question.confidence)
     report = Report(
         alphaprof=__version__,
         confidence=question.confidence,
@@ -66,9 +66,9 @@ def build_report(
         cost=cost_of(book, question.concurrency, documents.prompt_tokens) if book else None,
         traffic=traffic,
         results=tuple(results),
-        attribution=attribution(basis, judged),
+        attribution=attribution(part, judged, flavour, timing, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
-        documents=extremes(_played(inquiry, found, [item for item in results if item.verdict is not None]), documents),
+        documents=extremes(at_best, timing.times, documents),
         certificates=build_certificates(part, question.confidence),
         predictability=predictability(part, results, question.confidence),
         warnings=(),
@@ -88,7 +88,7 @@ def _judged(
     deciding = inquiry.deciding  # what is shown begins with these
     waiting: deque[tuple[DraftPool, Future[Result]]] = deque()
     judged: list[ResultOnText] = []
-    found: list[DraftPool] = []
+    decisive: list[DraftPool] = []
 
     def collect(left: int) -> None:
         while len(waiting) > left:
@@ -100,17 +100,17 @@ def _judged(
         for rules in (deciding, shown[len(deciding) :]):
             for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
                 expected = by_chance(item.rule, inquiry.run.manifest.drafts[item.draft])
-                subject = ResultKey(item.domain, item.draft, item.rule, expected, book)
-                waiting.append((item, threads.submit(build_result, subject, item.pool, question, gammas)))
+                key = ResultKey(item.domain, item.draft, item.rule, expected, book)
+                waiting.append((item, threads.submit(build_result, key, item.pool, question, gammas)))
                 if question.rule_for(item.pool.policy) == item.rule.id:  # the others are not needed again, and large
-                    found.append(item)
+                    decisive.append(item)
                 collect(AHEAD)
             if rules is deciding:
-                traffic = threads.submit(judge_traffic, evidence_of(inquiry, found), book, question, gammas)
+                traffic = threads.submit(judge_traffic, evidence_of(inquiry, decisive), book, question, gammas)
         collect(0)
     order = {(reader.draft, rule): place for place, (reader, rule) in enumerate(itertools.product(readers, shown))}
     judged.sort(key=lambda item: order[item.result.draft, item.rule.id])
-    return judged, found, traffic.result()
+    return judged, decisive, traffic.result()
 
 
 def settled(run: Run) -> str | None:
@@ -128,26 +128,13 @@ def settled(run: Run) -> str | None:
     return f"{verdict} after {done} of {available} documents: the other {available - done} are not needed"
 
 
-def _played(inquiry: ReportInputs, found: Sequence[DraftPool], results: Sequence[Result]) -> list[PoolAtGamma]:
-    """The pools whose results carry a verdict, at the gamma that is best for each, with its draft's step times."""
-    times = inquiry.book.times(inquiry.question.concurrency) if inquiry.book else {}
-    return [
-        PoolAtGamma(item.domain, item.draft, item.rule.id, result.best_gamma, item.pool, times.get(item.draft))
-        for item, result in zip(found, results, strict=True)
-        if result.best_gamma is not None and item.pool.defined
-    ]
-
-
-def _asked(manifest: Manifest) -> dict[str, Any]:
-    """Every option of a profile; of an imported run, which has none, where it comes from and what it is asked."""
-    if manifest.imported is None:
-        return manifest.config
-    asked = {name: manifest.config[name] for name in ("costs", "decision")}
-    return {"imported": dataclasses.asdict(manifest.imported)} | asked
-
-
 def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
-    manifest, table = run.manifest, documents.table
+    manifest, table, profile = run.manifest, documents.table, run.manifest.config
+    if manifest.imported is not None:  # such a run has no profile: where it comes from, and what it is asked
+        asked = {name: profile[name] for name in ("costs", "decision")}
+        profile = {"imported": dataclasses.asdict(manifest.imported)} | asked
+    written = table.filter(pc.is_in(table["continuation"].cast(pa.string()), pa.array(["greedy", "sampled"])))
+    kinds = {(group.continuation, group.on_policy, str(group.sampling)): group for group in documents.groups}
     return RunFacts(
         path=str(run.path),
         complete=manifest.status == "complete",
@@ -157,9 +144,12 @@ def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
         target=manifest.target.reference,
         drafts=tuple(manifest.drafts),
         dtype=manifest.target.dtype,
-        texts=_texts(documents),
+        texts=tuple(
+            text_kind(group.continuation, group.sampling) + ("" if group.on_policy else " (off-policy)")
+            for group in kinds.values()
+        ),
         created=manifest.created,
-        cut=_cut(table),
+        cut=float(pc.equal(written["finish"].cast(pa.string()), "length").to_numpy().mean()) if len(written) else None,
         mean_context=mean_context(table),
         skipped=manifest.skipped,
         truncated=manifest.truncated,
@@ -167,22 +157,5 @@ def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
         target_model=manifest.target,
         draft_models=manifest.drafts,
         environment=dict(manifest.environment),
-        profile=_asked(manifest),
+        profile=profile,
     )
-
-
-def _texts(documents: Documents) -> tuple[str, ...]:
-    """The kinds of text of a run, in the order in which they occur."""
-    kinds = {(group.continuation, group.on_policy, str(group.sampling)): group for group in documents.groups}
-    return tuple(
-        text_kind(group.continuation, group.sampling) + ("" if group.on_policy else " (off-policy)")
-        for group in kinds.values()
-    )
-
-
-def _cut(documents: pa.Table) -> float | None:
-    """The share of the texts that the target wrote in this run which ended at max_new_tokens; None: it wrote none."""
-    written = documents.filter(pc.is_in(documents["continuation"].cast(pa.string()), pa.array(["greedy", "sampled"])))
-    if len(written) == 0:
-        return None
-    return float(pc.equal(written["finish"].cast(pa.string()), "length").to_numpy().mean())

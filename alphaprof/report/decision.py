@@ -35,36 +35,33 @@ class Decision:
     documents_needed: int | None
 
 
-def decide(found: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
+def decide(speedup: Speedup | None, min_speedup: float, confidence: float, held_out: bool) -> Decision:
     """GO when the lower bound at `confidence` is at or above `min_speedup`, NO-GO when the upper bound is below it.
 
     Where there are too few documents to speak for others, the bounds are those that step times allow, whatever is accepted.
     `held_out`: the speedup rests on half of the documents, because the other half chose draft or gamma.
     """
-    if found is None:
-        return Decision("UNDECIDED", _too_few(found, held_out), found, 0.0, math.inf, None)
-    if math.isinf(found.timing_error):
+    if speedup is None:
+        return Decision("UNDECIDED", _too_few(speedup, held_out), speedup, 0.0, math.inf, None)
+    if math.isinf(speedup.timing_error):
         reason = f"step times of fewer than {LEAST_ROUNDS} rounds have no bounds: raise costs.repeats"
-        return Decision("UNDECIDED", reason, found, 0.0, math.inf, None)
-    low, high = found.deciding(1 - confidence)
-    if not found.tells:
-        if low >= min_speedup or high < min_speedup:
-            verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO"
-            return Decision(verdict, by_times_alone(verdict, min_speedup), found, low, high, None)
-        needed = documents_needed(found, min_speedup, confidence)
-        return Decision("UNDECIDED", _too_few(found, held_out), found, low, high, needed and needed * (1 + held_out))
-    on = f"speedup {found.value:.2f}x on {found.documents} independent {'held-out ' if held_out else ''}documents"
+        return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None)
+    low, high = speedup.deciding(1 - confidence)
+    verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO" if high < min_speedup else "UNDECIDED"
+    needed = documents_needed(speedup, min_speedup, confidence) if verdict == "UNDECIDED" else None
+    needed = needed and needed * (1 + held_out)
+    on = f"speedup {speedup.value:.2f}x on {speedup.documents} independent {'held-out ' if held_out else ''}documents"
     level = f"{100 * confidence:g} %"
     lower, upper = _beside(low, min_speedup), _beside(high, min_speedup)
-    if low >= min_speedup:
-        return Decision("GO", f"{on}, and its {level} lower bound {lower} reaches {min_speedup:g}", found, low, high, None)
-    if high < min_speedup:
+    if not speedup.tells:
+        reason = _too_few(speedup, held_out) if verdict == "UNDECIDED" else by_times_alone(verdict, min_speedup)
+    elif verdict == "GO":
+        reason = f"{on}, and its {level} lower bound {lower} reaches {min_speedup:g}"
+    elif verdict == "NO-GO":
         reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
-        return Decision("NO-GO", reason, found, low, high, None)
-    needed = documents_needed(found, min_speedup, confidence)
-    total = 2 * needed if held_out and needed is not None else needed
-    reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(total, found)}"
-    return Decision("UNDECIDED", reason, found, low, high, total)
+    else:
+        reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}; {_remedy(needed, speedup)}"
+    return Decision(verdict, reason, speedup, low, high, needed)
 
 
 def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
@@ -73,9 +70,9 @@ def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
     return f"whatever is accepted, these step times keep the speedup {side} {min_speedup:g}"
 
 
-def _too_few(found: Speedup | None, held_out: bool) -> str:
+def _too_few(speedup: Speedup | None, held_out: bool) -> str:
     """Why these documents decide nothing, and what to do."""
-    documents = found.documents if found is not None else 0
+    documents = speedup.documents if speedup is not None else 0
     where, advice = "", ""
     if held_out:
         where, advice = " on the held-out half", f": profile {2 * FEWEST} or more, or fix decision.draft and decision.gamma"
@@ -91,29 +88,29 @@ def _beside(bound: float, threshold: float) -> str:
     return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
 
 
-def _remedy(total: int | None, found: Speedup) -> str:
+def _remedy(total: int | None, speedup: Speedup) -> str:
     if total is not None:
         return f"about {total} independent documents in all would settle it, if this speedup holds"
-    if found.timing_error > 0 and found.sampling_error > found.timing_error:
+    if speedup.timing_error > 0 and speedup.sampling_error > speedup.timing_error:
         return f"it takes both more documents and surer step times ({SURER})"
-    if found.timing_error > 0:
+    if speedup.timing_error > 0:
         return f"more documents alone would not settle it: step times must be surer ({SURER})"
     return "it is too close to the threshold for any number of documents to settle it"
 
 
-def documents_needed(found: Speedup, min_speedup: float, confidence: float) -> int | None:
+def documents_needed(speedup: Speedup, min_speedup: float, confidence: float) -> int | None:
     """The smallest number of documents like these whose bound would clear the threshold, if the point estimate holds.
 
     The step-time error stays, sampling variance falls as 1 / documents. None beyond a million.
     """
 
     def settles(documents: int) -> bool:
-        low, high = found.at(documents).bounds(1 - confidence)
+        low, high = speedup.at(documents).bounds(1 - confidence)
         return low >= min_speedup or high < min_speedup
 
     if not settles(MANY):
         return None
-    low, high = max(found.documents, FEWEST), MANY
+    low, high = max(speedup.documents, FEWEST), MANY
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if settles(middle) else (middle + 1, high)
@@ -139,10 +136,11 @@ def held_out(lots: Mapping[str, Array]) -> dict[str, Mask]:
     sets: dict[int, tuple[int, ...]] = {}
     for place, number in zip(places[several[places]].tolist(), homes[several[places]].tolist(), strict=True):
         sets[place] = (*sets.get(place, ()), number)
-    ranks = {found: rank for rank, found in enumerate(sorted({(n,) for n in range(len(domains))} | set(sets.values())))}
+    combinations = sorted({(number,) for number in range(len(domains))} | set(sets.values()))
+    ranks = {combination: rank for rank, combination in enumerate(combinations)}
     rank = np.array([ranks[number,] for number in range(len(domains))], dtype=np.int64)[first]
-    for place, found in sets.items():
-        rank[place] = ranks[found]
+    for place, combination in sets.items():
+        rank[place] = ranks[combination]
     kept_back = np.zeros(len(drawn), dtype=bool)
     kept_back[np.argsort(rank, kind="stable")[1::2]] = True
     sides = np.split(kept_back[cluster], np.cumsum([len(lots[domain]) for domain in domains])[:-1])

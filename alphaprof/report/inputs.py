@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,27 +42,14 @@ class ReportInputs:
     def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> ReportInputs:
         """From a run and what is asked of it."""
         order = order_of(run.manifest, flavour)
-        question = dataclasses.replace(Question.of(config), order=order)
+        question = Question(**config["decision"], order=order)
         documents = run.documents()
-        # Step times must not hang on documents that they are held against, where these come one after the other.
+        # Step times must not depend on documents that they judge, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
         book = open_costs(run, config["costs"], mean_context(first))
         grouped = Documents.of(documents)
-        found = tuple(sorted({group.policy for group in grouped.groups}))
-        return cls(run, flavour, question, grouped, found, book)
-
-    def stored(self, rules: Sequence[str]) -> bool:
-        """Whether the totals of some rules lie in files."""
-        run = self.run
-        return self.flavour == "engine" and run.manifest.status == "complete" and set(rules) <= set(run.rules)
-
-    def request(self, rules: Sequence[BoundRule]) -> TotalsRequest:
-        """What is asked of totals."""
-        return TotalsRequest([rule.id for rule in rules], self.run.gammas, self.flavour)
-
-    def has_rounds(self, rule: BoundRule) -> bool:
-        """Whether a rule has rounds on some text of the run: a lossy one has none."""
-        return not rule.rule.lossy and any(policy in rule.rule.policies for policy in self.policies)
+        policies = tuple(sorted({group.policy for group in grouped.groups}))
+        return cls(run, flavour, question, grouped, policies, book)
 
     @cached_property
     def strata(self) -> Array:
@@ -98,11 +84,11 @@ class DraftTotalsReader:
 
     def __init__(self, inquiry: ReportInputs, draft: str, asked: Sequence[str]) -> None:
         self.draft = draft
-        self._inquiry, self._asked, self._held = inquiry, asked, DraftTotals(inquiry.run, draft)
+        self._inquiry, self._asked, self._totals = inquiry, asked, DraftTotals(inquiry.run, draft)
         self._shared: list[dict[str, Array]] = []
 
     def pools(self, name: str) -> Iterator[DraftPool]:
-        """Those of one rule, by its id, for each domain and kind of text."""
+        """Yields the pools of one rule, by its id, one for each domain and kind of text."""
         inquiry, (rule,), shared = self._inquiry, rules_of([name]), tuple(self._shared)
         gammas = inquiry.run.gammas
 
@@ -110,21 +96,24 @@ class DraftTotalsReader:
             return list(pools(tables, inquiry.documents, rule.id, gammas, shared))
 
         if self._computed is not None:
-            found = filled(self._computed)
+            by_domain = filled(self._computed)
         else:
-            columns = columns_of(gammas if inquiry.has_rounds(rule) else (), own=bool(shared))
-            found = self._held.read(inquiry.request([rule]), columns, filled)
+            has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in inquiry.policies)
+            columns = columns_of(gammas if has_rounds else (), own=bool(shared))
+            by_domain = self._totals.read(TotalsRequest([rule.id], gammas, inquiry.flavour), columns, filled)
         if not shared:
-            self._shared += [{column: pool[column] for column in SHARED} for _, pool in found]
-        for domain, pool in found:
+            self._shared += [{column: pool[column] for column in SHARED} for _, pool in by_domain]
+        for domain, pool in by_domain:
             yield DraftPool(self.draft, rule, domain, pool)
 
     @cached_property
     def _computed(self) -> list[pa.Table] | None:
-        inquiry = self._inquiry
-        if inquiry.stored(self._asked):
+        """The totals of all rules that are asked for; None where they lie in files."""
+        inquiry, run = self._inquiry, self._inquiry.run
+        if inquiry.flavour == "engine" and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
             return None
-        return self._held.read(inquiry.request(rules_of(self._asked)), columns_of(inquiry.run.gammas), list)
+        request = TotalsRequest([rule.id for rule in rules_of(self._asked)], run.gammas, inquiry.flavour)
+        return self._totals.read(request, columns_of(run.gammas), list)
 
 
 def draft_pools(inquiry: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:
@@ -135,11 +124,11 @@ def draft_pools(inquiry: ReportInputs, rules: Sequence[str], drafts: Sequence[st
             yield from reader.pools(rule)
 
 
-def evidence_of(inquiry: ReportInputs, found: Sequence[DraftPool]) -> Evidence:
-    """What of it the verdict on the traffic rests on."""
+def evidence_of(inquiry: ReportInputs, drafts: Sequence[DraftPool]) -> Evidence:
+    """What the verdict on the traffic rests on, of pools of any rules."""
     decisive: dict[str, list[tuple[str, DocumentTotals]]] = {draft: [] for draft in inquiry.run.manifest.drafts}
     undefined: dict[str, str] = {}
-    for item in found:
+    for item in drafts:
         if inquiry.question.rule_for(item.pool.policy) != item.rule.id:
             continue
         if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy):
@@ -150,9 +139,9 @@ def evidence_of(inquiry: ReportInputs, found: Sequence[DraftPool]) -> Evidence:
     return Evidence(inquiry.decisive, by_draft, undefined, observed_weights(inquiry.documents.table), inquiry.strata)
 
 
-def by_domain(found: Sequence[tuple[str, DocumentTotals]]) -> dict[str, DocumentTotals]:
+def by_domain(pools: Sequence[tuple[str, DocumentTotals]]) -> dict[str, DocumentTotals]:
     """By domain, the pools of all its kinds of text as one."""
     parts: dict[str, list[DocumentTotals]] = {}
-    for domain, pool in found:
+    for domain, pool in pools:
         parts.setdefault(domain, []).append(pool)
     return {domain: merged(several) for domain, several in parts.items()}

@@ -11,19 +11,9 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
+from alphaprof.report import speeds
 from alphaprof.report.decision import Decision
 from alphaprof.report.model import AtConcurrency, GammaResult, Phase, Result
-from alphaprof.report.speeds import (
-    PrefillTimes,
-    SpeedupQuestion,
-    by_concurrency,
-    of_documents,
-    pays_up_to,
-    prefill_times,
-    request_speedup,
-    speedup_interval,
-    tokens_interval,
-)
 from alphaprof.report.verdict import Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
@@ -46,23 +36,27 @@ class ResultKey:
     book: CostModel | None
 
 
-def build_result(subject: ResultKey, pool: DocumentTotals, question: Question, gammas: Sequence[int]) -> Result:
+def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gammas: Sequence[int]) -> Result:
     """Everything about one domain, draft and rule."""
-    rule = subject.rule
+    rule = key.rule
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
     alpha = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
-    rounds = RoundResults((), (), None, no_decision(not_defined(rule.id, pool.policy)))
+    by_gamma: tuple[GammaResult, ...] = ()
+    concurrencies: tuple[AtConcurrency, ...] = ()
+    best, decision = None, no_decision(not_defined(rule.id, pool.policy))
     if pool.defined:
-        rounds = _rounds(subject, pool, alpha.value if alpha and coverage == 1 else None, question, gammas)
+        iid_alpha = alpha.value if alpha and coverage == 1 else None
+        by_gamma, concurrencies, best, decision = _rounds(key, pool, iid_alpha, question, gammas)
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
-    decides = question.rule_for(pool.policy) == rule.id
+    decisive = question.rule_for(pool.policy)
+    decides = decisive == rule.id
     return Result(
-        domain=subject.domain,
-        draft=subject.draft,
+        domain=key.domain,
+        draft=key.draft,
         rule=rule.id,
         lossy=rule.rule.lossy,
-        estimator=("expected" if subject.by_chance else "exact") if pool.defined else "one-step",
+        estimator=("expected" if key.by_chance else "exact") if pool.defined else "one-step",
         continuation=pool.continuation,
         sampling=pool.sampling,
         on_policy=pool.policy in rule.rule.policies,
@@ -78,55 +72,39 @@ def build_result(subject: ResultKey, pool: DocumentTotals, question: Question, g
         self_check=_self_check(pool) if sampled and pool.defined else None,
         burstiness=_burstiness(pool, question.confidence),
         phases=_phases(pool, question.confidence),
-        gammas=rounds.gammas,
-        best_gamma=rounds.best,
-        speedup=speedup_interval(rounds.decision.speedup, question.confidence),
+        gammas=by_gamma,
+        best_gamma=best,
+        speedup=speeds.speedup_interval(decision.speedup, question.confidence),
         chosen=len(question.gammas(gammas)) > 1,
-        tested_clusters=rounds.decision.speedup.documents if rounds.decision.speedup else 0,
-        concurrencies=rounds.concurrencies,
-        pays_up_to=pays_up_to(rounds.concurrencies),
-        verdict=rounds.decision.verdict if decides else None,
-        reason=_reason(rounds.decision, decides, pool, rule, question),
-        documents_needed=rounds.decision.documents_needed if decides else None,
+        tested_clusters=decision.speedup.documents if decision.speedup else 0,
+        concurrencies=concurrencies,
+        pays_up_to=speeds.pays_up_to(concurrencies),
+        verdict=decision.verdict if decides else None,
+        reason=decision.reason if decides or not pool.defined else f"the verdict concerns {decisive} only",
+        documents_needed=decision.documents_needed if decides else None,
     )
 
 
-@dataclass(frozen=True)
-class RoundResults:
-    """What rounds say: by gamma, by concurrency, the gamma that was chosen, and the decision on it."""
-
-    gammas: tuple[GammaResult, ...]
-    concurrencies: tuple[AtConcurrency, ...]
-    best: int | None
-    decision: Decision
-
-
 def _rounds(
-    subject: ResultKey, pool: DocumentTotals, alpha: float | None, question: Question, gammas: Sequence[int]
-) -> RoundResults:
-    """The rounds of a pool that has any. `alpha`: where the textbook formula applies."""
-    rule, draft, mix = subject.rule, subject.draft, Mix.of({subject.domain: 1.0})
-    book = subject.book if rule.rule.timed else None
+    key: ResultKey, pool: DocumentTotals, alpha: float | None, question: Question, gammas: Sequence[int]
+) -> tuple[tuple[GammaResult, ...], tuple[AtConcurrency, ...], int | None, Decision]:
+    """The rounds of a pool that has any: by gamma, by concurrency, the gamma that was chosen, and the decision on it.
+    `alpha`: where the textbook formula applies.
+    """
+    draft, pools, mix = key.draft, {key.domain: pool}, Mix.of({key.domain: 1.0})
+    book = key.book if key.rule.rule.timed else None
     timing = book.timing(question.concurrency).only(draft) if book else UNTIMED
-    clock = StepCosts(timing.times.get(draft), prefill_times(pool, book, draft) if book else None, question.concurrency)
-    found = tuple(_gamma(pool, gamma, clock, alpha, question.confidence) for gamma in gammas)
-    if not rule.rule.timed:  # a tree drafts more tokens than its depth
-        found = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in found)
-    best, decision = judge({draft: {subject.domain: pool}}, timing, mix, question, gammas)
+    times, prefill = timing.times.get(draft), speeds.prefill_times(pool, book, draft) if book else None
+    by_gamma = tuple(_gamma(pool, gamma, times, prefill, alpha, question) for gamma in gammas)
+    if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
+        by_gamma = tuple(dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma)
+    best, decision = judge({draft: pools}, timing, mix, question, gammas)
     if not timing.times:
-        decision = no_decision(without_times([rule.id], timing.lacks([draft])))
+        decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    several = by_concurrency({subject.domain: pool}, book, draft, mix, SpeedupQuestion(gammas, question.confidence))
-    return RoundResults(found, several, best[1] if best else None, decision)
-
-
-def _reason(decision: Decision, decides: bool, pool: DocumentTotals, rule: BoundRule, question: Question) -> str:
-    if decides:
-        return decision.reason
-    if not pool.defined:
-        return not_defined(rule.id, pool.policy)
-    return f"the verdict concerns {question.rule_for(pool.policy)} only"
+    concurrencies = speeds.by_concurrency(pools, book, draft, mix, gammas, question.confidence)
+    return by_gamma, concurrencies, best[1] if best else None, decision
 
 
 def contradiction(pool: DocumentTotals) -> str:
@@ -149,9 +127,9 @@ def _self_check(pool: DocumentTotals) -> Interval | None:
     difference, counts = by_cluster(pool.cluster, pool["emitted"] - pool["accepted"], pool["proposals"])
     if counts.sum() <= 0:
         return None
-    found = ratio(difference, counts)
-    half = quantile((1 + SELF_CHECK_CONFIDENCE) / 2, found.freedom) * found.stderr
-    return Interval(found.value, found.value - half, found.value + half)
+    mean = ratio(difference, counts)
+    half = quantile((1 + SELF_CHECK_CONFIDENCE) / 2, mean.freedom) * mean.stderr
+    return Interval(mean.value, mean.value - half, mean.value + half)
 
 
 def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
@@ -175,21 +153,19 @@ def _phases(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
     return phases
 
 
-@dataclass(frozen=True)
-class StepCosts:
-    """Step times of one draft at one concurrency, and what its prompts take to read; None where they were not timed."""
-
-    times: StepTimes | None
-    reading: PrefillTimes | None
-    concurrency: int
-
-
-def _gamma(pool: DocumentTotals, gamma: int, clock: StepCosts, alpha: float | None, confidence: float) -> GammaResult:
-    counts, times = pool.counts(gamma), clock.times
+def _gamma(
+    pool: DocumentTotals,
+    gamma: int,
+    times: StepTimes | None,
+    prefill: tuple[Array, Array] | None,
+    alpha: float | None,
+    question: Question,
+) -> GammaResult:
+    counts, confidence = pool.counts(gamma), question.confidence
     free = speedup([counts], [1.0], free_draft(gamma))
     rounds, drafted, tested, accepted = counted(pool, gamma, free)
     faster = speedup([counts], [1.0], times) if times is not None else None
-    request = request_speedup(counts, times, clock.reading, clock.concurrency) if times is not None else None
+    request = speeds.request_speedup(counts, times, prefill, question.concurrency) if times is not None else None
     iid = sum(alpha**depth for depth in range(gamma + 1)) if alpha is not None else None
     full_cost = float(round_costs(times, gamma)[gamma]) if times else None
     iid_speedup = None
@@ -198,7 +174,7 @@ def _gamma(pool: DocumentTotals, gamma: int, clock: StepCosts, alpha: float | No
     return GammaResult(
         gamma=gamma,
         rounds=rounds,
-        tokens_per_round=tokens_interval(free, gamma, confidence),
+        tokens_per_round=speeds.tokens_interval(free, gamma, confidence),
         acceptance_length=float(1 + accepted.sum() / drafted[0]) if drafted[0] > 0 else None,
         accepted_per_drafted=float(accepted.sum() / drafted.sum()) if drafted.sum() > 0 else None,
         iid_tokens_per_round=iid,
@@ -207,11 +183,11 @@ def _gamma(pool: DocumentTotals, gamma: int, clock: StepCosts, alpha: float | No
         full_round_cost=full_cost,
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
-        speedup=speedup_interval(faster, confidence),
-        request_speedup=speedup_interval(request, confidence),
+        speedup=speeds.speedup_interval(faster, confidence),
+        request_speedup=speeds.speedup_interval(request, confidence),
         iid_speedup=iid_speedup,
         iid_speedup_error=iid_speedup / faster.value - 1 if iid_speedup and faster else None,
-        of_documents=of_documents(counts, times) if times else None,
+        of_documents=speeds.of_documents(counts, times) if times else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),
         marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),
         conditional=tuple(float(a / t) if t > 0 else None for a, t in zip(accepted, tested, strict=True)),

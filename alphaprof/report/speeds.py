@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,92 +18,81 @@ from alphaprof.totals.replay import RoundCounts
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class SpeedupQuestion:
-    """What is asked of every pool: speculation lengths and the confidence of intervals."""
-
-    gammas: Sequence[int]
-    confidence: float
-
-
-def tokens_interval(found: Speedup | None, gamma: int, confidence: float) -> Interval | None:
+def tokens_interval(speedup: Speedup | None, gamma: int, confidence: float) -> Interval | None:
     """Tokens per round, its interval cut to what a round can emit: 1 to gamma + 1."""
-    whole = speedup_interval(found, confidence)
+    whole = speedup_interval(speedup, confidence)
     return None if whole is None else Interval(whole.value, max(1.0, whole.low), min(gamma + 1.0, whole.high))
 
 
-def speedup_interval(found: Speedup | None, confidence: float) -> Interval | None:
+def speedup_interval(speedup: Speedup | None, confidence: float) -> Interval | None:
     """A speedup with its two-sided interval."""
-    return None if found is None else Interval(found.value, *found.bounds((1 - confidence) / 2))
+    return None if speedup is None else Interval(speedup.value, *speedup.bounds((1 - confidence) / 2))
 
 
 def by_concurrency(
-    pools: Mapping[str, DocumentTotals], book: CostModel | None, draft: str, mix: Mix, scope: SpeedupQuestion
+    pools: Mapping[str, DocumentTotals],
+    book: CostModel | None,
+    draft: str,
+    mix: Mix,
+    gammas: Sequence[int],
+    confidence: float,
 ) -> tuple[AtConcurrency, ...]:
     """Speedups of one draft on a mix of domains at every concurrency; nothing where there are times of one alone."""
     if book is None or len(book.concurrencies) < 2:
         return ()
-    single = next(iter(pools.values())) if len(pools) == 1 else None
-    reading = prefill_times(single, book, draft) if single is not None else None
-    found = []
+    first = next(iter(pools.values()))
+    prefill = prefill_times(first, book, draft) if len(pools) == 1 else None
+    each = []
     for concurrency in book.concurrencies:
         times = book.times(concurrency).get(draft)
         if times is None:
             continue
-        speedups = [mix.speedup([pools[domain].counts(gamma) for domain in mix.domains], times) for gamma in scope.gammas]
-        requests = [
-            request_speedup(single.counts(gamma), times, reading, concurrency) if single is not None else None
-            for gamma in scope.gammas
-        ]
-        values = [item.value if item else 0.0 for item in speedups]
-        found.append(
+        speedups = [mix.speedup([pools[domain].counts(gamma) for domain in mix.domains], times) for gamma in gammas]
+        requests = [request_speedup(first.counts(gamma), times, prefill, concurrency) for gamma in gammas]
+        values = [speedup.value if speedup else 0.0 for speedup in speedups]
+        each.append(
             AtConcurrency(
                 concurrency=concurrency,
-                gammas=tuple(scope.gammas),
-                speedups=tuple(speedup_interval(item, scope.confidence) for item in speedups),
-                request_speedups=tuple(speedup_interval(item, scope.confidence) for item in requests),
-                best_gamma=scope.gammas[int(np.argmax(values))] if max(values) > 0 else None,
+                gammas=tuple(gammas),
+                speedups=tuple(speedup_interval(speedup, confidence) for speedup in speedups),
+                request_speedups=tuple(speedup_interval(speedup, confidence) for speedup in requests),
+                best_gamma=gammas[int(np.argmax(values))] if max(values) > 0 else None,
             )
         )
-    return tuple(found)
+    return tuple(each)
 
 
-def pays_up_to(found: Sequence[AtConcurrency]) -> int | None:
+def pays_up_to(concurrencies: Sequence[AtConcurrency]) -> int | None:
     """The last concurrency before the first one at which the best gamma makes decoding slower; None: not even the first."""
     last = None
-    for item in found:
-        values = [interval.value for interval in item.speedups if interval is not None]
-        if not values or max(values) < 1:
+    for item in concurrencies:
+        if max((interval.value for interval in item.speedups if interval is not None), default=0.0) < 1:
             return last
         last = item.concurrency
     return last
 
 
-@dataclass(frozen=True)
-class PrefillTimes:
-    """Prefill of each document's prompt by `target` and `draft`, in ms, [documents] each."""
-
-    target: Array
-    draft: Array
-
-
-def prefill_times(pool: DocumentTotals, book: CostModel, draft: str) -> PrefillTimes | None:
-    """What prompts take to read; nothing for a draft without steps. None where no prefill was timed."""
-    target = book.table.prefill_ms(TARGET, pool["prompt_tokens"])
-    own = book.table.prefill_ms(draft, pool["prompt_tokens"])
+def prefill_times(pool: DocumentTotals, book: CostModel, draft: str) -> tuple[Array, Array] | None:
+    """Prefill of each document's prompt by target and draft, in ms, [documents] each; 0 for a draft without steps. None
+    where no prefill was timed.
+    """
+    target, own = (book.table.prefill_ms(model, pool["prompt_tokens"]) for model in (TARGET, draft))
     if target is None or (own is None and book.manifest.drafts[draft].has_steps):
         return None
-    return PrefillTimes(target[0], own[0] if own is not None else np.zeros(len(pool.cluster)))
+    return target[0], own[0] if own is not None else np.zeros(len(pool.cluster))
 
 
-def request_speedup(counts: RoundCounts, times: StepTimes, reading: PrefillTimes | None, concurrency: int) -> Speedup | None:
+def request_speedup(
+    counts: RoundCounts, times: StepTimes, prefill: tuple[Array, Array] | None, concurrency: int
+) -> Speedup | None:
     """Time of whole requests without the draft / with it: prompts are read one by one, by the target and by a draft model,
-    and each request takes its share of the batch's decode steps. None where no prefill was timed.
+    and each request takes its share of the batch's decode steps. `prefill`: see `prefill_times`; None: no result either.
     """
-    if reading is None:
+    if prefill is None:
         return None
-    each = times.decode.ms / concurrency  # of a sequence's decode step
-    return with_prefill(counts, times, reading.target / each, reading.draft / each)
+    target, draft = prefill
+    step = times.decode.ms / concurrency  # of one sequence
+    return with_prefill(counts, times, target / step, draft / step)
 
 
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:

@@ -16,7 +16,7 @@ from alphaprof.log.manifest import Manifest
 from alphaprof.report.decision import Decision, Mask, by_times_alone, decide, held_out
 from alphaprof.report.format import short
 from alphaprof.report.model import Traffic
-from alphaprof.report.speeds import SpeedupQuestion, by_concurrency, pays_up_to, speedup_interval, tokens_interval
+from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
 from alphaprof.rules import default_rule, parse_rule, rules_of
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
@@ -44,11 +44,11 @@ class Order:
 
 def order_of(manifest: Manifest, flavour: Flavour) -> Order | None:
     """The order of a run's documents, where they came in a random one. Rounds of `hf` emit the first token too."""
-    found = manifest.sequential
-    if found is None:
+    settings = manifest.sequential
+    if settings is None:
         return None
-    reach = {domain: most + (flavour == "hf") for domain, most in found["reach"].items()}
-    return Order(found["choosing"], found["available"], manifest.documents, reach)
+    reach = {domain: most + (flavour == "hf") for domain, most in settings["reach"].items()}
+    return Order(settings["choosing"], settings["available"], manifest.documents, reach)
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,6 @@ class Question:
     concurrency: int = 1
     order: Order | None = None
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Question:
-        """From the manifest's copy of the profile."""
-        return cls(**config["decision"])
-
     def rule_for(self, policy: str) -> str:
         """The id of the rule that the verdict concerns on text of a policy."""
         return default_rule(policy) if self.rule == "auto" else self.rule
@@ -79,42 +74,6 @@ class Question:
     def gammas(self, known: Sequence[int]) -> list[int]:
         """The lengths that the verdict may choose from."""
         return list(known) if self.gamma == "auto" else [int(self.gamma)]
-
-
-def choose_and_decide(
-    candidates: Pools,
-    timing: Timing,
-    mix: Mix,
-    question: Question,
-    gammas: Sequence[int],
-) -> tuple[Pair | None, Decision]:
-    """The chosen draft and gamma, and the verdict on them. What is `auto` is chosen on one half of the documents of every
-    domain and tested on the other, so that the winner is not judged by the luck that made it win.
-    """
-    options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
-    only = options[0] if len(options) == 1 else None
-    times = timing.times
-    if lacking := timing.lacks(candidates):
-        return only, no_decision(without_times([], lacking))
-    if only is not None:
-        found = pooled_speedup(candidates, only, times, mix)
-        decision = decide(found, question.min_speedup, question.confidence, held_out=False)
-        return only, explained(decision, timing.basis, cheapness(times, only))
-    testing = held_out({domain: next(iter(candidates.values()))[domain].units.lots for domain in mix.domains})
-    choosing = {domain: ~mask for domain, mask in testing.items()}
-    chosen = {option: pooled_speedup(candidates, option, times, mix, choosing) for option in options}
-    known = {option: found.value for option, found in chosen.items() if found is not None}
-    if not known:
-        return None, explained(decide(None, question.min_speedup, question.confidence, held_out=True), timing.basis)
-    best = max(known, key=lambda option: known[option])
-    found = pooled_speedup(candidates, best, times, mix, testing)
-    decision = decide(found, question.min_speedup, question.confidence, held_out=True)
-    return best, explained(decision, timing.basis, cheapness(times, best))
-
-
-def cheapness(times: Mapping[str, StepTimes], pair: Pair) -> float:
-    """The v of a draft and gamma: below 1 decoding is slow, and every draft looks good."""
-    return times[pair[0]].v(pair[1])
 
 
 def without_times(rules: Sequence[str], missing: str | None = None) -> str:
@@ -138,23 +97,8 @@ def no_decision(reason: str) -> Decision:
     return Decision("UNDECIDED", reason, None, 0.0, math.inf, None)
 
 
-def explained(decision: Decision, basis: str, v: float = 1.0) -> Decision:
-    """A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
-
-    And a GO that rests on verification being cheaper than decoding (`v` < 1) says so last.
-    """
-    reason = f"{basis}, {decision.reason}"
-    if decision.verdict == "GO" and v < SLOW_BASELINE:
-        reason += f"; but decoding is slow here (v = {v:.2f} < 1), which flatters every draft"
-    return dataclasses.replace(decision, reason=reason)
-
-
 def pooled_speedup(
-    candidates: Pools,
-    option: Pair,
-    times: Mapping[str, StepTimes],
-    mix: Mix,
-    rows: Mapping[str, Mask] | None = None,
+    candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None = None
 ) -> Speedup | None:
     """Speedup of one draft and gamma on some documents of each domain (default: on all)."""
     draft, gamma = option
@@ -168,88 +112,104 @@ def judge(
     candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]
 ) -> tuple[Pair | None, Decision]:
     """The chosen draft and gamma, and the verdict on them: by intervals of a fixed number of documents, or by bets where
-    they came in random order.
+    they came in random order. What is `auto` is chosen by some documents and tested on the others, so that the winner is
+    not judged by the luck that made it win.
     """
-    if question.order is None:
-        return choose_and_decide(candidates, timing, mix, question, gammas)
     options = [(draft, gamma) for draft in candidates for gamma in question.gammas(gammas)]
     only = options[0] if len(options) == 1 else None
     if lacking := timing.lacks(candidates):
         return only, no_decision(without_times([], lacking))
-    if question.weights is not None:
+    if question.order is not None and question.weights is not None:
         return only, no_decision(
             "documents came in the mixture of domains that the data has, and weights ask for another one"
         )
-    best = only or _chosen(candidates, timing, mix, question.order, options)
-    if best is None:
-        first = question.order.choosing
-        reason = f"the first {first} documents choose draft and gamma, and the choice is not known yet"
-        if first == 0:
-            reason = "this run fixed draft and gamma before its first document, so none of them can choose"
-        return None, explained(no_decision(reason), timing.basis)
-    decision = _decided(candidates, best, timing, mix, question, 0 if only else question.order.choosing)
-    return best, explained(decision, timing.basis, cheapness(timing.times, best))
+    order, best, testing = question.order, only, None
+    if only is None:
+        pools = {domain: next(iter(candidates.values()))[domain] for domain in mix.domains}
+        if order is None:
+            testing = held_out({domain: pool.units.lots for domain, pool in pools.items()})
+            best = _fastest(candidates, timing, mix, options, {domain: ~mask for domain, mask in testing.items()})
+        elif order.seen >= order.choosing:
+            choosing = {domain: pool["document"] < order.choosing for domain, pool in pools.items()}
+            best = _fastest(candidates, timing, mix, options, choosing)
+    if order is None:
+        speedup = pooled_speedup(candidates, best, timing.times, mix, testing) if best else None
+        decision = decide(speedup, question.min_speedup, question.confidence, held_out=only is None)
+    elif best is not None:
+        decision = _decided(candidates, best, timing, mix, question, order, 0 if only else order.choosing)
+    elif order.choosing:
+        decision = no_decision(
+            f"the first {order.choosing} documents choose draft and gamma, and the choice is not known yet"
+        )
+    else:
+        decision = no_decision("this run fixed draft and gamma before its first document, so none of them can choose")
+    # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
+    reason = f"{timing.basis}, {decision.reason}"
+    if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
+        reason += f"; but decoding is slow here (v = {v:.2f} < 1), which flatters every draft"
+    return best, dataclasses.replace(decision, reason=reason)
 
 
-def _chosen(candidates: Pools, timing: Timing, mix: Mix, order: Order, options: Sequence[Pair]) -> Pair | None:
-    """The option that makes the first documents fastest, all together; None before all of them are there."""
-    if order.seen < order.choosing:
-        return None
-    pools = next(iter(candidates.values()))
-    first = {domain: pools[domain]["document"] < order.choosing for domain in mix.domains}
-    speeds = {option: pooled_speedup(candidates, option, timing.times, mix, first) for option in options}
-    known = {option: speedup.value for option, speedup in speeds.items() if speedup is not None}
+def _fastest(candidates: Pools, timing: Timing, mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]) -> Pair | None:
+    """The option that makes some documents of each domain fastest, all together; None where no speedup is known."""
+    speedups = {option: pooled_speedup(candidates, option, timing.times, mix, rows) for option in options}
+    known = {option: speedup.value for option, speedup in speedups.items() if speedup is not None}
     return max(known, key=lambda option: known[option], default=None)
 
 
-def _decided(candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question, after: int) -> Decision:
-    """The verdict on one draft and gamma by bets over the documents behind the first `after`, in the order they came in.
+def _decided(
+    candidates: Pools, pair: Pair, timing: Timing, mix: Mix, question: Question, order: Order, after: int
+) -> Decision:
+    """The verdict on one draft and gamma by bets over the documents after the first `after`, in the order they came in.
 
     Equal prompts are one observation: the first of them counts.
     """
-    order, times = question.order, timing.times[pair[0]]
-    if order is None:
-        raise ValueError("documents in no known order")
-    parts = []
-    for domain in mix.domains:
-        pool = candidates[pair[0]][domain]
-        counts = pool.counts(pair[1])
-        parts.append(np.column_stack([pool["document"], counts.tokens, time_spent(counts, times)]))
-    table, unit = np.concatenate(parts), np.concatenate([candidates[pair[0]][domain].cluster for domain in mix.domains])
-    in_order = np.argsort(table[:, 0], kind="stable")
-    _, once = np.unique(unit[in_order], return_index=True)
-    number, base, spent = table[in_order][np.sort(once)].T
-    base, spent = base[number >= after], spent[number >= after]
+    draft, gamma = pair
+    times, pools = timing.times[draft], [candidates[draft][domain] for domain in mix.domains]
+    number = np.concatenate([pool["document"] for pool in pools])
+    unit = np.concatenate([pool.cluster for pool in pools])
+    counts = [pool.counts(gamma) for pool in pools]
+    base = np.concatenate([each.tokens for each in counts])
+    spent = np.concatenate([time_spent(each, times) for each in counts])
+    in_order = np.argsort(number, kind="stable")
+    first = in_order[np.sort(np.unique(unit[in_order], return_index=True)[1])]
+    tested = first[number[first] >= after]
     reach = float(max(order.reach[domain] for domain in mix.domains))
-    best, worst = cost_bounds(times, pair[1])
-    bounds = Bounds(best, worst, reach)
     whole = pooled_speedup(candidates, pair, timing.times, mix)
-    error, freedom = (whole.timing_error, whole.timing_freedom) if whole is not None else (0.0, math.inf)
-    asked = (question.min_speedup, question.confidence)
-    found = decide_sequentially(base, spent, 1.0, bounds, *asked, timing_error=error, timing_freedom=freedom)
-    rows = {domain: candidates[pair[0]][domain]["document"] >= after for domain in mix.domains}
+    sequential = decide_sequentially(
+        base[tested],
+        spent[tested],
+        1.0,
+        Bounds(*cost_bounds(times, gamma), reach),
+        question.min_speedup,
+        question.confidence,
+        timing_error=whole.timing_error if whole is not None else 0.0,
+        timing_freedom=whole.timing_freedom if whole is not None else math.inf,
+    )
+    rows = {domain: pool["document"] >= after for domain, pool in zip(mix.domains, pools, strict=True)}
     value = pooled_speedup(candidates, pair, timing.times, mix, rows)
     if value is not None:
-        value = replace(value, value=float(base.sum() / spent.sum()), documents=len(base))
-    return Decision(found.verdict, _reason(found, value, question, after), value, found.low, found.high, None)
+        value = replace(value, value=float(base[tested].sum() / spent[tested].sum()), documents=len(tested))
+    reason = _reason(sequential, value, question, after)
+    return Decision(sequential.verdict, reason, value, sequential.low, sequential.high, None)
 
 
-def _reason(found: Sequential, value: Speedup | None, question: Question, after: int) -> str:
+def _reason(sequential: Sequential, value: Speedup | None, question: Question, after: int) -> str:
     level = f"{100 * question.confidence:g} %"
-    if found.verdict != "UNDECIDED" and found.documents == 0:
-        return by_times_alone(found.verdict, question.min_speedup)
+    if sequential.verdict != "UNDECIDED" and sequential.documents == 0:
+        return by_times_alone(sequential.verdict, question.min_speedup)
     if value is None:
         return f"no document after the first {after}, which choose, has been tested yet"
     count = "1 document" if value.documents == 1 else f"{value.documents} documents"
     on = f"speedup {value.value:.2f}x on {count} in random order"
-    if found.verdict == "UNDECIDED" and found.low == 0 and math.isinf(found.high):
+    if sequential.verdict == "UNDECIDED" and sequential.low == 0 and math.isinf(sequential.high):
         return f"{on}: too little to rule anything out at any time"
-    if found.verdict == "UNDECIDED":
-        bounds = f"{level} bounds that hold at any time, {found.low:.3f} and {found.high:.3f}"
+    if sequential.verdict == "UNDECIDED":
+        bounds = f"{level} bounds that hold at any time, {sequential.low:.3f} and {sequential.high:.3f}"
         return f"{on}, {bounds}, enclose {question.min_speedup:g}: more documents would narrow them"
-    side, bound = ("lower", found.low) if found.verdict == "GO" else ("upper", found.high)
-    reached = "reached" if found.verdict == "GO" else "fell below"
-    threshold = f"{question.min_speedup:g} after {found.documents} of them"
+    side, bound = ("lower", sequential.low) if sequential.verdict == "GO" else ("upper", sequential.high)
+    reached = "reached" if sequential.verdict == "GO" else "fell below"
+    threshold = f"{question.min_speedup:g} after {sequential.documents} of them"
     return f"{on}; its {level} {side} bound, {bound:.3f}, which holds at any time, {reached} {threshold}"
 
 
@@ -289,9 +249,7 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
     free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, mix) if best else None
-    several = (
-        by_concurrency(candidates[best[0]], book, best[0], mix, SpeedupQuestion(gammas, question.confidence)) if best else ()
-    )
+    several = by_concurrency(candidates[best[0]], book, best[0], mix, gammas, question.confidence) if best else ()
     return Traffic(
         verdict=decision.verdict,
         reason=decision.reason,

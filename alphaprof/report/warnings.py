@@ -25,93 +25,70 @@ def report_warnings(report: Report, run: Run, costs: str) -> Report:
 
     `costs`: where step times were to come from.
     """
-    manifest = run.manifest
-    noted = [ReportWarning(**warning) for warning in manifest.warnings]
-    found = [
-        *noted,
-        *_partial(report),
-        *_damaged(run),
-        *_without_log(manifest, run.has_log),
-        *_part_of_log(report),
-        *_stopped(manifest),
-        *_left_out(manifest),
-        *_halved(manifest),
-        *_cut(report),
-    ]
-    found += [*_numerics(report), *_contradicted(report), *_sampled(report)]
-    found += [*_untimed(report, manifest, costs), *_cost(report)]
-    return dataclasses.replace(report, warnings=tuple(found))
+    of_run = (*_files(report, run), *_documents(report, run.manifest))
+    of_numbers = (*_numerics(report), *_contradicted(report), *_untimed(report, run.manifest, costs), *_cost(report))
+    profiled = [ReportWarning(**warning) for warning in run.manifest.warnings]
+    return dataclasses.replace(report, warnings=(*profiled, *of_run, *of_numbers))
 
 
-def _partial(report: Report) -> Iterator[ReportWarning]:
+def _files(report: Report, run: Run) -> Iterator[ReportWarning]:
+    """What is missing of the run or its files."""
+    manifest, documents, logged = run.manifest, report.run.documents, report.run.log_documents
     if not report.run.complete:
         yield ReportWarning(
             "partial",
-            f"the run was interrupted: this report covers its first {report.run.documents} documents",
+            f"the run was interrupted: this report covers its first {documents} documents",
             "finish it with alphaprof profile --resume",
         )
-
-
-def _damaged(run: Run) -> Iterator[ReportWarning]:
     for name in sorted(run.damaged):
         yield ReportWarning(
             "damaged",
             f"{name} is damaged: its content was computed again from the position log, and no number has changed",
             "alphaprof profile with --resume writes it again; report --verify checks every file",
         )
-
-
-def _without_log(manifest: Manifest, has_log: bool) -> Iterator[ReportWarning]:
-    if not has_log and manifest.imported is None and manifest.shards:
+    if not run.has_log and manifest.imported is None and manifest.shards:
         yield ReportWarning(
             "no_log",
             "the run's directory has no position log: why tokens are rejected, where drafts are right, and certificates are "
             "not shown",
             "copy positions/ there too",
         )
-
-
-def _part_of_log(report: Report) -> Iterator[ReportWarning]:
-    """Verdicts and all numbers of results rest on totals, which are always read whole."""
-    told, documents = report.run.log_documents, report.run.documents
-    if told is not None and told < documents:
+    if logged is not None and logged < documents:  # verdicts and results rest on totals, which are always read whole
         yield ReportWarning(
             "part_of_log",
-            f"some sections read {told} of {documents} documents, in shards spread over the run: why tokens are "
-            "rejected, where "
-            "drafts are right, certificates, and what the target alone says; verdicts and results use all documents",
+            f"some sections read {logged} of {documents} documents, in shards spread over the run: why tokens are rejected, "
+            "where drafts are right, certificates, and what the target alone says; verdicts and results use all documents",
             "alphaprof report --whole-log reads the whole position log",
         )
 
 
-def _stopped(manifest: Manifest) -> Iterator[ReportWarning]:
-    """Only verdicts are made for a look after every shard."""
+def _documents(report: Report, manifest: Manifest) -> Iterator[ReportWarning]:
+    """What is to know about the documents that were measured."""
     available = manifest.sequential["available"] if manifest.sequential else 0
-    if manifest.documents < available:
+    if manifest.documents < available:  # intervals, unlike verdicts, are not made for a look after every shard
         yield ReportWarning(
             "stopped",
             f"documents were taken in random order, {manifest.documents} of {available}. Verdicts hold at any time; "
             "intervals are for a fixed number of documents, and slightly too optimistic",
             "take the verdict from this run, and the size of a speedup from a run that measures all documents",
         )
-
-
-def _left_out(manifest: Manifest) -> Iterator[ReportWarning]:
     where = "see too_long and max_new_tokens in the profile" if manifest.imported is None else "see docs/import.md"
     for reason, count in manifest.skipped.items():
         yield ReportWarning("skipped", f"{count} documents left out: {reason}", where)
     for reason, count in manifest.truncated.items():
         yield ReportWarning("truncated", f"{count} {reason}", "their acceptance may differ from that of the whole text")
-
-
-def _halved(manifest: Manifest) -> Iterator[ReportWarning]:
-    halved = sum(shard.halved_batches for shard in manifest.shards)
-    if halved:
+    if halved := sum(shard.halved_batches for shard in manifest.shards):
         yield ReportWarning(
             "halved_batches",
             f"memory ran out and {halved} batches were halved; values may differ by up to 1e-3 from a run with enough "
             "memory",
             "lower batch_tokens",
+        )
+    if report.run.cut is not None and report.run.cut > CUT_WORTH_SAYING:
+        yield ReportWarning(
+            "cut_by_length",
+            f"{percent(report.run.cut)} of the texts were cut at max_new_tokens: how such texts go on was not measured",
+            "raise max_new_tokens if the traffic writes longer answers",
         )
 
 
@@ -141,9 +118,9 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
 
 
 def _contradicted(report: Report) -> Iterator[ReportWarning]:
-    """A theorem that the log contradicts."""
-    held = report.certificates.certificates if report.certificates else ()
-    if wrong := [item for item in held if item.contradicted]:
+    """What cannot be: rejections against a theorem, and sampled text on which what happened is not what was expected."""
+    certificates = report.certificates.certificates if report.certificates else ()
+    if wrong := [item for item in certificates if item.contradicted]:
         where = ", ".join(dict.fromkeys(f"{short(item.domain)} ({item.draft}, {item.rule})" for item in wrong))
         count = sum(item.contradicted for item in wrong)
         yield ReportWarning(
@@ -151,10 +128,6 @@ def _contradicted(report: Report) -> Iterator[ReportWarning]:
             f"{count} certified positions were rejected, which should be impossible: {where}",
             "the logged divergences cannot be trusted here: please report it, with the profile",
         )
-
-
-def _sampled(report: Report) -> Iterator[ReportWarning]:
-    """Sampled text holds itself to account: what happened must be what was expected, on average."""
     off: dict[str, float] = {}
     for result in report.results:
         check = result.self_check
@@ -181,15 +154,6 @@ def _sampled(report: Report) -> Iterator[ReportWarning]:
             "outside_support",
             f"{impossible / positions:.2%} of sampled tokens have probability 0 in the scoring pass and count as rejected",
             "a few are rounding at the cut of top_k and top_p; many: the text was sampled with other settings",
-        )
-
-
-def _cut(report: Report) -> Iterator[ReportWarning]:
-    if report.run.cut is not None and report.run.cut > CUT_WORTH_SAYING:
-        yield ReportWarning(
-            "cut_by_length",
-            f"{percent(report.run.cut)} of the texts were cut at max_new_tokens: how such texts go on was not measured",
-            "raise max_new_tokens if the traffic writes longer answers",
         )
 
 
@@ -221,9 +185,8 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
     if report.cost.beyond_prefill:
         yield ReportWarning(
             "beyond_prefill",
-            f"{percent(report.cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: their "
-            "time is "
-            "extrapolated from the last two times",
+            f"{percent(report.cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: their time "
+            "is extrapolated from the last two times",
             "request speedups depend on it: add the prompts' length to costs.context, or to the table of step times",
         )
     if report.cost.source == ROOFLINE:
@@ -233,11 +196,8 @@ def _cost(report: Report) -> Iterator[ReportWarning]:
             "these times may be",
             "give costs.overhead_ms and costs.draft_overhead_ms, and measure or time your engine before you deploy",
         )
-    if 1 not in report.cost.target_ms:
-        return
-    decode = report.cost.target_ms[1]
-    faster = [tokens for tokens, ms in report.cost.target_ms.items() if ms < SLOW_BASELINE * decode]
-    if faster:
+    decode = report.cost.target_ms.get(1, 0.0)
+    if faster := [tokens for tokens, ms in report.cost.target_ms.items() if ms < SLOW_BASELINE * decode]:
         yield ReportWarning(
             "slow_baseline",
             f"verifying {faster[0]} tokens took less time than decoding one (v < 1): the baseline is slow here; "

@@ -22,14 +22,12 @@ HALVINGS = 60  # of an interval that lies in [0, 1]: below the spacing of floats
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What a round costs, in decode steps: `draft` a draft step (c); `verify` and `verify_slope` the verification of gamma
-    drafts, verify + gamma * verify_slope (v); `overhead` everything else (o).
-    """
+    """What a round of gamma drafts costs, in decode steps of the target: gamma c + v + o."""
 
-    draft: float
-    verify: float = 1.0
-    verify_slope: float = 0.0
-    overhead: float = 0.0
+    draft: float  # c, one draft step
+    verify: float = 1.0  # v without its slope
+    verify_slope: float = 0.0  # added to it for every drafted token
+    overhead: float = 0.0  # o, everything else in a round
 
     def verification(self, gamma: int) -> float:
         """v: one target step over gamma + 1 tokens."""

@@ -60,7 +60,7 @@ from alphaprof.costs.speedup import (
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, largest_error, round_mixes, step_times
 from alphaprof.report.decision import decide, held_out
-from alphaprof.report.result import speedup_interval, tokens_interval
+from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.sequential import Bounds, decide_sequentially
 from alphaprof.totals.documents import lots_of

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.errors import CheckFailed, CheckUndecided
-from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, row
+from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading, row
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.report import format as fmt
 from alphaprof.report.format import short, visible
@@ -94,8 +94,7 @@ class Check:
     def md(self) -> str:
         """Returns the outcome and the thresholds, for pull requests."""
         against = f" against {escaped(self.baseline)}" if self.baseline else ""
-        heading = f"## {SIGNS[self.outcome]} {self.outcome}: draft quality of {escaped(str(self.draft))}{against}"
-        lines = [heading, "", escaped_sentence(self.reason), ""]
+        lines = heading(self.outcome, f"draft quality of {escaped(str(self.draft))}{against}", self.reason)
         if self.paired is not None:
             lines += [f"{fmt.many(self.paired, 'document')} paired by prompt.", ""]
         if self.items:

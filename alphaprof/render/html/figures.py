@@ -1,67 +1,230 @@
-"""The figures of the page, from a `Report`: acceptance, speedup, depth, bursts, times, causes, difficulty. They compute
-nothing.
+"""The figures of the page, from a `Report`: acceptance, speedup, depth, bursts, times, causes, difficulty; and what they
+share: colours, hover texts, axes, grids of small panels. A figure is plotly's JSON, as plain dicts. They compute nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from alphaprof.render.html.plots import (
-    INK,
-    Figure,
-    Grid,
-    Style,
-    Trace,
-    axes_of,
-    axis,
-    band,
-    categories,
-    errors,
-    label,
-    layout,
-    meta,
-    said,
-    title_text,
-    who,
-)
 from alphaprof.render.wording import by_kind, by_text, reached, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result
-from alphaprof.report.sections.losses import CAUSES
+from alphaprof.report.sections.attribution import CAUSES
+from alphaprof.stats.estimate import Interval
 
+Trace = dict[str, Any]
+# Okabe and Ito's for all eyes, then more: a run has few drafts.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#8C564B", "#6A3D9A",
+           "#B2DF8A", "#A6761D")  # fmt: skip
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "bowtie")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+INK, GRID = "#1f2933", "#e4e7eb"
+PANEL = 240  # pixels that a row of panels takes
 RED = "#b42318"
 FEW = 20  # drafts: a share of fewer says little
 BAR = 38  # pixels that a row of points takes
 # In pairs of light and dark, so that neighbours in a bar differ for all eyes; hues apart from those of drafts say nothing.
-COLOURS = ("#bfc5cc", "#9aa5b1", "#f2cf63", "#8d6cab", "#4fb3a5", "#3a7ca5", "#e39774", "#a63d40", "#5f7161")
+CAUSE_COLOURS = ("#bfc5cc", "#9aa5b1", "#f2cf63", "#8d6cab", "#4fb3a5", "#3a7ca5", "#e39774", "#a63d40", "#5f7161")
 CAUSE_BAR, GAP, TOP, BOTTOM = 26, 64, 84, 30  # pixels that a bar takes, what lies between panels, above and below them
 AXES = {"margin": "target's margin, p₁ − p₂", "entropy": "target's entropy, nats"}
 
 
-def acceptance(report: Report, style: Style) -> Figure | None:
-    """Alpha by domain, a point a draft and rule; None where none is known."""
+@dataclass(frozen=True)
+class Figure:
+    """One figure: its data and layout for plotly, and in how many pixels it is drawn. Without data it is not shown."""
+
+    name: str
+    traces: list[Trace]
+    layout: dict[str, Any]
+    height: int
+
+
+@dataclass(frozen=True)
+class Style:
+    """How drafts and rules look in every figure: a draft has a colour, a rule a dash."""
+
+    drafts: Sequence[str]
+    rules: Sequence[str]
+
+    def colour(self, draft: str) -> str:
+        """The colour of a draft."""
+        return COLOURS[self.drafts.index(draft) % len(COLOURS)]
+
+    def line(self, draft: str, rule: str | None = None, dash: str = "") -> dict[str, Any]:
+        """The line of a draft, with the dash of a rule or another one."""
+        dash = dash if rule is None else DASHES[self.rules.index(rule) % len(DASHES)]
+        return {"color": self.colour(draft), "dash": dash, "width": 2}
+
+    def symbol(self, rule: str, filled: bool = True) -> str:
+        """The mark of a rule."""
+        return SYMBOLS[self.rules.index(rule) % len(SYMBOLS)] + ("" if filled else "-open")
+
+    def offset(self, draft: str, rule: str) -> float:
+        """How far beside its place on an axis of names a draft stands under a rule, so that no two coincide."""
+        middle = (self.drafts.index(draft) + 0.5) / len(self.drafts) - 0.5
+        return 0.6 * middle + 0.4 * self.rules.index(rule) / len(self.rules) / len(self.drafts)
+
+    def faint(self, draft: str, share: float = 0.15) -> str:
+        """The colour of a draft as the ground of something."""
+        red, green, blue = (int(self.colour(draft)[place : place + 2], 16) for place in (1, 3, 5))
+        return f"rgba({red},{green},{blue},{share})"
+
+
+def label(text: str) -> str:
+    """Untrusted text as a label: plotly reads HTML tags and entities in labels, and shows these as they are.
+
+    It is not shortened: that is for whoever knows which part of it may be long.
+    """
+    return fmt.visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def points(x: Sequence[Any], y: Sequence[Any], text: Sequence[str], mode: str = "lines+markers", **more: Any) -> Trace:
+    """Points with their hover texts, and the lines between them."""
+    return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), "text": list(text), "hoverinfo": "text", **more}
+
+
+def said(*lines: str) -> str:
+    """Lines of a hover text."""
+    return "<br>".join(line for line in lines if line)
+
+
+def meta(draft: str, rule: str | None = None) -> dict[str, str]:
+    """What the page's buttons show and hide traces by."""
+    return {"draft": draft} if rule is None else {"draft": draft, "rule": rule}
+
+
+def errors(interval: Interval, colour: str) -> dict[str, Any]:
+    """The error bar of a point with its interval; an infinite side has none, its hover text says so."""
+    above, below = interval.high - interval.value, interval.value - interval.low
+    sides = {"array": [above if math.isfinite(above) else 0.0], "arrayminus": [below if math.isfinite(below) else 0.0]}
+    return sides | {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, "color": colour}
+
+
+def band(x: Sequence[float], intervals: Sequence[Interval], colour: str, about: Mapping[str, Any]) -> Iterator[Trace]:
+    """The ground between the ends of intervals; nothing where one of them is infinite."""
+    if len(x) < 2 or not all(math.isfinite(item.low) and math.isfinite(item.high) for item in intervals):
+        return
+    yield {
+        "type": "scatter",
+        "x": [*x, *reversed(x)],
+        "y": [*(item.high for item in intervals), *(item.low for item in reversed(intervals))],
+        "fill": "toself",
+        "fillcolor": colour,
+        "line": {"width": 0},
+        "mode": "lines",
+        "hoverinfo": "skip",
+        **about,
+    }
+
+
+def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    """An axis in the style of the page."""
+    plain = {"gridcolor": GRID, "zeroline": False, "linecolor": GRID, "ticks": "outside", "tickcolor": GRID}
+    return plain | {"title": {"text": title, "standoff": 6}, "automargin": True, "fixedrange": True} | more
+
+
+def categories(names: Sequence[str]) -> dict[str, Any]:
+    """Names down an axis: places from 0 on, so that equal, numeric or empty names are nothing but names."""
+    ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [label(name) for name in names]}
+    return ticks | {"autorange": "reversed"}
+
+
+def layout(height: int, **more: Any) -> dict[str, Any]:
+    """A figure's layout."""
+    plain = {
+        "height": height,
+        "margin": {"l": 56, "r": 16, "t": 28, "b": 44},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
+        "hoverlabel": {"align": "left", "bgcolor": "#ffffff", "font": {"size": 12}},
+        "hovermode": "closest",
+        "showlegend": False,
+    }
+    return plain | more
+
+
+@dataclass
+class Grid:
+    """Small panels, three in a row, each with its own axes and title."""
+
+    titles: Sequence[str]
+    x: dict[str, Any]
+    y: dict[str, Any]
+    columns: int = 3
+    traces: list[Trace] = field(default_factory=list)
+    shapes: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, panel: int, trace: Trace) -> None:
+        """A trace in a panel."""
+        x, y = axes_of(panel)
+        self.traces.append(trace | {"xaxis": x, "yaxis": y})
+
+    def line(self, panel: int, y: float, colour: str, dash: str) -> None:
+        """A level line across a panel."""
+        across, up = axes_of(panel)
+        shape = {"type": "line", "xref": f"{across} domain", "x0": 0, "x1": 1, "yref": up, "y0": y, "y1": y}
+        self.shapes.append(shape | {"line": {"color": colour, "width": 1.2, "dash": dash}, "layer": "above"})
+
+    def figure(self, name: str) -> Figure:
+        """The panels as one figure."""
+        rows = max(1, -(-len(self.titles) // self.columns))
+        height = PANEL * rows + 60
+        gap = 76 / height
+        tall = (1 - gap * (rows - 1)) / rows
+        wide = (1 - 0.07 * (self.columns - 1)) / self.columns
+        axes: dict[str, Any] = {}
+        titles = []
+        for panel, title in enumerate(self.titles):
+            row, column = divmod(panel, self.columns)
+            left, top = column * (wide + 0.07), 1 - row * (tall + gap)
+            x, y = axes_of(panel)
+            axes[f"xaxis{x[1:]}"] = axis(**self.x) | {"domain": [left, left + wide], "anchor": y}
+            axes[f"yaxis{y[1:]}"] = axis(**self.y) | {"domain": [max(0.0, top - tall), top], "anchor": x}
+            titles.append(panel_title(x, title, left, top))
+        return Figure(name, self.traces, layout(height, annotations=titles, shapes=self.shapes, **axes), height)
+
+
+def axes_of(panel: int) -> tuple[str, str]:
+    """What plotly calls the axes of a panel: the first ones have no number."""
+    number = "" if panel == 0 else str(panel + 1)
+    return f"x{number}", f"y{number}"
+
+
+def panel_title(axis_name: str, text: str, left: float, top: float) -> dict[str, Any]:
+    """A panel's title above its upper left corner; the page finds it by the panel's x axis."""
+    place = {"x": left, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+    return place | {"name": axis_name, "text": f"<b>{label(text)}</b>", "showarrow": False, "font": {"size": 12}}
+
+
+def who(result: Result, name: str) -> str:
+    """The first line of a hover text: the text, the draft and the rule."""
+    return f"<b>{label(name)}</b>, {label(result.draft)}, {result.rule}"
+
+
+def acceptance(report: Report, style: Style) -> Figure:
+    """Alpha by domain, a point a draft and rule."""
     texts = by_text(report.results)
     height = BAR * len(texts) + 90
     traces: list[Trace] = []
     for place, (name, results) in enumerate(texts.items()):
         for item in results:
             if item.alpha is not None:
-                colour, filled = style.colour(item.draft), item.on_policy and not item.lossy
-                mark = {"color": colour, "size": 8, "symbol": style.symbol(item.rule, filled)}
-                point = _point(item.alpha.value, place + style.offset(item.draft, item.rule), _alpha_said(item, name))
-                about = {"meta": meta(item.draft, item.rule), "error_x": errors([item.alpha]) | {"color": colour}}
-                traces.append(point | about | {"marker": mark})
-    if not traces:
-        return None
-    rows = categories(list(texts))
-    axes = {"xaxis": axis("acceptance (α)", range=[0, 1.02]), "yaxis": axis(**rows)}
+                point = _point(item, place, item.alpha.value, _alpha_said(item, name), style)
+                point["marker"]["symbol"] = style.symbol(item.rule, item.on_policy and not item.lossy)
+                traces.append(point | {"error_x": errors(item.alpha, style.colour(item.draft))})
+    axes = {"xaxis": axis("acceptance (α)", range=[0, 1.02]), "yaxis": axis(**categories(list(texts)))}
     return Figure("acceptance", traces, layout(height, **axes), height)
 
 
-def _point(x: float | None, y: float, text: str) -> Trace:
-    return {"type": "scatter", "mode": "markers", "x": [x], "y": [y], "text": [text], "hoverinfo": "text"}
+def _point(item: Result, place: int, x: float, text: str, style: Style) -> Trace:
+    """The point of a result, beside the place that its text has on an axis of names."""
+    mark = {"color": style.colour(item.draft), "size": 8, "symbol": style.symbol(item.rule)}
+    y = place + style.offset(item.draft, item.rule)
+    return points([x], [y], [text], "markers", marker=mark, meta=meta(item.draft, item.rule))
 
 
 def _alpha_said(item: Result, name: str) -> str:
@@ -72,12 +235,10 @@ def _alpha_said(item: Result, name: str) -> str:
     return said(who(item, name), f"α {fmt.share_interval(item.alpha)}", covered, counted, off, lossy)
 
 
-def speedups(report: Report, style: Style) -> Figure | None:
-    """Speedup (without step times: tokens per round) against gamma, a panel a domain; None where no rounds are defined."""
+def speedups(report: Report, style: Style) -> Figure:
+    """Speedup (without step times: tokens per round) against gamma, a panel a domain."""
     timed = any(item.speedup is not None for result in report.results for item in result.gammas)
     shown = by_text([item for item in report.results if item.gammas])
-    if not shown:
-        return None
     y = {"title": "speedup" if timed else "tokens per round", "rangemode": "tozero" if timed else "normal"}
     grid = Grid(list(shown), {"title": "γ", "dtick": 1}, y)
     for panel, (name, results) in enumerate(shown.items()):
@@ -93,28 +254,19 @@ def speedups(report: Report, style: Style) -> Figure | None:
 def _against_gamma(result: Result, name: str, timed: bool, style: Style) -> Iterator[Trace]:
     """A curve with the ground of its intervals. Where some of them have no end it has no ground, and open points."""
     about = {"meta": meta(result.draft, result.rule)}
-    points = [(item, item.speedup if timed else item.tokens_per_round) for item in result.gammas]
-    known = [(item, value) for item, value in points if value is not None]
+    values = [(item, item.speedup if timed else item.tokens_per_round) for item in result.gammas]
+    known = [(item, value) for item, value in values if value is not None]
     if not known:
         return
     x = [item.gamma for item, _ in known]
     yield from band(x, [value for _, value in known], style.faint(result.draft), about)
-    bounded = [math.isfinite(value.high) for _, value in known]
-    yield {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": x,
-        "y": [value.value for _, value in known],
-        "line": style.line(result.draft, result.rule),
-        "marker": {
-            "size": [9 if item.gamma == result.best_gamma else 5 for item, _ in known],
-            "symbol": [style.symbol(result.rule, end) for end in bounded],
-            "opacity": 1,
-        },
-        "text": [_speed_said(result, name, item) for item, _ in known],
-        "hoverinfo": "text",
-        **about,
+    marks = {
+        "size": [9 if item.gamma == result.best_gamma else 5 for item, _ in known],
+        "symbol": [style.symbol(result.rule, math.isfinite(value.high)) for _, value in known],
+        "opacity": 1,
     }
+    y, text = [value.value for _, value in known], [_speed_said(result, name, item) for item, _ in known]
+    yield points(x, y, text, line=style.line(result.draft, result.rule), marker=marks) | about
 
 
 def _speed_said(result: Result, name: str, item: GammaResult) -> str:
@@ -131,11 +283,9 @@ def _speed_said(result: Result, name: str, item: GammaResult) -> str:
     )
 
 
-def depths(report: Report, style: Style) -> Figure | None:
+def depths(report: Report, style: Style) -> Figure:
     """Acceptance by depth at the largest gamma, conditional and marginal, a panel a domain."""
     shown = by_text([item for item in report.results if item.gammas and None not in item.gammas[-1].reached])
-    if not shown:
-        return None
     grid = Grid(list(shown), {"title": "depth in the round", "dtick": 1}, {"title": "accepted", "range": [0, 1.02]})
     for panel, (name, results) in enumerate(shown.items()):
         for result in results:
@@ -149,48 +299,31 @@ def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: St
     """A curve over depths; conditional shares of few drafts are open points."""
     conditional = kind == "conditional"
     values = last.conditional if conditional else last.marginal
-    line = {"color": style.colour(result.draft), "width": 2, "dash": "solid" if conditional else "dot"}
     text = []
     for depth, (value, drafts) in enumerate(zip(values, last.reached, strict=True), 1):
         of = f"{fmt.number(drafts, 0)} drafts that were reached" if conditional else "all rounds with a proposal"
         text.append(said(who(result, name), f"depth {depth}: {kind} {fmt.share(value)}", f"of {of}"))
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": list(range(1, len(values) + 1)),
-        "y": list(values),
-        "line": line,
-        "marker": {
-            "size": 5,
-            "symbol": [style.symbol(result.rule, not conditional or (reached or 0) >= FEW) for reached in last.reached],
-        },
-        "text": text,
-        "hoverinfo": "text",
-        "meta": meta(result.draft, result.rule),
-    }
+    symbols = [style.symbol(result.rule, not conditional or (reached or 0) >= FEW) for reached in last.reached]
+    line = style.line(result.draft, dash="solid" if conditional else "dot")
+    marks, about = {"size": 5, "symbol": symbols}, meta(result.draft, result.rule)
+    return points(range(1, len(values) + 1), values, text, line=line, marker=marks, meta=about)
 
 
-def bursts(report: Report, style: Style) -> Figure | None:
+def bursts(report: Report, style: Style) -> Figure:
     """Burstiness, and what the textbook formula gets wrong, by domain."""
     texts = by_text([item for item in report.results if item.burstiness is not None and item.gammas])
     height = BAR * len(texts) + 110
     traces: list[Trace] = []
     for place, (name, results) in enumerate(texts.items()):
         for item in results:
-            colour, y = style.colour(item.draft), place + style.offset(item.draft, item.rule)
-            mark = {
-                "marker": {"color": colour, "size": 8, "symbol": style.symbol(item.rule)},
-                "meta": meta(item.draft, item.rule),
-            }
-            burstiness = item.burstiness
-            text = said(who(item, name), f"burstiness {fmt.difference(burstiness, 2)}")
-            spread = errors([burstiness]) | {"color": colour}
-            traces.append(_point(burstiness.value if burstiness else None, y, text) | mark | {"error_x": spread})
+            if item.burstiness is not None:
+                text = said(who(item, name), f"burstiness {fmt.difference(item.burstiness, 2)}")
+                point = _point(item, place, item.burstiness.value, text, style)
+                traces.append(point | {"error_x": errors(item.burstiness, style.colour(item.draft))})
             wrong, words = _textbook(item)
             if wrong is not None:
-                traces.append(_point(wrong, y, said(who(item, name), words)) | mark | {"xaxis": "x2", "yaxis": "y2"})
-    if not traces:
-        return None
+                point = _point(item, place, wrong, said(who(item, name), words), style)
+                traces.append(point | {"xaxis": "x2", "yaxis": "y2"})
     rows = categories(list(texts))
     zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
     axes = {
@@ -220,43 +353,21 @@ def step_times(report: Report, style: Style) -> Figure | None:
         return None
     tokens = list(cost.target_ms)
     text = [f"target over {count} tokens: {fmt.number(ms, 2)} ms" for count, ms in cost.target_ms.items()]
-    traces: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": tokens,
-            "y": list(cost.target_ms.values()),
-            "text": text,
-            "hoverinfo": "text",
-            "line": {"color": INK, "width": 2},
-            "name": "target, one step",
-        }
-    ]
+    line = {"color": INK, "width": 2}
+    traces = [points(tokens, list(cost.target_ms.values()), text, line=line, name="target, one step")]
     steps = {draft: (ms, "one step") for draft, ms in cost.draft_ms.items()}
     steps |= {draft: (ms, "one search") for draft, ms in cost.lookup_ms.items()}
     for draft, (ms, what) in steps.items():
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [tokens[0], tokens[-1]],
-                "y": [ms, ms],
-                "line": {"color": style.colour(draft), "width": 2, "dash": "dash"},
-                "text": [f"{label(draft)}, {what}: {fmt.number(ms, 3)} ms"] * 2,
-                "hoverinfo": "text",
-                "name": f"{label(draft)}, {what}",
-                "meta": meta(draft),
-            }
-        )
+        name, line = f"{label(draft)}, {what}", style.line(draft, dash="dash")
+        text = [f"{name}: {fmt.number(ms, 3)} ms"] * 2
+        traces.append(points([tokens[0], tokens[-1]], [ms, ms], text, "lines", line=line, name=name, meta=meta(draft)))
     axes = {"xaxis": axis("tokens in the step", dtick=1), "yaxis": axis("ms", rangemode="tozero")}
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
     return Figure("steps", traces, layout(320, showlegend=True, legend=legend, **axes), 320)
 
 
-def causes(report: Report, style: Style) -> Figure | None:
-    """What is lost under the rules of the verdict, in shares of the positions; causes in the order in which they are looked
-    for. None where nothing is known.
-    """
+def causes(report: Report, style: Style) -> Figure:
+    """What is lost under the rules of the verdict, in shares of the positions; causes in the order in which they apply."""
     judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
     groups: dict[tuple[str, str], list[Attribution]] = {}
     for item in report.attribution:
@@ -274,15 +385,12 @@ def causes(report: Report, style: Style) -> Figure | None:
         places = categories([text_name(item, items, not item.on_policy) for item in items])
         axes[f"yaxis{up[1:]}"] = axis(**places) | {"domain": [max(0.0, top - tall), top], "anchor": across}
         axes[f"xaxis{across[1:]}"] = axis(range=[0, 1], tickformat=".0%") | {"anchor": up}
-        title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-        titles.append(title | title_text(across, f"{draft}, {rule}"))
+        titles.append(panel_title(across, f"{draft}, {rule}", 0, top))
         for name in names:
             about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": False}
             bars = _bars(items, name) | about | {"xaxis": across, "yaxis": up}
             traces += [bars] if bars["y"] else []
         top -= tall + GAP / inner
-    if not traces:
-        return None
     # The legend is of bars of no length, which belong to no draft: it stays when drafts are hidden.
     traces[:0] = [
         _bars([], name) | {"x": [None], "y": [None], "legendgroup": name, "meta": {"legend": True}} for name in names
@@ -305,7 +413,7 @@ def _bars(items: Sequence[Attribution], name: str) -> Trace:
         "text": [_cause_said(item, cause) for _, item, cause in bars],
         "textposition": "none",
         "hoverinfo": "text",
-        "marker": {"color": COLOURS[CAUSES.index(name)]},
+        "marker": {"color": CAUSE_COLOURS[CAUSES.index(name)]},
     }
 
 
@@ -321,10 +429,8 @@ def _cause_said(item: Attribution, cause: Cause) -> str:
     )
 
 
-def difficulty(report: Report, style: Style) -> Figure | None:
+def difficulty(report: Report, style: Style) -> Figure:
     """Acceptance in tenths of the positions, a panel for the margin and one for the entropy."""
-    if not report.difficulty:
-        return None
     kinds = by_kind(report.difficulty)
     grid = Grid(
         [f"{what}{kind}" for kind in kinds for what in AXES.values()],
@@ -347,7 +453,7 @@ def difficulty(report: Report, style: Style) -> Figure | None:
     return grid.figure("difficulty")
 
 
-def certified(report: Report, style: Style) -> Figure | None:
+def certified(report: Report, style: Style) -> Figure:
     """What was certain beside what was accepted, in tenths by the margin, a panel a rule."""
     panels: dict[str, dict[str, list[Decile]]] = {}
     margins = [item for item in report.difficulty if item.axis == "margin"]
@@ -357,30 +463,20 @@ def certified(report: Report, style: Style) -> Figure | None:
             curves = panels.setdefault(f"{item.rule}{kind}", {})
             if item.certified is not None:
                 curves.setdefault(item.draft, []).append(item)
-    if not panels:
-        return None
     titles = {"title": "tenths by margin, smallest first", "dtick": 1}
     grid = Grid(list(panels), titles, {"title": "share", "range": [0, 1.02]})
     for panel, drafts in enumerate(panels.values()):
         for draft, items in drafts.items():
             for share, dash in (("certified", "solid"), ("accepted", "dot")):
-                line = {"color": style.colour(draft), "width": 2, "dash": dash}
-                grid.add(panel, _curve(items, share) | {"line": line, "meta": meta(draft)})
+                grid.add(panel, _curve(items, share) | {"line": style.line(draft, dash=dash), "meta": meta(draft)})
     return grid.figure("certified")
 
 
 def _curve(items: Sequence[Decile], share: str) -> Trace:
     """A share of tenths, `accepted` or `certified`, of one draft and rule; every hover text says both."""
     values = [item.certified if share == "certified" else item.accepted for item in items]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": [item.place for item in items],
-        "y": [value.value if value is not None else None for value in values],
-        "marker": {"size": 5},
-        "text": [_decile_said(item) for item in items],
-        "hoverinfo": "text",
-    }
+    y = [value.value if value is not None else None for value in values]
+    return points([item.place for item in items], y, [_decile_said(item) for item in items], marker={"size": 5})
 
 
 def _decile_said(item: Decile) -> str:
@@ -392,3 +488,7 @@ def _decile_said(item: Decile) -> str:
         f"certified {fmt.share_interval(item.certified)}" if item.certified is not None else "",
         f"accepted {fmt.share_interval(item.accepted)}",
     )
+
+
+# In the order of the page, whose template has their headings.
+FIGURES = (acceptance, speedups, causes, difficulty, certified, depths, bursts, step_times)

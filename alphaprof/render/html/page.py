@@ -1,7 +1,7 @@
 """One self-contained HTML file from a `Report`: it opens offline, and nothing in it comes from anywhere else.
 
-Text of the dataset is untrusted. Jinja escapes what goes into the page, `plots.label` what goes into figures, data travel as
-JSON that the page does not execute, and a content security policy lets no other script run than the two of this file.
+Text of the dataset is untrusted. Jinja escapes what goes into the page, `figures.label` what goes into figures, data travel
+as JSON that the page does not execute, and a content security policy lets no other script run than the two of this file.
 """
 
 from __future__ import annotations
@@ -10,71 +10,18 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
 from alphaprof.errors import ExtraMissing
-from alphaprof.render.html.figures import acceptance, bursts, causes, certified, depths, difficulty, speedups, step_times
-from alphaprof.render.html.plots import Figure, Style
+from alphaprof.render.html import figures
 from alphaprof.render.json import plain_values
 from alphaprof.render.wording import at_best, best_at, by_text, of_all, pays, reached, speedup_lines, text_name, times_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.model import GammaResult, Report, Result
 
 RESOURCES = ("page.html.j2", "page.css", "page.js", "glossary.json")
-ABOUT = {  # by name of the figure: its heading, how it is read, and the word of the glossary that it links to
-    "acceptance": (
-        "Acceptance by domain",
-        "Points are α with {level} intervals over documents; hollow: off-policy or lossy.",
-        "alpha",
-    ),
-    "speedups": (
-        "Speedup against γ",
-        "Shaded areas are intervals; an open point without one: too few documents for bounds. Dashed: break-even; "
-        "dotted: the "
-        "speedup that is wanted. Large points: the γ that was chosen; where it is auto, half of the documents chose "
-        "it, and on all of them "
-        "another can look better.",
-        "speedup",
-    ),
-    "causes": (
-        "Why tokens are rejected",
-        "Share of positions whose token was not an accepted draft, by cause, under the rules of the verdict. Under the "
-        "pointer: its remedy, and what that could bring.",
-        "causes",
-    ),
-    "difficulty": (
-        "Where the draft is right",
-        "Acceptance in tenths of all positions, by how sure the target itself is of its next token.",
-        "margin",
-    ),
-    "certified": ("What was certain", "Solid: certified, the rule could not reject. Dotted: accepted.", "certified"),
-    "depths": (
-        "Acceptance by depth",
-        "At the largest γ. Solid: conditional (open points: of fewer than 20 drafts); dotted: marginal.",
-        "depth",
-    ),
-    "bursts": (
-        "Bursts",
-        "Right of 0, accepted tokens come in runs, and the textbook formula promises too much. The formula says "
-        "nothing about a "
-        "draft that does not always propose something: such a draft has no point on the right.",
-        "burstiness",
-    ),
-    "steps": ("Step times", "Where the line is flat, verifying several tokens costs no more than decoding one.", "cost"),
-}
-
-
-@dataclass(frozen=True)
-class FigurePart:
-    """A figure of the page: its heading, how it is read, and the word of the glossary that it links to."""
-
-    heading: str
-    about: str
-    term: str
-    figure: Figure
 
 
 def render_html(report: Report) -> str:
@@ -90,20 +37,21 @@ def render_html(report: Report) -> str:
     environment.filters |= {
         "visible": fmt.visible,
         "short": lambda text: fmt.visible(fmt.short(text)),
-        "sentence": _sentence,
+        "sentence": lambda text: fmt.visible(fmt.sentence(text)),
     }
     environment.globals |= {"fmt": fmt, "best_at": best_at, "of_all": of_all, "pays": pays, "reached": reached}
     environment.globals |= {"speedup_lines": speedup_lines}
-    style = Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
-    parts = list(_parts(report, style))
+    style = figures.Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
+    drawn = [figure for draw in figures.FIGURES if (figure := draw(report, style)) and figure.traces]
     plotly = get_plotlyjs()
     if "</script" in plotly.lower():
         raise ValueError("the plotting library would end the element that holds it")  # none does: 7.1 was read
+    digests = [hashlib.sha256(script.encode()) for script in (plotly, texts["page.js"])]  # for the content security policy
     return environment.from_string(texts["page.html.j2"]).render(
         report=report,
         title=_title(report.run.target),
         style=style,
-        parts=parts,
+        figures=drawn,
         tables=list(_tables(report)),
         judged=list(dict.fromkeys(item.rule for item in report.results if item.verdict is not None)),
         others=list(_others(report.results)),
@@ -112,75 +60,30 @@ def render_html(report: Report) -> str:
         environment=_pretty(report.run.environment),
         glossary=json.loads(texts["glossary.json"]),
         sources=_sources(report.run.profile),
-        data=_embedded({part.figure.name: {"data": part.figure.traces, "layout": part.figure.layout} for part in parts}),
+        data=_embedded({figure.name: {"data": figure.traces, "layout": figure.layout} for figure in drawn}),
         css=texts["page.css"],
         script=texts["page.js"],
         plotly=plotly,
-        hashes=" ".join(_hash(text) for text in (plotly, texts["page.js"])),
+        hashes=" ".join(f"'sha256-{base64.b64encode(digest.digest()).decode()}'" for digest in digests),
     )
 
 
-def _parts(report: Report, style: Style) -> Iterator[FigurePart]:
-    level = fmt.level(report.confidence)
-    figures = (
-        acceptance(report, style),
-        speedups(report, style),
-        causes(report, style),
-        difficulty(report, style),
-        certified(report, style),
-        depths(report, style),
-        bursts(report, style),
-        step_times(report, style),
-    )
-    for figure in figures:
-        if figure is not None and figure.traces:
-            heading, about, term = ABOUT[figure.name]
-            yield FigurePart(heading, about.format(level=level), term, figure)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A domain in the table of a draft and rule; `best`: at its best gamma."""
-
-    name: str
-    result: Result
-    best: GammaResult | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """The domains of one draft under a rule of the verdict."""
-
-    draft: str
-    rule: str
-    rows: list[Row]
-    covered: bool
-
-
-def _tables(report: Report) -> Iterator[Table]:
+def _tables(report: Report) -> Iterator[tuple[str, str, list[tuple[str, Result, GammaResult | None]]]]:
+    """Each draft and rule of the verdict: the name of each domain, its result, and that at its best gamma."""
     for draft in report.run.drafts:
         mine = [item for item in report.results if item.draft == draft]
         for rule in dict.fromkeys(item.rule for item in mine if item.verdict is not None):
             shown = [item for item in mine if item.rule == rule and item.verdict is not None]
-            rows = [Row(text_name(item, mine, not item.on_policy), item, at_best(item)) for item in shown]
-            yield Table(draft, rule, rows, all(item.coverage == 1 for item in shown))
+            yield draft, rule, [(text_name(item, mine, not item.on_policy), item, at_best(item)) for item in shown]
 
 
-@dataclass(frozen=True)
-class Others:
-    """Results of one draft that the verdict does not concern: a row a text, a column a rule."""
-
-    draft: str
-    rules: list[str]
-    rows: dict[str, dict[str, Result]]
-
-
-def _others(results: Sequence[Result]) -> Iterator[Others]:
+def _others(results: Sequence[Result]) -> Iterator[tuple[str, list[str], dict[str, dict[str, Result]]]]:
+    """Results of each draft that the verdict does not concern: its rules, and by the name of a text the results by rule."""
     for draft in dict.fromkeys(item.draft for item in results):
         mine = [item for item in results if item.draft == draft and item.verdict is None]
         if mine:
-            rows = {name: {item.rule: item for item in found} for name, found in by_text(mine).items()}
-            yield Others(draft, list(dict.fromkeys(item.rule for item in mine)), rows)
+            rows = {name: {item.rule: item for item in same} for name, same in by_text(mine).items()}
+            yield draft, list(dict.fromkeys(item.rule for item in mine)), rows
 
 
 def _title(reference: str) -> str:
@@ -195,11 +98,6 @@ def _sources(profile: Mapping[str, Any]) -> dict[int, str]:
     }
 
 
-def _sentence(text: str) -> str:
-    """A sentence as it begins a line."""
-    return fmt.visible(fmt.sentence(text))
-
-
 def _pretty(value: Mapping[str, Any]) -> str:
     lines = json.dumps(plain_values(value), indent=2, ensure_ascii=False).split("\n")
     return "\n".join(map(fmt.visible, lines))
@@ -209,8 +107,3 @@ def _embedded(value: Mapping[str, Any]) -> str:
     """JSON inside of a script element: nothing in it can end the element or begin another."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _hash(script: str) -> str:
-    """A script's source in a content security policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -1,41 +1,58 @@
-"""Why drafts are rejected, and what it would bring to mend each cause: losses of the log as values of a report."""
+"""Why drafts are rejected, and what it would bring to mend each cause.
+
+Each position that is lost has one cause, and rounds are replayed without the losses of a cause. A position without a
+proposal loses all; any other loses 1 - a_t, the probability that its token was not an accepted draft (1 - beta_t where the
+rule's own decoding would not emit the text, and for lossy rules). The whole of it goes to the first of CAUSES that applies
+to the token that the draft should have proposed: the emitted one, or the target's top token where acceptance does not depend
+on the emitted one. What costs least to mend comes first, so that the last holds what nothing but a better draft mends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
-from alphaprof.log.manifest import DraftFacts
+from alphaprof.log.manifest import DraftFacts, ModelFacts
+from alphaprof.log.schema import CONTINUATION_COLUMNS, PROPOSED_LIMIT
 from alphaprof.log.store import Run
 from alphaprof.report.model import Attribution, Cause, Result
-from alphaprof.report.sections.losses import (
-    BEYOND,
-    CAUSES,
-    DRAFT,
-    LOOKUP,
-    NO_PROPOSAL,
-    RANK,
-    SILENT,
-    SPECIAL,
-    TIE,
-    UNCERTAIN,
-    WIDTH,
-    Losses,
-    LossQuestion,
-    losses,
-    rounds_at,
-)
-from alphaprof.rules import SAMPLED, BoundRule
+from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, pooled_share
+from alphaprof.theory.bounds import strict_thresholds
+from alphaprof.totals.count import (
+    Shape,
+    TotalsRequest,
+    by_chance,
+    columns_of,
+    proposed_in,
+    rounds_of,
+    some_documents,
+    trace_of,
+)
 from alphaprof.totals.documents import TextGroup
-from alphaprof.totals.log_sample import LogPart
-from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
+from alphaprof.totals.log_sample import LogPart, columns_at
+from alphaprof.totals.lookup import first_proposals
+from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, run_lengths
 
 Array = np.ndarray[Any, Any]
+WIDTH = 4  # of the tree that a cause speaks of
+UNSURE = 0.1  # nats: where a smaller KL(p||q) allows a rejection, even good drafts are not safe
+NO_PROPOSAL, BEYOND, TIE, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (
+    "no proposal",
+    "beyond context",
+    "numerical tie",
+    "special tokens",
+    "prompt lookup",
+    f"rank 2 to {WIDTH}",
+    "target uncertain",
+    "draft",
+)
+SILENT = 2  # causes, the first ones, whose positions have no proposal
 REMEDIES = {
     NO_PROPOSAL: "a draft that proposes there: one with the target's vocabulary",
     BEYOND: "a draft with a longer context",
@@ -52,7 +69,6 @@ WITHOUT_MODEL = {  # of drafts that run none, and so can but copy
     DRAFT: "a draft model: what followed there before is not what follows here",
 }
 BY_CHANCE = "none by a better draft: the target draws another token than its likeliest"
-WITHOUT_REMEDY = (TIE, UNCERTAIN)
 
 
 @dataclass(frozen=True)
@@ -64,77 +80,49 @@ class ResultOnText:
     text: TextGroup
 
 
-@dataclass(frozen=True)
-class Basis:
-    """What losses follow from: what is read of the log, how rounds are replayed, step times, and the confidence of
-    intervals.
-    """
-
-    part: LogPart
-    flavour: Flavour
-    timing: Timing
-    confidence: float
-
-
-def attribution(basis: Basis, judged: Sequence[ResultOnText]) -> tuple[Attribution, ...]:
+def attribution(
+    part: LogPart, judged: Sequence[ResultOnText], flavour: Flavour, timing: Timing, confidence: float
+) -> tuple[Attribution, ...]:
     """Attributes what is lost under the rules that verdicts concern, and under chains that keep the text where it is theirs.
-    Returns nothing without a position log.
+    Returns nothing without a position log. `judged`: results in the order of their drafts and rules.
     """
-    run, timing = basis.part.run, basis.timing
-    if not run.has_log:
+    if not part.run.has_log or not part.run.shards:
         return ()
-    chosen = [
-        item for item in judged if item.result.verdict is not None or (item.result.on_policy and item.rule.rule.chained)
-    ]
     groups: dict[tuple[str, str], list[ResultOnText]] = {}
-    for item in chosen:
-        groups.setdefault((item.result.draft, item.rule.id), []).append(item)
-    jobs = [_job(items, len(basis.part.documents.numbers)) for items in groups.values()]
-    found = dict(zip(groups, losses(run, jobs, basis.flavour), strict=True)) if run.shards else {}
+    for item in judged:
+        if item.result.verdict is not None or (item.result.on_policy and item.rule.rule.chained):
+            groups.setdefault((item.result.draft, item.rule.id), []).append(item)
+    drafts = part.run.manifest.drafts
     return tuple(
-        _attribution(
-            item,
-            found[item.result.draft, item.rule.id],
-            Setting(run, timing.times.get(item.result.draft) if item.rule.rule.timed else None, basis.confidence),
-        )
-        for item in chosen
+        _attribution(item, lost, drafts[draft], timing.times.get(draft) if item.rule.rule.timed else None, confidence)
+        for ((draft, _), items), lost in zip(groups.items(), _all_losses(part, groups.values(), flavour), strict=True)
+        for item in items
     )
 
 
-def _job(items: Sequence[ResultOnText], documents: int) -> LossQuestion:
-    """One draft and rule: the texts of a domain are replayed at its best gamma."""
-    gamma = np.zeros(documents, dtype=np.int64)
-    for item in items:
-        if item.result.gammas and item.result.best_gamma:
-            gamma[item.text.rows] = item.result.best_gamma
-    return LossQuestion(items[0].result.draft, items[0].rule, gamma)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a draft's losses are worked out with; `times`: None where its steps were not timed."""
-
-    run: Run
-    times: StepTimes | None
-    confidence: float
-
-
-def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribution:
+def _attribution(
+    item: ResultOnText, losses: Losses, draft: DraftFacts, times: StepTimes | None, confidence: float
+) -> Attribution:
     result, cluster, rows = item.result, item.text.cluster, item.text.rows
     gamma = result.best_gamma if result.gammas else None
-    split, positions = scaled(found.split[rows], found.lost[rows], item.rule), found.positions[rows]
-    draft = setting.run.manifest.drafts[result.draft]
+    split, positions = _scaled(losses.split[rows], losses.lost[rows], item.rule), losses.positions[rows]
 
     def speeds(rounds: Rounds) -> tuple[float | None, float | None]:
-        return _speeds(rounds_at(rounds, rows, gamma), cluster, setting.times) if gamma else (None, None)
+        return _speeds(rounds, rows, cluster, gamma, times) if gamma else (None, None)
 
     causes = []
-    for number, name in enumerate(CAUSES):
-        part = pooled_share(cluster, split[:, number], positions, setting.confidence)
-        if part is not None and part.value > 0:
-            causes.append(Cause(name, part, *speeds(found.recovered[number]), _remedy(name, draft, item)))
-    tokens, faster = speeds(found.unchanged)
-    whole = pooled_share(cluster, found.lost[rows], positions, setting.confidence)
+    *by_cause, unchanged, perfect = losses.rounds
+    for name, lost, recovered in zip(CAUSES, split.T, by_cause, strict=True):
+        share = pooled_share(cluster, lost, positions, confidence)
+        if share is not None and share.value > 0:
+            causes.append(Cause(name, share, *speeds(recovered), _remedy(name, draft, item)))
+    tokens, faster = speeds(unchanged)
+    gains = {
+        cause.name: (cause.speedup or cause.tokens_per_round or 0.0) - (faster or tokens or 0.0)
+        for cause in causes
+        if cause.name not in (TIE, UNCERTAIN) and (cause.name != SPECIAL or draft.has_steps)  # the others have no remedy
+    }
+    best = max(gains, key=lambda name: gains[name], default=None)
     return Attribution(
         domain=result.domain,
         draft=result.draft,
@@ -144,18 +132,18 @@ def _attribution(item: ResultOnText, found: Losses, setting: Setting) -> Attribu
         on_policy=result.on_policy,
         documents=len(rows),
         positions=int(positions.sum()),
-        lost=whole or Interval(1.0, 0.0, 1.0),
-        ceiling=float(found.top[rows].sum() / positions.sum()) if item.rule.rule.at_most_top else None,
+        lost=pooled_share(cluster, losses.lost[rows], positions, confidence) or Interval(1.0, 0.0, 1.0),
+        ceiling=float(losses.top[rows].sum() / positions.sum()) if item.rule.rule.at_most_top else None,
         gamma=gamma,
         tokens_per_round=tokens,
         speedup=faster,
         causes=tuple(causes),
-        perfect_speedup=speeds(found.perfect)[1],
-        best=_best([cause for cause in causes if _helps(cause.name, draft)], faster or tokens),
+        perfect_speedup=speeds(perfect)[1],
+        best=best if best is not None and gains[best] > 0 else None,
     )
 
 
-def scaled(split: Array, lost: Array, rule: BoundRule) -> Array:
+def _scaled(split: Array, lost: Array, rule: BoundRule) -> Array:
     """What is lost by cause [documents, causes], adding up to what alpha says is lost.
 
     Positions without a proposal are facts. Of the others alpha counts the probability of a rejection before the token is
@@ -171,9 +159,12 @@ def scaled(split: Array, lost: Array, rule: BoundRule) -> Array:
     return result
 
 
-def _speeds(found: Rounds, cluster: Array, times: StepTimes | None) -> tuple[float | None, float | None]:
-    """Tokens per round and speedup, the points that results have; None without tokens."""
-    counts = RoundCounts.of(found, cluster)
+def _speeds(
+    rounds: Rounds, rows: Array, cluster: Array, gamma: int, times: StepTimes | None
+) -> tuple[float | None, float | None]:
+    """Tokens per round and speedup of some documents at their gamma, the points that results have; None without tokens."""
+    chosen = (values[rows] for values in vars(rounds).values())
+    counts = RoundCounts.of(Rounds(*(values if values.ndim == 1 else values[:, :gamma] for values in chosen)), cluster)
 
     def point(steps: StepTimes) -> float:
         spent, base = spent_and_base(counts, steps)
@@ -181,7 +172,7 @@ def _speeds(found: Rounds, cluster: Array, times: StepTimes | None) -> tuple[flo
 
     if counts.tokens.sum() == 0:
         return None, None
-    return point(free_draft(found.drafted.shape[1])), (point(times) if times is not None else None)
+    return point(free_draft(gamma)), (point(times) if times is not None else None)
 
 
 def _remedy(name: str, draft: DraftFacts, item: ResultOnText) -> str:
@@ -190,13 +181,204 @@ def _remedy(name: str, draft: DraftFacts, item: ResultOnText) -> str:
     return REMEDIES[name] if draft.has_steps else WITHOUT_MODEL.get(name, REMEDIES[name])
 
 
-def _helps(name: str, draft: DraftFacts) -> bool:
-    """Whether anything can be done about a cause."""
-    return name not in WITHOUT_REMEDY and (name != SPECIAL or draft.has_steps)
+@dataclass(frozen=True)
+class Losses:
+    """What a draft loses under a rule, summed per document of the run.
+
+    `lost` [documents]: positions less what the rule accepts, as alpha counts it; `split` [documents, causes]: what
+    happened to the emitted tokens, by cause: the same on average over texts; `top` [documents]: the target's largest
+    probabilities. `rounds` [documents] at each document's gamma: with the losses of each cause recovered, as things are, and
+    with nothing lost at all; depth counts as wide as the largest gamma, nothing counted where it is 0.
+    """
+
+    positions: Array
+    lost: Array
+    split: Array
+    top: Array
+    rounds: tuple[Rounds, ...]
 
 
-def _best(causes: Sequence[Cause], now: float | None) -> str | None:
-    """The cause that it would bring most to mend, by speedup where there are step times, else by tokens per round."""
-    gains = {cause.name: (cause.speedup or cause.tokens_per_round or 0.0) - (now or 0.0) for cause in causes}
-    name = max(gains, key=lambda name: gains[name], default=None)
-    return name if name is not None and gains[name] > 0 else None
+def _all_losses(part: LogPart, jobs: Collection[Sequence[ResultOnText]], flavour: Flavour) -> list[Losses]:
+    """What is lost under each of some drafts and rules, in one pass over the log; [jobs]. The texts of a domain are replayed
+    at its best gamma.
+    """
+    gammas = [np.zeros(len(part.documents.numbers), dtype=np.int64) for _ in jobs]
+    for items, gamma in zip(jobs, gammas, strict=True):
+        for item in items:
+            gamma[item.text.rows] = (item.result.best_gamma or 0) if item.result.gammas else 0
+    parts: list[list[Losses]] = [[] for _ in jobs]
+    at = 0
+    for shard in part.run.shards:
+        texts = ShardTexts.of(part.run, shard.index)
+        rows = slice(at, at + len(texts.shape.document))
+        for (item, *_), gamma, shards in zip(jobs, gammas, parts, strict=True):
+            sizes = gamma[rows], int(gamma.max(initial=1))
+            shards.append(_losses(part.run, item.result.draft, item.rule, texts, sizes, flavour))
+        at = rows.stop
+    return [_joined(shards) for shards in parts]
+
+
+@dataclass(frozen=True)
+class ShardTexts:
+    """One shard's documents: `reach` [positions]: tokens that a draft has to read to propose there; `looked_up` [positions]:
+    what prompt lookup with its default settings proposes first.
+    """
+
+    index: int
+    shape: Shape
+    reach: Array
+    looked_up: Array
+
+    @classmethod
+    def of(cls, run: Run, index: int) -> ShardTexts:
+        """Reads the texts of a complete shard."""
+        table = run.continuations(index, [column.name for column in CONTINUATION_COLUMNS])
+        shape = Shape.of(table)
+        prompts, lengths = table["prompt_tokens"].to_numpy(), shape.stop - shape.start
+        # All token ids in one array: each prompt, then its continuation.
+        continued = np.repeat(np.tile([False, True], len(prompts)), np.stack([prompts, lengths], axis=1).ravel())
+        tokens = np.empty(len(continued), dtype=np.int64)
+        for name, mask in (("prompt_ids", ~continued), ("continuation_ids", continued)):
+            tokens[mask] = table[name].combine_chunks().flatten().to_numpy()
+        start = np.cumsum(prompts + lengths) - prompts - lengths
+        reach = np.arange(lengths.sum()) + shape.each(prompts - shape.start) - 1
+        return cls(index, shape, reach, first_proposals(tokens, start)[continued])
+
+
+def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tuple[Array, int], flavour: Flavour) -> Losses:
+    """The losses of one shard. `sizes`: gamma [documents of the shard], and the widest of the run."""
+    shape, target, facts = texts.shape, run.manifest.target, run.manifest.drafts[draft]
+    columns = columns_at(run, draft, texts.index, columns_of([rule.id], flavour))  # nulls become -1 or NaN
+    columns["proposed"] = proposed_in(flavour, columns)
+    columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
+    columns["greedy"] = shape.each(shape.policy == GREEDY)
+    ready = columns["proposed"] > 0
+    accept = np.where(ready, rule.accept(columns), 0.0).astype(np.float64)
+    own = shape.each(np.isin(shape.policy, rule.rule.policies)) & (not rule.rule.lossy)
+    emitted = rule.emitted(columns)
+    kept = accept if emitted is None else np.where(ready, emitted, 0.0)
+    mass = np.maximum(0.0, 1.0 - np.where(own, kept, accept))
+    cause = _causes(rule, columns, texts, own, target, facts)
+    of_cause = [cause == number for number in range(len(CAUSES))]
+    trace = trace_of(columns, shape, kept, target, facts)
+    replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, flavour)
+    unchanged = replay.rounds(np.zeros(len(mass), dtype=bool))
+    perfect = dataclasses.replace(replay, accept=None).rounds(np.ones(len(mass), dtype=bool))
+    changed = [mine & (mass > 0) for mine in of_cause]
+    return Losses(
+        positions=(shape.stop - shape.start).astype(np.float64),
+        lost=shape.sums(1.0 - accept),
+        split=np.stack([shape.sums(np.where(mine, mass, 0.0)) for mine in of_cause], axis=1),
+        top=shape.sums(columns["target_top_prob"]),
+        rounds=(*(replay.rounds(each) if each.any() else unchanged for each in changed), unchanged, perfect),
+    )
+
+
+def _joined(parts: Sequence[Losses]) -> Losses:
+    """The losses of several shards as one; there is a shard at least."""
+    sums = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("positions", "lost", "split", "top")}
+    together = zip(*(part.rounds for part in parts), strict=True)
+    columns = (zip(*(vars(rounds).values() for rounds in several), strict=True) for several in together)
+    return Losses(**sums, rounds=tuple(Rounds(*map(np.concatenate, each)) for each in columns))
+
+
+def _causes(
+    rule: BoundRule, columns: dict[str, Array], texts: ShardTexts, own: Array, target: ModelFacts, draft: DraftFacts
+) -> Array:
+    """The cause [positions] that a loss at each position has, as its number in CAUSES.
+
+    `own` [positions]: the rule's own decoding would emit the text, and acceptance depends on the emitted token.
+    """
+    shape, token, guess = texts.shape, columns["token"], columns["draft_top"]
+    wanted = np.where(own, token, columns["target_top"])
+    wanted_prob = np.where(own, columns["target_token_prob"], columns["target_top_prob"])
+    wrong = guess != wanted
+    with np.errstate(divide="ignore", invalid="ignore"):
+        top = np.log(columns["target_top_prob"])
+        gap = np.maximum(top - np.log(columns["target_prob_of_draft_top"]), top - np.log(wanted_prob))
+    ordered = GREEDY in rule.rule.policies  # the target takes its top token; a tie of drawn tokens is no numerical noise
+    rank = columns["draft_rank_of_token"]
+    silent = columns["proposed"] == 0
+    where = {
+        BEYOND: silent & (draft.context is not None) & (texts.reach >= (draft.context or 0)),
+        NO_PROPOSAL: silent,
+        TIE: wrong & shape.each(shape.plain) & ordered & (gap <= target.measured_noise * (1 + 1e-3)),
+        SPECIAL: (wrong | own) & np.isin(wanted, (*target.eos, *(target.special or ()))),
+        LOOKUP: (wrong | own) & draft.has_steps & (texts.looked_up == wanted),
+        RANK: (wrong | own) & (token == wanted) & (rank >= 2) & (rank <= WIDTH),
+        UNCERTAIN: _uncertain(rule, columns, shape, own, wrong),
+    }
+    numbers = [CAUSES.index(name) for name in where]
+    return np.asarray(np.select(list(where.values()), numbers, default=CAUSES.index(DRAFT)))
+
+
+def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Array, wrong: Array) -> Array:
+    """Where no draft could count on the token that was wanted, [positions]."""
+    if rule.rule.drawn:
+        return np.zeros(len(own), dtype=bool)
+    close = strict_thresholds(columns["target_top_prob"], columns["target_second_prob"]) < UNSURE
+    drawn = own & shape.each(shape.policy == SAMPLED)
+    # Not wrong and yet lost: the rule draws what it keeps, whoever proposes it.
+    return np.asarray(np.where(drawn, columns["token"] != columns["target_top"], close | ~wrong))
+
+
+@dataclass(frozen=True)
+class LossReplay:
+    """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions], and
+    `gamma` [documents], 0 where no rounds are wanted; depths are counted up to `widest`. `accept`: None where rounds are
+    facts.
+    """
+
+    trace: Trace
+    shape: Shape
+    kept: Array
+    accept: Array | None
+    gamma: Array
+    widest: int
+    flavour: Flavour
+
+    def rounds(self, changed: Array) -> Rounds:
+        """Replays the rounds with the drafts of changed positions accepted.
+
+        Expectations keep a control variate: a_t - beta_t of the text at all positions, the changed ones too, since those are
+        chosen by the token that came, and over a choice like that its mean is not 0.
+        """
+        rounds = Rounds.none(len(self.gamma), self.widest)
+        kept = np.where(changed, 1.0, self.kept)
+        chances = None if self.accept is None else (kept, self.accept + (kept - self.kept))
+        for gamma in np.unique(self.gamma[self.gamma > 0]).tolist():
+            chosen = self.gamma == gamma
+            trace = some_documents(self._granted(changed, gamma), chosen)
+            counted = rounds_of(trace, chances, TotalsRequest((), (gamma,), self.flavour))[gamma]
+            for name, values in vars(counted).items():
+                place = (chosen,) if values.ndim == 1 else (chosen, slice(gamma))
+                getattr(rounds, name)[place] = values
+        return rounds
+
+    def _granted(self, changed: Array, gamma: int) -> Trace:
+        """The trace with the drafts of changed positions accepted, and proposed where there were none."""
+        trace, shape = self.trace, self.shape
+        place = np.arange(len(changed))
+        stop = shape.each(trace.stop)
+        after = place + trace.proposed  # a draft that fell silent there
+        beyond = np.minimum(after, len(changed) - 1)
+        open_ended = (after < stop) & changed[beyond] & (trace.proposed[beyond] == 0)
+        if trace.looked_up:  # its proposals end for other reasons
+            open_ended &= trace.proposed == 0
+        proposed = np.where(open_ended & (trace.proposed < PROPOSED_LIMIT), PROPOSED_LIMIT, trace.proposed)
+        if not trace.looked_up:
+            run = run_lengths(changed | (self.kept == 1), shape.start, shape.stop)
+            return dataclasses.replace(trace, run=run, proposed=proposed)
+        # A round that fails at a changed position goes on as one that starts after it would.
+        last = len(changed) - 1
+        run, begin, going = trace.run.copy(), place, np.ones(len(changed), dtype=bool)
+        for _ in range(gamma):
+            end = begin + trace.run[begin]
+            going = going & (trace.run[begin] < proposed[begin]) & (end < stop) & changed[np.minimum(end, last)]
+            if not going.any():
+                break
+            begin = np.where(going, np.minimum(end + 1, last), begin)
+            inside = end + 1 < stop
+            run = np.where(going, run + 1 + np.where(inside, trace.run[begin], 0), run)
+            going &= inside
+        return dataclasses.replace(trace, run=run, proposed=proposed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,11 @@ def tallies(run: Run, draft: str) -> dict[str, Tally]:
     for columns, shape in shards(run, draft, [*READ, *columns_of_certificates(rules)]):
         for rule in rules:
             parts[rule.id].append(_tally(rule, columns, shape))
-    return {rule: _joined(tallied) for rule, tallied in parts.items() if tallied}
+    return {
+        rule: Tally(*map(np.concatenate, zip(*(vars(part).values() for part in shards_of_rule), strict=True)))
+        for rule, shards_of_rule in parts.items()
+        if shards_of_rule
+    }
 
 
 def columns_of_certificates(rules: Sequence[BoundRule]) -> list[str]:
@@ -120,12 +124,6 @@ def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
     return np.where(infinite, np.inf, shape.sums(np.where(finite, chosen_values, 0.0)))
 
 
-def _joined(parts: Sequence[Tally]) -> Tally:
-    """The tallies of several shards as one."""
-    names = ("judged", "certified", "accepted", "both", "divergence", "thresholds")
-    return Tally(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
 def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
     """What the log of a run says; None where it holds no thresholds, or no complete shard yet."""
     run, groups = part.run, part.documents.groups
@@ -138,59 +136,52 @@ def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
         if lossless is None:  # no distribution, hence no divergence
             continue
         for rule, tally in tallies(run, draft).items():
-            for text in groups:
-                certificates += _certificate(text, draft, rule, tally, confidence)
-        bounds += [item for text in groups for item in _lossless(text, draft, lossless, confidence)]
+            each = (_certificate(text, draft, rule, tally, confidence) for text in groups)
+            certificates += [certificate for certificate in each if certificate is not None]
+        promised = (_lossless(text, draft, lossless, confidence) for text in groups)
+        bounds += [bound for bound in promised if bound is not None]
     unknown = tuple(rule for rule in run.rules if rule not in run.log_rules.certified)
     return Certificates(tuple(certificates), tuple(bounds), inexact_share(run), unknown)
 
 
-def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Iterator[Certificate]:
-    """One domain's certificate under one rule; nothing where nothing was judged."""
-    certified = text.share(tally.certified, tally.judged, confidence)
-    accepted = text.share(tally.accepted, tally.judged, confidence)
-    beyond = text.share(tally.accepted - tally.both, tally.judged, confidence)
+def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Certificate | None:
+    """One domain's certificate under one rule; None where nothing was judged."""
+    shares = (tally.certified, tally.accepted, tally.accepted - tally.both)
+    certified, accepted, beyond = (text.share(values, tally.judged, confidence) for values in shares)
     if certified is None or accepted is None or beyond is None:
-        return
-    positions = tally.judged[text.rows].sum()
-    mean = float(tally.divergence[text.rows].sum() / positions)
-    mine = np.zeros(len(tally.judged), dtype=bool)
-    mine[text.rows] = True
+        return None
+    mine = np.isin(np.arange(len(tally.judged)), text.rows)
     thresholds = tally.thresholds[np.repeat(mine, tally.judged.astype(np.int64))]
-    yield Certificate(
-        domain=text.domain,
-        draft=draft,
+    facts = _facts(text, draft, tally.judged, tally.divergence)
+    return Certificate(
         rule=rule,
-        continuation=text.continuation,
-        sampling=text.sampling,
-        on_policy=text.on_policy,
-        documents=text.documents(tally.judged),
-        positions=int(positions),
         certified=certified,
         accepted=accepted,
         accepted_not_certified=beyond,
         contradicted=int((tally.certified - tally.both)[text.rows].sum()),
-        mean_divergence=mean,
-        rejected_at_most=budget(thresholds, mean),
+        rejected_at_most=budget(thresholds, facts["mean_divergence"]),
+        **facts,
     )
 
 
-def _lossless(text: TextGroup, draft: str, tally: LosslessTally, confidence: float) -> Iterator[LosslessBounds]:
+def _lossless(text: TextGroup, draft: str, tally: LosslessTally, confidence: float) -> LosslessBounds | None:
     beta, sharp = (text.share(values, tally.positions, confidence) for values in (tally.beta, tally.sharp))
     if beta is None or sharp is None:
-        return
-    positions = tally.positions[text.rows].sum()
-    mean = float(tally.divergence[text.rows].sum() / positions)
-    yield LosslessBounds(
-        domain=text.domain,
-        draft=draft,
-        continuation=text.continuation,
-        sampling=text.sampling,
-        on_policy=text.on_policy,
-        documents=text.documents(tally.positions),
-        positions=int(positions),
-        beta=beta,
-        sharp=sharp,
-        mean_divergence=mean,
-        from_mean=mean_beta_bound(np.array([mean])),
-    )
+        return None
+    facts = _facts(text, draft, tally.positions, tally.divergence)
+    return LosslessBounds(beta=beta, sharp=sharp, from_mean=mean_beta_bound(np.array([facts["mean_divergence"]])), **facts)
+
+
+def _facts(text: TextGroup, draft: str, counts: Array, divergence: Array) -> dict[str, Any]:
+    """What certificates and bounds say of their text; `counts`, `divergence` [documents]: positions, and sums over them."""
+    positions = counts[text.rows].sum()
+    return {
+        "domain": text.domain,
+        "draft": draft,
+        "continuation": text.continuation,
+        "sampling": text.sampling,
+        "on_policy": text.on_policy,
+        "documents": text.documents(counts),
+        "positions": int(positions),
+        "mean_divergence": float(divergence[text.rows].sum() / positions),
+    }

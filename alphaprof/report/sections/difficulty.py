@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, time_spent
 from alphaprof.log.store import Run
+from alphaprof.report.inputs import DraftPool
 from alphaprof.report.model import Decile, DocumentResult
 from alphaprof.report.sections.certificates import certified_positions, columns_of_certificates
 from alphaprof.rules import GREEDY, BoundRule, rules_of
 from alphaprof.totals.count import columns_of
-from alphaprof.totals.documents import Documents, TextGroup, over_domains
+from alphaprof.totals.documents import Documents, over_domains
 from alphaprof.totals.log_sample import AXES, LogPart, shards
-from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
 EXTREMES = 5  # documents at either end
@@ -60,72 +60,55 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
     run = part.run
     if not run.has_log or not run.shards:
         return ()
-    kinds = over_domains(part.documents.groups)
     return tuple(
-        decile
-        for draft in run.manifest.drafts
-        for (rule, axis), counts in decile_counts(run, draft, rules_of(rules), part.edges).items()
-        for text in kinds
-        for decile in _deciles(text, (draft, rule, axis), counts, part.edges[axis], confidence)
-    )
-
-
-def _deciles(text: TextGroup, key: tuple[str, str, str], counts: Array, edges: Array, confidence: float) -> Iterator[Decile]:
-    """Yields the tenths of one draft, rule and axis on one kind of text; `counts` as of `decile_counts`."""
-    draft, rule, axis = key
-    bounds = [None, *map(float, edges), None]
-    for place in range(counts.shape[1]):
-        proposed, accepted, judged, certified = counts[:, place].T
-        yield Decile(
+        Decile(
             draft=draft,
             rule=rule,
             continuation=text.continuation,
             sampling=text.sampling,
             on_policy=text.on_policy,
             axis=axis,
-            place=place + 1,
-            low=bounds[place],
-            high=bounds[place + 1],
+            place=place,
+            low=low,
+            high=high,
             positions=int(proposed[text.rows].sum()),
             accepted=text.share(accepted, proposed, confidence),
             certified=text.share(certified, judged, confidence),
         )
+        for draft in run.manifest.drafts
+        for (rule, axis), counts in decile_counts(run, draft, rules_of(rules), part.edges).items()
+        for text in over_domains(part.documents.groups)
+        for place, (low, high) in enumerate(itertools.pairwise([None, *map(float, part.edges[axis]), None]), 1)
+        for proposed, accepted, judged, certified in [counts[:, place - 1].T]
+    )
 
 
-@dataclass(frozen=True)
-class PoolAtGamma:
-    """One domain, draft and rule at one gamma: its pool, and the draft's step times where there are any."""
-
-    domain: str
-    draft: str
-    rule: str
-    gamma: int
-    pool: DocumentTotals
-    times: StepTimes | None
-
-
-def extremes(pools: Sequence[PoolAtGamma], documents: Documents) -> tuple[DocumentResult, ...]:
+def extremes(
+    pools: Sequence[tuple[DraftPool, int]], times: Mapping[str, StepTimes], documents: Documents
+) -> tuple[DocumentResult, ...]:
     """The EXTREMES documents of every draft and rule at either end, the slowest first; all of them where they are few.
 
-    By speedup, or by tokens per round where some have no step times. Texts of fewer than SHORTEST tokens are left out.
+    By speedup, or by tokens per round where the draft has no step times. Texts of fewer than SHORTEST tokens are left out.
+    `pools`: each with the gamma that is best for it; `times`: by draft.
     """
+    by_rule: dict[tuple[str, str], list[DocumentResult]] = {}
+    for item, gamma in pools:
+        either_end = _ends(item, gamma, times.get(item.draft), documents)
+        by_rule.setdefault((item.draft, item.rule.id), []).extend(either_end)
     chosen: list[DocumentResult] = []
-    for draft, rule in dict.fromkeys((item.draft, item.rule) for item in pools):
-        mine = [item for item in pools if (item.draft, item.rule) == (draft, rule)]
-        timed = all(item.times is not None for item in mine)
-        ends = [result for item in mine for result in _ends(item, timed, documents)]
-        ends.sort(key=lambda item: item.speedup if timed and item.speedup is not None else item.tokens_per_round)
+    for ends in by_rule.values():
+        ends.sort(key=lambda item: item.tokens_per_round if item.speedup is None else item.speedup)
         chosen += ends if len(ends) <= 2 * EXTREMES else [*ends[:EXTREMES], *ends[-EXTREMES:]]
     return tuple(chosen)
 
 
-def _ends(item: PoolAtGamma, timed: bool, documents: Documents) -> Iterator[DocumentResult]:
+def _ends(item: DraftPool, gamma: int, times: StepTimes | None, documents: Documents) -> Iterator[DocumentResult]:
     """The documents of one pool that can be among those at either end."""
-    pool, counts = item.pool, item.pool.counts(item.gamma)
+    pool, counts = item.pool, item.pool.counts(gamma)
     eligible = np.flatnonzero((pool["positions"] >= SHORTEST) & (counts.rounds > 0))
     tokens = counts.tokens / np.maximum(counts.rounds, 1e-300)
-    speeds = counts.tokens / np.maximum(time_spent(counts, item.times), 1e-300) if item.times is not None else None
-    order = eligible[np.argsort((speeds if timed and speeds is not None else tokens)[eligible], kind="stable")]
+    speeds = counts.tokens / np.maximum(time_spent(counts, times), 1e-300) if times is not None else None
+    order = eligible[np.argsort((tokens if speeds is None else speeds)[eligible], kind="stable")]
     if len(order) > 2 * EXTREMES:
         order = np.concatenate([order[:EXTREMES], order[-EXTREMES:]])
     rows = np.searchsorted(documents.numbers, pool["document"])
@@ -135,8 +118,8 @@ def _ends(item: PoolAtGamma, timed: bool, documents: Documents) -> Iterator[Docu
         yield DocumentResult(
             domain=item.domain,
             draft=item.draft,
-            rule=item.rule,
-            gamma=item.gamma,
+            rule=item.rule.id,
+            gamma=gamma,
             document=int(pool["document"][place]),
             **about,
             tokens=int(pool["positions"][place]),

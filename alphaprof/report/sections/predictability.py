@@ -14,7 +14,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.model import Budget, CertainRun, FreeDraft, Predictability, Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
-from alphaprof.stats.estimate import Interval, by_cluster, mean_interval, quantile_interval, ratio, share_interval
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
 from alphaprof.theory.bounds import certified_runs, strict_thresholds
 from alphaprof.totals.count import Shape
 from alphaprof.totals.documents import TextGroup
@@ -42,26 +42,23 @@ class TargetLog:
     @classmethod
     def of(cls, run: Run) -> TargetLog | None:
         """From the log of any draft: all hold the same. None for a run without a complete shard."""
-        draft = next(iter(run.manifest.drafts))
         logged = {rule: f"threshold_{rule}" for rule in run.log_rules.certified}
-        found = list(shards(run, draft, [*TARGET, *logged.values()]))
-        if not found:
+        parts = list(shards(run, next(iter(run.manifest.drafts)), [*TARGET, *logged.values()]))
+        if not parts:
             return None
-        columns = {name: np.concatenate([part[name] for part, _ in found]) for name in (*TARGET, *logged.values())}
+        columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in (*TARGET, *logged.values())}
         thresholds = {rule: columns.pop(name) for rule, name in logged.items()}
         if "strict" not in thresholds:
             pair = columns["target_top_prob"], columns["target_second_prob"]
             thresholds = {"strict": strict_thresholds(*pair)} | thresholds
-        return cls(columns, thresholds, np.concatenate([shape.stop - shape.start for _, shape in found]))
+        return cls(columns, thresholds, np.concatenate([shape.stop - shape.start for _, shape in parts]))
 
     def part(self, chosen: Array) -> TargetLog:
         """The positions of some documents, chosen by number."""
-        mask = np.zeros(len(self.lengths), dtype=bool)
-        mask[chosen] = True
+        mask = np.isin(np.arange(len(self.lengths)), chosen)
         rows = np.repeat(mask, self.lengths)
-        columns, thresholds = (
-            {name: values[rows] for name, values in part.items()} for part in (self.columns, self.thresholds)
-        )
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        thresholds = {rule: values[rows] for rule, values in self.thresholds.items()}
         return TargetLog(columns, thresholds, self.lengths[mask])
 
 
@@ -96,22 +93,13 @@ def predictability(part: LogPart, results: Sequence[Result], confidence: float) 
     if not run.has_log or (models and not run.log_rules.certified) or (log := TargetLog.of(run)) is None:
         return ()
     return tuple(
-        Predictability(
-            domain=text.domain,
-            continuation=text.continuation,
-            sampling=text.sampling,
-            on_policy=text.on_policy,
-            documents=text.documents(log.lengths),
-            positions=int(log.lengths[text.rows].sum()),
-            free=tuple(_free(text, results, run.manifest)),
-            **_numbers(text, log.part(text.rows), max(run.gammas), confidence),
-        )
+        _of_text(text, log.part(text.rows), max(run.gammas), tuple(_free(text, results, run.manifest)), confidence)
         for text in part.documents.groups
     )
 
 
-def _numbers(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> dict[str, Any]:
-    """The fields of a `Predictability` that come from the target's columns at the positions of a text."""
+def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft, ...], confidence: float) -> Predictability:
+    """What the target's columns at the positions of a text say. `free`: what prompt lookup reaches on it."""
 
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
         return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)
@@ -119,54 +107,48 @@ def _numbers(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> 
     # At the divergence that a tenth of the thresholds does not exceed, 90 % of the positions are still certain.
     rests = [1 - share for share in STILL_CERTAIN]
     tops = np.add.reduceat(log.columns["target_top_prob"].astype(np.float64), np.cumsum(log.lengths) - log.lengths)
-    return {
-        "entropy": at(log.columns["target_entropy"], QUANTILES),
-        "margin": tuple(replace(item, high=min(1.0, item.high)) for item in at(log.columns["target_margin"], QUANTILES)),
-        "top_prob": share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
-        "budgets": tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
-        "runs": tuple(
+    margins = at(log.columns["target_margin"], QUANTILES)
+    return Predictability(
+        domain=text.domain,
+        continuation=text.continuation,
+        sampling=text.sampling,
+        on_policy=text.on_policy,
+        documents=distinct(text.cluster),
+        positions=int(log.lengths.sum()),
+        entropy=at(log.columns["target_entropy"], QUANTILES),
+        margin=tuple(replace(margin, high=min(1.0, margin.high)) for margin in margins),
+        top_prob=share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
+        budgets=tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
+        runs=tuple(
             _run(text, rule, log, certain_runs(thresholds, log.lengths, epsilon, gamma), confidence)
             for rule, thresholds in log.thresholds.items()
             for epsilon in EPSILONS
         ),
-    }
-
-
-def _run(text: TextGroup, rule: str, log: TargetLog, found: CertainRuns, confidence: float) -> CertainRun:
-    certain = share_interval(ratio(*by_cluster(text.cluster, found.certain, log.lengths)), confidence)
-    longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
-    runs, counts = by_cluster(text.cluster, found.run, log.lengths)
-    mean = mean_interval(ratio(runs, counts), confidence)
-    gamma, rounds = found.rounds.drafted.shape[1], found.rounds
-    tokens = None
-    # A lossy rule may accept another token than the text's, and what follows then was not measured.
-    if text.policy == GREEDY and not parse_rule(rule).rule.lossy:
-        counted = RoundCounts.of(rounds, text.cluster)
-        tokens = tokens_interval(speedup([counted], [1.0], free_draft(gamma)), gamma, confidence)
-    return CertainRun(
-        rule=rule,
-        epsilon=found.epsilon,
-        certain=certain,
-        mean_run=replace(mean, high=min(longest, mean.high)),
-        gamma=gamma,
-        tokens_per_round=tokens,
+        free=free,
     )
 
 
+def _run(text: TextGroup, rule: str, log: TargetLog, certain: CertainRuns, confidence: float) -> CertainRun:
+    longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
+    shares, runs = (ratio(*by_cluster(text.cluster, sums, log.lengths)) for sums in (certain.certain, certain.run))
+    mean = mean_interval(runs, confidence)
+    gamma, tokens = certain.rounds.drafted.shape[1], None
+    # A lossy rule may accept another token than the text's, and what follows then was not measured.
+    if text.policy == GREEDY and not parse_rule(rule).rule.lossy:
+        counted = RoundCounts.of(certain.rounds, text.cluster)
+        tokens = tokens_interval(speedup([counted], [1.0], free_draft(gamma)), gamma, confidence)
+    share = share_interval(shares, confidence)
+    return CertainRun(rule, certain.epsilon, share, replace(mean, high=min(longest, mean.high)), gamma, tokens)
+
+
 def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
-    """Drafts that run no model (prompt lookup) on a text, under the rules that verdicts concern."""
+    """Yields what drafts that run no model (prompt lookup) reach on a text, under the rules that verdicts concern."""
     mine = (text.domain, text.continuation, text.sampling, text.on_policy)
     for result in results:
         same = (result.domain, result.continuation, result.sampling, result.own) == mine
         if not same or result.verdict is None or manifest.drafts[result.draft].has_steps:
             continue
-        known = [item for item in result.gammas if item.tokens_per_round is not None]
-        best = max(known, key=lambda item: item.tokens_per_round.value if item.tokens_per_round else 0.0, default=None)
-        yield FreeDraft(
-            draft=result.draft,
-            rule=result.rule,
-            coverage=result.coverage,
-            alpha=result.alpha,
-            gamma=best.gamma if best else None,
-            tokens_per_round=best.tokens_per_round if best else None,
-        )
+        tokens = {item.gamma: item.tokens_per_round for item in result.gammas if item.tokens_per_round is not None}
+        gamma = max(tokens, key=lambda gamma: tokens[gamma].value, default=None)
+        best = tokens[gamma] if gamma is not None else None
+        yield FreeDraft(result.draft, result.rule, result.coverage, result.alpha, gamma, best)
