@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as ds
 
-    from alphaprof.report.model import Report
+    from alphaprof.report.build import Report
 
 AGAIN = "copy the run again, or profile again into a new directory"
 

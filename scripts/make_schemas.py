@@ -36,7 +36,7 @@ from alphaprof.commands.trees import TreesReport
 from alphaprof.commands.validate.answer import Validation
 from alphaprof.log.schema import LATENCY_COLUMNS, Column
 from alphaprof.render.json import Published
-from alphaprof.report.model import Report
+from alphaprof.report.build import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (

@@ -17,8 +17,8 @@ from rich.console import Console
 from alphaprof.log.store import Run
 from alphaprof.render.json import render_json
 from alphaprof.render.terminal import render_terminal
-from alphaprof.report.build import build_report
-from alphaprof.report.model import Report, Result
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.model import Result
 from tests.synthetic import Recipe, write_run
 
 # Names as data may hold them.

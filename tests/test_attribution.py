@@ -15,9 +15,8 @@ import pytest
 
 from alphaprof.log.store import Run
 from alphaprof.profiling.models.drafts import PromptLookup, special_ids
-from alphaprof.report.build import build_report
-from alphaprof.report.model import Attribution, Report
-from alphaprof.report.sections.attribution import CAUSES
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.sections.attribution import CAUSES, Attribution
 from alphaprof.theory.bounds import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
 from tests.reporting import HOSTILE, as_json, as_terminal, expected_rounds_of, log_of, only, reported, runs_of

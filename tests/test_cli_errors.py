@@ -22,6 +22,7 @@ from alphaprof.cli import answering, app, common
 from alphaprof.errors import AlphaprofError, DiskFull
 from alphaprof.log import store
 from alphaprof.render import answer
+from alphaprof.render import report as rendered
 from alphaprof.report import build
 from tests.synthetic import Recipe, write_run
 
@@ -251,7 +252,7 @@ def report_to(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`alphaprof report --out`, of a run that needs not exist."""
     monkeypatch.setattr(store.Run, "open", lambda _: None)
     monkeypatch.setattr(build, "build_report", lambda *_: None)
-    monkeypatch.setattr(answer.ReportAnswer, "of", lambda _: None)
+    monkeypatch.setattr(rendered.ReportAnswer, "of", lambda _: None)
     monkeypatch.setattr(answer, "answer_text", lambda *_, **__: "the report \u2265\n")
     answering.report(Path("run"), out=out)
 

@@ -21,8 +21,7 @@ from alphaprof.render.html.figures import label
 from alphaprof.render.html.page import RESOURCES, render_html
 from alphaprof.render.wording import of_all
 from alphaprof.report import format as fmt
-from alphaprof.report.build import build_report
-from alphaprof.report.model import Report
+from alphaprof.report.build import Report, build_report
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 

@@ -15,8 +15,7 @@ import pytest
 from alphaprof.log.store import Run
 from alphaprof.render.json import render_json
 from alphaprof.report import build
-from alphaprof.report.build import build_report
-from alphaprof.report.model import Report
+from alphaprof.report.build import Report, build_report
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.log_sample import ENOUGH, LogPart
 from tests.reporting import codes

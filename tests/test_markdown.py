@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.log.store import Run
-from alphaprof.render.markdown import escaped, report_markdown
+from alphaprof.render.markdown import escaped
+from alphaprof.render.report import report_markdown
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, write_run

@@ -23,12 +23,12 @@ from scipy import stats
 from alphaprof.config.load import changed_question
 from alphaprof.errors import ProfileInvalid
 from alphaprof.log.store import Run
-from alphaprof.render.answer import ReportAnswer, answer_text
+from alphaprof.render.answer import answer_text
 from alphaprof.render.json import render_json
+from alphaprof.render.report import ReportAnswer
 from alphaprof.report import format as fmt
-from alphaprof.report.build import build_report
+from alphaprof.report.build import Report, build_report
 from alphaprof.report.decision import held_out
-from alphaprof.report.model import Report
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Units, lots_of
 from alphaprof.totals.files import write_totals
@@ -594,7 +594,8 @@ import sys
 sys.modules["torch"] = None  # any import of torch fails
 from pathlib import Path
 from alphaprof.report.build import build_report
-from alphaprof.render.answer import ReportAnswer, answer_text
+from alphaprof.render.answer import answer_text
+from alphaprof.render.report import ReportAnswer
 from alphaprof.log.store import Run
 from tests.synthetic import interrupted, write_run
 run = write_run(Path(sys.argv[1]) / "run")

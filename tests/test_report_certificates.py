@@ -20,19 +20,10 @@ from scipy import stats
 from alphaprof.log.store import Run
 from alphaprof.render.json import render_json
 from alphaprof.report import format as fmt
-from alphaprof.report.build import build_report
-from alphaprof.report.model import (
-    Budget,
-    CertainRun,
-    Certificate,
-    Certificates,
-    Decile,
-    FreeDraft,
-    LosslessBounds,
-    Predictability,
-    Report,
-)
-from alphaprof.report.sections.predictability import EPSILONS
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.sections.certificates import Certificate, Certificates, LosslessBounds
+from alphaprof.report.sections.difficulty import Decile
+from alphaprof.report.sections.predictability import EPSILONS, Budget, CertainRun, FreeDraft, Predictability
 from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.reporting import HOSTILE, as_json, as_terminal, codes, engine, only, reported, runs_of

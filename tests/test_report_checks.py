@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from alphaprof.log.store import Run
-from alphaprof.report.build import build_report
-from alphaprof.report.model import Report, Result
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.model import Result
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals

@@ -23,8 +23,8 @@ from alphaprof.costs.steps import StepTable
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.log.store import Run
-from alphaprof.report.build import build_report
-from alphaprof.report.model import AtConcurrency, GammaResult, Report
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.model import AtConcurrency, GammaResult
 from alphaprof.report.speeds import pays_up_to
 from tests.reporting import as_json, as_terminal, codes, only
 from tests.synthetic import Domain, Recipe, stored_totals, write_run

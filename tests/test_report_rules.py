@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.log.store import Run
-from alphaprof.report.build import build_report
-from alphaprof.report.model import Report
+from alphaprof.report.build import Report, build_report
 from alphaprof.rules import DEFAULT_RULES, parse_rule
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals

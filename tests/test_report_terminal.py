@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from alphaprof.render.json import render_json
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
-from alphaprof.report.build import build_report
-from alphaprof.report.model import Report, Result
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.model import Result
 from alphaprof.rules import DEFAULT_RULES
 from tests.reporting import HOSTILE, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe, write_run

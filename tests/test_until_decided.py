@@ -17,9 +17,8 @@ from alphaprof.costs.speedup import cost_bounds
 from alphaprof.errors import ProfileInvalid, RunMismatch
 from alphaprof.log.store import Run
 from alphaprof.profiling.run import pipeline
-from alphaprof.render.markdown import report_markdown
-from alphaprof.report.build import build_report, settled
-from alphaprof.report.model import Report
+from alphaprof.render.report import report_markdown
+from alphaprof.report.build import Report, build_report, settled
 from alphaprof.stats.estimate import ratio
 from alphaprof.stats.sequential import Bounds, decide_sequentially
 from alphaprof.totals.files import write_totals

@@ -55,7 +55,7 @@ def report(
 ) -> None:
     """Print the answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
     from alphaprof.log.store import Run
-    from alphaprof.render.answer import ReportAnswer
+    from alphaprof.render.report import ReportAnswer
     from alphaprof.report.build import build_report
 
     if output == "html" and out is None and sys.stdout.isatty():

@@ -9,11 +9,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from alphaprof.render.html.page import render_html
 from alphaprof.render.json import Published, render_json
-from alphaprof.render.markdown import report_markdown
-from alphaprof.render.terminal import render_terminal
-from alphaprof.report.model import Report
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
 LEAST_WIDTH = 100  # columns that tables need
@@ -28,27 +24,6 @@ class Answer(Published, Protocol):
 
     def terminal(self, console: Console) -> None:
         """Prints the answer as tables and sentences."""
-
-
-class ReportAnswer(Report):
-    """A report with its texts, which the folder `report` cannot import."""
-
-    @classmethod
-    def of(cls, report: Report) -> ReportAnswer:
-        """Returns the same report."""
-        return cls(**vars(report))
-
-    def terminal(self, console: Console) -> None:
-        """Prints the verdict, every domain, and what stands behind them."""
-        render_terminal(self, console)
-
-    def md(self) -> str:
-        """Returns the verdict, the domains and the notes, for pull requests."""
-        return report_markdown(self)
-
-    def html(self) -> str:
-        """Returns one self-contained page. Raises `ExtraMissing` where the packages that draw it are missing."""
-        return render_html(self)
 
 
 def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:

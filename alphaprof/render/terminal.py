@@ -16,21 +16,12 @@ from rich.text import Text
 from alphaprof.render import wording
 from alphaprof.render.tables import NAME_WIDTH, WIDE, fitted, named_table, plain, show
 from alphaprof.report import format as fmt
-from alphaprof.report.model import (
-    Attribution,
-    Budget,
-    Cause,
-    CertainRun,
-    Certificate,
-    Certificates,
-    Decile,
-    GammaResult,
-    LosslessBounds,
-    Predictability,
-    Report,
-    Result,
-)
-from alphaprof.report.sections.attribution import CAUSES
+from alphaprof.report.build import Report
+from alphaprof.report.model import GammaResult, Result
+from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
+from alphaprof.report.sections.certificates import Certificate, Certificates, LosslessBounds
+from alphaprof.report.sections.difficulty import Decile
+from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
 from alphaprof.stats.estimate import Interval
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}

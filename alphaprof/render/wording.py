@@ -7,7 +7,8 @@ from typing import Protocol
 
 from alphaprof.costs.cost_model import Cost
 from alphaprof.report import format as fmt
-from alphaprof.report.model import AtConcurrency, Decile, GammaResult, Result, Traffic
+from alphaprof.report.model import AtConcurrency, GammaResult, Result, Traffic
+from alphaprof.report.sections.difficulty import Decile
 
 
 def reached(tokens: float | None, faster: float | None) -> str:

@@ -8,22 +8,23 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.costs.cost_model import cost_of
+from alphaprof.costs.cost_model import Cost, cost_of
 from alphaprof.costs.speedup import UNTIMED
 from alphaprof.log.store import Run
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import Report, Result, RunFacts, Traffic
+from alphaprof.report.model import ReportWarning, Result, RunFacts, Traffic
 from alphaprof.report.result import ResultKey, build_result
-from alphaprof.report.sections.attribution import ResultOnText, attribution
-from alphaprof.report.sections.certificates import build_certificates
-from alphaprof.report.sections.difficulty import deciles, extremes
-from alphaprof.report.sections.predictability import predictability
+from alphaprof.report.sections.attribution import Attribution, ResultOnText, attribution
+from alphaprof.report.sections.certificates import Certificates, build_certificates
+from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
+from alphaprof.report.sections.predictability import Predictability, predictability
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.report.warnings import report_warnings
 from alphaprof.totals.count import by_chance
@@ -34,6 +35,30 @@ from alphaprof.totals.replay import Flavour
 from alphaprof.version import __version__
 
 AHEAD = 8  # pools that are read before the first of them is judged
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer. `replay` says which flavour of rounds the numbers follow (engine, llamacpp or hf)."""
+
+    format: ClassVar[str] = "alphaprof-report"
+    version: ClassVar[int] = 1
+
+    alphaprof: str
+    confidence: float
+    replay: Flavour
+    run: RunFacts
+    cost: Cost | None  # where step times come from; None: there are none
+    traffic: Traffic  # the verdict on all domains together
+    results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
+    attribution: tuple[
+        Attribution, ...
+    ]  # why drafts are rejected, under the rules of the verdict and those that keep the text
+    certificates: Certificates | None  # None: the log holds no thresholds
+    difficulty: tuple[Decile, ...]  # by tenths of the positions; empty without a complete shard
+    documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
+    predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
+    warnings: tuple[ReportWarning, ...]
 
 
 def build_report(
@@ -58,22 +83,24 @@ def build_report(
     decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
     at_best = [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
     timing = book.timing(question.concurrency) if book else UNTIMED
-    report = Report(
+    cost = cost_of(book, question.concurrency, documents.prompt_tokens) if book else None
+    facts, certificates = _facts(run, documents, part), build_certificates(part, question.confidence)
+    certified = certificates.certificates if certificates else ()
+    return Report(
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
-        run=_facts(run, documents, part),
-        cost=cost_of(book, question.concurrency, documents.prompt_tokens) if book else None,
+        run=facts,
+        cost=cost,
         traffic=traffic,
         results=tuple(results),
         attribution=attribution(part, judged, flavour, timing, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
         documents=extremes(at_best, timing.times, documents),
-        certificates=build_certificates(part, question.confidence),
+        certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        warnings=(),
+        warnings=report_warnings(run, facts, results, certified, cost, (config or run.manifest.config)["costs"]["source"]),
     )
-    return report_warnings(report, run, (config or run.manifest.config)["costs"]["source"])
 
 
 def _judged(

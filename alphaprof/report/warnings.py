@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from alphaprof.costs.cost_model import NONE, ROOFLINE
+from alphaprof.costs.cost_model import NONE, ROOFLINE, Cost
 from alphaprof.log.manifest import CHAIN, Manifest
 from alphaprof.log.store import Run
 from alphaprof.report.format import percent, short, text_kind
-from alphaprof.report.model import Report, ReportWarning
+from alphaprof.report.model import ReportWarning, Result, RunFacts
 from alphaprof.report.result import SELF_CHECK_FLOOR
+from alphaprof.report.sections.certificates import Certificate
 from alphaprof.report.verdict import SLOW_BASELINE
 
 TIES_WORTH_SAYING = 0.01
@@ -20,21 +20,23 @@ CUT_WORTH_SAYING = 0.2
 CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 
 
-def report_warnings(report: Report, run: Run, costs: str) -> Report:
-    """The report with its warnings: those of the profiling run, and those that its numbers call for.
+def report_warnings(
+    run: Run, facts: RunFacts, results: Sequence[Result], certificates: Sequence[Certificate], cost: Cost | None, costs: str
+) -> tuple[ReportWarning, ...]:
+    """The warnings of a report: those of the profiling run, and those that its numbers call for.
 
     `costs`: where step times were to come from.
     """
-    of_run = (*_files(report, run), *_documents(report, run.manifest))
-    of_numbers = (*_numerics(report), *_contradicted(report), *_untimed(report, run.manifest, costs), *_cost(report))
-    profiled = [ReportWarning(**warning) for warning in run.manifest.warnings]
-    return dataclasses.replace(report, warnings=(*profiled, *of_run, *of_numbers))
+    of_run = (*_files(facts, run), *_documents(facts, run.manifest))
+    of_numbers = (*_numerics(results, facts.dtype), *_contradicted(results, certificates))
+    of_costs = _cost(cost, facts) if cost else _untimed(facts, run.manifest, costs)
+    return (*(ReportWarning(**warning) for warning in run.manifest.warnings), *of_run, *of_numbers, *of_costs)
 
 
-def _files(report: Report, run: Run) -> Iterator[ReportWarning]:
+def _files(facts: RunFacts, run: Run) -> Iterator[ReportWarning]:
     """What is missing of the run or its files."""
-    manifest, documents, logged = run.manifest, report.run.documents, report.run.log_documents
-    if not report.run.complete:
+    manifest, documents, logged = run.manifest, facts.documents, facts.log_documents
+    if not facts.complete:
         yield ReportWarning(
             "partial",
             f"the run was interrupted: this report covers its first {documents} documents",
@@ -62,7 +64,7 @@ def _files(report: Report, run: Run) -> Iterator[ReportWarning]:
         )
 
 
-def _documents(report: Report, manifest: Manifest) -> Iterator[ReportWarning]:
+def _documents(facts: RunFacts, manifest: Manifest) -> Iterator[ReportWarning]:
     """What is to know about the documents that were measured."""
     available = manifest.sequential["available"] if manifest.sequential else 0
     if manifest.documents < available:  # intervals, unlike verdicts, are not made for a look after every shard
@@ -84,17 +86,17 @@ def _documents(report: Report, manifest: Manifest) -> Iterator[ReportWarning]:
             "memory",
             "lower batch_tokens",
         )
-    if report.run.cut is not None and report.run.cut > CUT_WORTH_SAYING:
+    if facts.cut is not None and facts.cut > CUT_WORTH_SAYING:
         yield ReportWarning(
             "cut_by_length",
-            f"{percent(report.run.cut)} of the texts were cut at max_new_tokens: how such texts go on was not measured",
+            f"{percent(facts.cut)} of the texts were cut at max_new_tokens: how such texts go on was not measured",
             "raise max_new_tokens if the traffic writes longer answers",
         )
 
 
-def _numerics(report: Report) -> Iterator[ReportWarning]:
+def _numerics(results: Sequence[Result], dtype: str) -> Iterator[ReportWarning]:
     """What numerical noise costs: it caps what any draft can reach."""
-    on_policy = [result for result in report.results if result.mismatches is not None]
+    on_policy = [result for result in results if result.mismatches is not None]
     # These facts are the target's: every draft's result of a text repeats them.
     for result in {(result.domain, result.continuation): result for result in on_policy}.values():
         if (result.clear_mismatches or 0) > MISMATCHES_WORTH_SAYING:
@@ -111,15 +113,14 @@ def _numerics(report: Report) -> Iterator[ReportWarning]:
     if ties > TIES_WORTH_SAYING * positions:
         yield ReportWarning(
             "near_ties",
-            f"{ties / positions:.1%} of positions are near-ties in {report.run.dtype}, and {mismatches / positions:.2%} of "
+            f"{ties / positions:.1%} of positions are near-ties in {dtype}, and {mismatches / positions:.2%} of "
             "greedy tokens change with the batch shape: no draft can be sure of them",
             "expected in 16-bit dtypes; profile in the dtype that is served",
         )
 
 
-def _contradicted(report: Report) -> Iterator[ReportWarning]:
+def _contradicted(results: Sequence[Result], certificates: Sequence[Certificate]) -> Iterator[ReportWarning]:
     """What cannot be: rejections against a theorem, and sampled text on which what happened is not what was expected."""
-    certificates = report.certificates.certificates if report.certificates else ()
     if wrong := [item for item in certificates if item.contradicted]:
         where = ", ".join(dict.fromkeys(f"{short(item.domain)} ({item.draft}, {item.rule})" for item in wrong))
         count = sum(item.contradicted for item in wrong)
@@ -129,7 +130,7 @@ def _contradicted(report: Report) -> Iterator[ReportWarning]:
             "the logged divergences cannot be trusted here: please report it, with the profile",
         )
     off: dict[str, float] = {}
-    for result in report.results:
+    for result in results:
         check = result.self_check
         if check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR):
             text = text_kind(result.continuation, result.sampling)
@@ -144,7 +145,7 @@ def _contradicted(report: Report) -> Iterator[ReportWarning]:
         )
     texts = {
         (result.domain, result.continuation, str(result.sampling)): result
-        for result in report.results
+        for result in results
         if result.impossible is not None
     }
     positions = sum(result.positions for result in texts.values())
@@ -157,12 +158,12 @@ def _contradicted(report: Report) -> Iterator[ReportWarning]:
         )
 
 
-def _untimed(report: Report, manifest: Manifest, source: str) -> Iterator[ReportWarning]:
+def _untimed(facts: RunFacts, manifest: Manifest, source: str) -> Iterator[ReportWarning]:
     """Why a report has no step times; of rounds whose drafts are not known they would say nothing."""
-    if report.cost is not None or manifest.drafting != CHAIN:
+    if manifest.drafting != CHAIN:
         return
     reason, remedy = "no step times were measured", "see the warnings of the profiling run"
-    if source == NONE or report.run.imported is not None:
+    if source == NONE or facts.imported is not None:
         remedy = (
             "give your engine's: alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)"
         )
@@ -172,32 +173,30 @@ def _untimed(report: Report, manifest: Manifest, source: str) -> Iterator[Report
     yield ReportWarning("no_step_times", reason, remedy)
 
 
-def _cost(report: Report) -> Iterator[ReportWarning]:
-    if report.cost is None:
-        return
-    typical, timed = report.run.mean_context, report.cost.context
+def _cost(cost: Cost, facts: RunFacts) -> Iterator[ReportWarning]:
+    typical, timed = facts.mean_context, cost.context
     if typical is not None and not timed / CONTEXT_FACTOR <= typical <= timed * CONTEXT_FACTOR:
         yield ReportWarning(
             "other_context",
             f"step times are for {timed:.0f} tokens in the cache, and these documents decode at about {typical:.0f}",
             f"time steps at about {typical:.0f} (costs.context, or the table's context): they get slower as the cache grows",
         )
-    if report.cost.beyond_prefill:
+    if cost.beyond_prefill:
         yield ReportWarning(
             "beyond_prefill",
-            f"{percent(report.cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: their time "
+            f"{percent(cost.beyond_prefill)} of the prompts are longer than any whose prefill was timed: their time "
             "is extrapolated from the last two times",
             "request speedups depend on it: add the prompts' length to costs.context, or to the table of step times",
         )
-    if report.cost.source == ROOFLINE:
+    if cost.source == ROOFLINE:
         yield ReportWarning(
             "not_measured",
             "step times were computed from bytes and FLOPs: intervals include the sampling of documents only, not how wrong "
             "these times may be",
             "give costs.overhead_ms and costs.draft_overhead_ms, and measure or time your engine before you deploy",
         )
-    decode = report.cost.target_ms.get(1, 0.0)
-    if faster := [tokens for tokens, ms in report.cost.target_ms.items() if ms < SLOW_BASELINE * decode]:
+    decode = cost.target_ms.get(1, 0.0)
+    if faster := [tokens for tokens, ms in cost.target_ms.items() if ms < SLOW_BASELINE * decode]:
         yield ReportWarning(
             "slow_baseline",
             f"verifying {faster[0]} tokens took less time than decoding one (v < 1): the baseline is slow here; "

@@ -11,8 +11,10 @@ from typing import Any
 
 from alphaprof.render.wording import by_kind, by_text, reached, text_name
 from alphaprof.report import format as fmt
-from alphaprof.report.model import Attribution, Cause, Decile, GammaResult, Report, Result
-from alphaprof.report.sections.attribution import CAUSES
+from alphaprof.report.build import Report
+from alphaprof.report.model import GammaResult, Result
+from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
+from alphaprof.report.sections.difficulty import Decile
 from alphaprof.stats.estimate import Interval
 
 Trace = dict[str, Any]

@@ -19,7 +19,8 @@ from alphaprof.render.html import figures
 from alphaprof.render.json import plain_values
 from alphaprof.render.wording import at_best, best_at, by_text, of_all, pays, reached, speedup_lines, text_name, times_lines
 from alphaprof.report import format as fmt
-from alphaprof.report.model import GammaResult, Report, Result
+from alphaprof.report.build import Report
+from alphaprof.report.model import GammaResult, Result
 
 RESOURCES = ("page.html.j2", "page.css", "page.js", "glossary.json")
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from alphaprof.log.store import Run
-from alphaprof.report.model import Certificate, Certificates, LosslessBounds
 from alphaprof.rules import GREEDY, BoundRule, rules_of
+from alphaprof.stats.estimate import Interval
 from alphaprof.theory.bounds import beta_bound, budget, mean_beta_bound
 from alphaprof.totals.count import READ, Shape
 from alphaprof.totals.documents import TextGroup
@@ -18,6 +18,55 @@ from alphaprof.totals.log_sample import LogPart, shards
 
 Array = np.ndarray[Any, Any]
 SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take from a divergence
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One domain, draft and rule: where the divergence of the draft made acceptance certain (see `docs/theory.md`)."""
+
+    domain: str
+    draft: str
+    rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    documents: int
+    positions: int  # judged: with a proposal of a distribution (a tree: on the target's own greedy text)
+    certified: Interval  # share of them whose KL(p||q) is below the threshold
+    accepted: Interval  # share that the rule accepts
+    accepted_not_certified: Interval  # share that was accepted without having to be
+    contradicted: int  # certified and yet rejected: never, unless something is wrong
+    mean_divergence: float  # mean KL(p||q), nats; infinite where q gives 0 to what p can emit
+    rejected_at_most: float  # largest share that any draft with this mean divergence can have rejected
+
+
+@dataclass(frozen=True)
+class LosslessBounds:
+    """Lossless sampling: beta, and lower bounds of it from the smaller KL of each position (but for `from_mean`)."""
+
+    domain: str
+    draft: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    documents: int
+    positions: int
+    beta: Interval  # mean of sum min(p, q)
+    sharp: Interval  # the best bound that a KL allows (Fedotov, Harremoes, Topsoe)
+    mean_divergence: float  # mean over positions of the smaller KL, nats
+    from_mean: float  # the best bound where only the mean of that KL is known
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What thresholds say about the drafts of a run. `inexact`: share of positions where one of them is a lower bound;
+    `unknown`: rules of the run for which no threshold is known.
+    """
+
+    certificates: tuple[Certificate, ...]  # by domain, draft and rule
+    lossless: tuple[LosslessBounds, ...]  # by domain and draft: what KL promises of lossless sampling
+    inexact: float
+    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True)

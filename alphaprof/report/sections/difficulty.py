@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import numpy as np
 from alphaprof.costs.speedup import StepTimes, time_spent
 from alphaprof.log.store import Run
 from alphaprof.report.inputs import DraftPool
-from alphaprof.report.model import Decile, DocumentResult
 from alphaprof.report.sections.certificates import certified_positions, columns_of_certificates
 from alphaprof.rules import GREEDY, BoundRule, rules_of
+from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import columns_of
 from alphaprof.totals.documents import Documents, over_domains
 from alphaprof.totals.log_sample import AXES, LogPart, shards
@@ -21,6 +22,42 @@ from alphaprof.totals.log_sample import AXES, LogPart, shards
 Array = np.ndarray[Any, Any]
 EXTREMES = 5  # documents at either end
 SHORTEST = 16  # tokens: the rounds of shorter texts are too few to rank them
+
+
+@dataclass(frozen=True)
+class Decile:
+    """One tenth of all positions of a draft, by the target's margin or entropy, under one rule."""
+
+    draft: str
+    rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    axis: str  # margin (p1 - p2) or entropy (nats)
+    place: int  # 1 for the lowest values; there are fewer than ten where values tie
+    low: float | None  # at least, less than; None: unbounded
+    high: float | None  # less than this
+    positions: int  # with a proposal
+    accepted: Interval | None  # share of them that the rule accepts
+    certified: Interval | None  # share of those with a certificate that is certain to be accepted; None: there is none
+
+
+@dataclass(frozen=True)
+class DocumentResult:
+    """One of the documents that a draft serves worst or best, at the gamma that is best for its domain."""
+
+    domain: str
+    draft: str
+    rule: str
+    gamma: int
+    document: int  # its number in documents.parquet
+    source: int  # place in the profile's data, from 0
+    source_row: int  # row there, from 0
+    prompt_hash: str  # SHA-256 of the prompt's token ids
+    tokens: int  # of its continuation
+    alpha: float | None  # acceptance over its positions with a proposal; None: it has none
+    tokens_per_round: float  # over all of its rounds
+    speedup: float | None  # None: no step times
 
 
 def decile_counts(

@@ -11,7 +11,7 @@ import numpy as np
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.store import Run
-from alphaprof.report.model import Budget, CertainRun, FreeDraft, Predictability, Result
+from alphaprof.report.model import Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
@@ -26,6 +26,58 @@ TARGET = ("target_top_prob", "target_second_prob", "target_margin", "target_entr
 QUANTILES = (0.1, 0.5, 0.9)
 STILL_CERTAIN = (0.5, 0.9, 0.99)
 EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One rule: the KL(p||q) below which half, 90 % and 99 % of the positions stay certain; infinite: never rejected."""
+
+    rule: str
+    half: Interval  # nats, at which half of the positions are certain
+    ninety: Interval  # 90 % of them
+    ninety_nine: Interval  # 99 % of them
+
+
+@dataclass(frozen=True)
+class CertainRun:
+    """One rule: what is certain of any draft whose KL is at most `epsilon` everywhere."""
+
+    rule: str
+    epsilon: float  # nats
+    certain: Interval  # share of positions
+    mean_run: Interval  # certain tokens from a position on, on average over positions
+    gamma: int
+    tokens_per_round: Interval | None  # at least, at gamma; None: rounds are not defined on this text
+
+
+@dataclass(frozen=True)
+class FreeDraft:
+    """What prompt lookup reaches in a domain under the rule that a verdict would concern."""
+
+    draft: str
+    rule: str
+    coverage: float | None  # share of positions with a proposal
+    alpha: Interval | None  # acceptance pooled over positions with a proposal
+    gamma: int | None  # of the most tokens per round
+    tokens_per_round: Interval | None  # at gamma
+
+
+@dataclass(frozen=True)
+class Predictability:
+    """What the target alone says about a domain. Quantiles: the tenth, the median, the ninetieth percentile."""
+
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    documents: int
+    positions: int
+    entropy: tuple[Interval, ...]  # of the target, in nats
+    margin: tuple[Interval, ...]  # of the target's two largest probabilities
+    top_prob: Interval  # mean; the ceiling of one_hot for any draft, where this text was sampled
+    budgets: tuple[Budget, ...]  # by rule: how close in KL a draft would have to come
+    runs: tuple[CertainRun, ...]  # by rule and KL: runs of certain tokens
+    free: tuple[FreeDraft, ...]  # what prompt lookup reaches
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""A report as an answer: its Markdown, for pull requests, and what writes its other texts."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from alphaprof.render.html.page import render_html
+from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading, row
+from alphaprof.render.terminal import render_terminal
+from alphaprof.render.wording import at_best, of_all, speedup_lines
+from alphaprof.report import format as fmt
+from alphaprof.report.build import Report
+from alphaprof.report.model import Result
+
+
+class ReportAnswer(Report):
+    """A report with its texts, which the folder `report` cannot import."""
+
+    @classmethod
+    def of(cls, report: Report) -> ReportAnswer:
+        """Returns the same report."""
+        return cls(**vars(report))
+
+    def terminal(self, console: Console) -> None:
+        """Prints the verdict, every domain, and what stands behind them."""
+        render_terminal(self, console)
+
+    def md(self) -> str:
+        """Returns the verdict, the domains and the notes, for pull requests."""
+        return report_markdown(self)
+
+    def html(self) -> str:
+        """Returns one self-contained page. Raises `ExtraMissing` where the packages that draw it are missing."""
+        return render_html(self)
+
+
+def report_markdown(report: Report) -> str:
+    """The report's verdict, its domains and its notes."""
+    traffic = report.traffic
+    about = f"speculative decoding, at least {traffic.min_speedup:g}x wanted"
+    lines = heading(traffic.verdict, about, traffic.reason)
+    if traffic.tokens_per_round is not None:
+        emits = fmt.interval(traffic.tokens_per_round)
+        setting = f"Draft {escaped(str(traffic.draft))}, rule {escaped(traffic.rule)}, gamma {traffic.gamma}"
+        lines += [f"{setting}: a round emits {emits} tokens on any engine.", ""]
+    for line in speedup_lines(traffic, report.confidence):
+        lines += [f"{fmt.sentence(line)}.", ""]
+    rows = [_row(result) for result in report.results if result.verdict is not None]
+    if rows:
+        level = fmt.level(report.confidence)
+        lines += [
+            f"| domain | draft | rule | documents | alpha | gamma | tokens/round | speedup ({level}) | of all | |",
+            "|---|---|---|--:|--:|--:|--:|--:|--:|---|",
+            *rows,
+            "",
+        ]
+    lines += [
+        f"- {escaped_sentence(note.message)}. {escaped_sentence(fmt.sentence(note.remedy))}." for note in report.warnings
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(result: Result) -> str:
+    best = at_best(result)
+    return row(
+        *map(escaped, (result.domain, result.draft, result.rule)),
+        fmt.documents(result.documents, result.clusters),
+        fmt.share_interval(result.alpha),
+        str(best.gamma) if best else fmt.NOTHING,
+        fmt.interval(best.tokens_per_round if best else None),
+        fmt.interval(result.speedup, "x"),
+        of_all(result),
+        f"{SIGNS[str(result.verdict)]} {result.verdict}",
+    )
