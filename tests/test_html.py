@@ -106,7 +106,7 @@ def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
     assert report.traffic.reason[1:] in page.text
     assert all(note.message[1:] in page.text and note.remedy[1:] in page.text for note in report.warnings)
     for result in report.results:
-        assert fmt.share_interval(result.alpha) in page.text
+        assert fmt.share_with_interval(result.alpha) in page.text
         best = [item for item in result.gammas if item.gamma == result.best_gamma and result.verdict]
         assert all(fmt.interval(result.speedup, "x") in page.text for _ in best)
         assert of_all(result) in page.text

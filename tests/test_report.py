@@ -577,7 +577,7 @@ def test_intervals_stand_beside_their_value(value: Interval | None, text: str) -
     [(None, "n/a"), (Interval(0.78, 0.74, 0.81), "0.780 [0.74, 0.81]"), (Interval(1.0, 0.998, 1.0), "1.000 [>0.99, 1.00]")],
 )
 def test_share_intervals(value: Interval | None, text: str) -> None:
-    assert fmt.share_interval(value) == text
+    assert fmt.share_with_interval(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.95, "95%"), (0.995, "99.5%"), (0.999, "99.9%"), (0.57, "57%")])

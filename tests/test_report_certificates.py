@@ -901,7 +901,7 @@ def test_the_terminal_shows_what_the_target_alone_says(report: Report, width: in
             for value in (budget.half, budget.ninety, budget.ninety_nine):
                 assert fmt.interval(value, digits=3) in budgets
         for run in (each for each in item.runs if each.rule == "strict"):
-            assert fmt.share_interval(run.certain) in runs
+            assert fmt.share_with_interval(run.certain) in runs
             assert f"run {fmt.interval(run.mean_run)}" in runs
             assert run.tokens_per_round is None or f">= {fmt.interval(run.tokens_per_round)}" in runs
     assert "rule strict, gamma 4: what is certain of any draft" in text

@@ -96,7 +96,7 @@ def test_rules_of_the_verdict_have_a_table_of_their_own(report: Report, draft: s
         assert best.speedup is not None
         assert fmt.number(best.speedup.value, unit="x") in table  # of all documents
         speedup = fmt.interval(result.speedup, "x")
-        for part in (fmt.share_interval(result.alpha), fmt.interval(best.tokens_per_round), speedup):
+        for part in (fmt.share_with_interval(result.alpha), fmt.interval(best.tokens_per_round), speedup):
             value, bounds = part.split(" ", maxsplit=1)
             assert value in row.split()
             assert (part in row) if width >= 140 else (bounds in table)

@@ -501,7 +501,7 @@ def test_every_number_is_shown_whole_with_its_interval(found: TreesReport, width
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     for item in found.texts:
         for share in (*item.ranks, item.beyond, item.silent):
-            value, interval = fmt.share_interval(share).split(" ", maxsplit=1)
+            value, interval = fmt.share_with_interval(share).split(" ", maxsplit=1)
             assert value in text
             assert interval in text
     for rows in (found.traffic, *(item.trees for item in found.texts)):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alphaprof.costs.timing import autocorrelation, largest_error, median_error, reach, round_mixes, step_times
+from alphaprof.costs.timing import largest_error, median_error, rank_autocorrelation, reach, round_mixes, step_times
 
 Array = np.ndarray[Any, Any]
 STEPS = [("target", "decode", 1), ("target", "verify", 2), ("target", "verify", 3), ("target", "bookkeeping", 1)]
@@ -27,7 +27,7 @@ def test_few_rounds_have_a_t_interval(rounds: int) -> None:
     """Around its own mean, of which the farther end counts; alternating values have no autocorrelation to widen for."""
     logs = np.array([0.1, -0.2, 0.3, -0.1, 0.2])[:rounds]
     low, high = stats.t.interval(0.95, rounds - 1, logs.mean(), stats.sem(logs))
-    assert autocorrelation(logs) == 0
+    assert rank_autocorrelation(logs) == 0
     assert reach(logs) == pytest.approx(max(-low, high))
 
 
@@ -40,7 +40,7 @@ def test_fewer_than_three_rounds_bound_nothing() -> None:
 def test_order_statistics_are_those_of_the_binomial_law(rounds: int) -> None:
     """Between the last two pairs of order statistics whose coverages, from the binomial law, enclose 95 %."""
     logs = alternating([float(value) for value in range(1, rounds + 1)]) - (rounds + 1) / 2
-    assert autocorrelation(logs) == 0
+    assert rank_autocorrelation(logs) == 0
     places = range(1, rounds // 2 + 1)
     covered = {k: float(stats.binom.cdf(rounds - k, rounds, 0.5) - stats.binom.cdf(k - 1, rounds, 0.5)) for k in places}
     outer = max(k for k in places if covered[k] >= 0.95)
@@ -74,16 +74,16 @@ def test_autocorrelation_is_that_of_ranks_and_corrected_for_few_rounds() -> None
     values = noise[0]
     ranks = stats.rankdata(values) - 6.5
     plain = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
-    assert autocorrelation(values) == pytest.approx(min(max((12 * plain + 1) / 8, 0), 0.9))
-    assert autocorrelation(np.exp(3 * values)) == autocorrelation(values)
+    assert rank_autocorrelation(values) == pytest.approx(min(max((12 * plain + 1) / 8, 0), 0.9))
+    assert rank_autocorrelation(np.exp(3 * values)) == rank_autocorrelation(values)
     # On average what a long series has, 6 / pi asin(0.25); what is cut at 0 and at 0.9 nearly balances.
-    assert np.mean([autocorrelation(row) for row in noise]) == pytest.approx(6 / math.pi * math.asin(0.25), abs=0.05)
+    assert np.mean([rank_autocorrelation(row) for row in noise]) == pytest.approx(6 / math.pi * math.asin(0.25), abs=0.05)
 
 
 def test_equal_rounds_have_no_autocorrelation_and_no_error() -> None:
-    assert autocorrelation(np.ones(8)) == 0
+    assert rank_autocorrelation(np.ones(8)) == 0
     assert reach(np.zeros(8)) == 0
-    assert autocorrelation(np.array([1.0, 1, 1, 2, 1, 1, 1, 1])) == 0
+    assert rank_autocorrelation(np.array([1.0, 1, 1, 2, 1, 1, 1, 1])) == 0
 
 
 def test_rounds_that_are_alike_in_a_row_widen_the_interval() -> None:

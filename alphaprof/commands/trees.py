@@ -182,7 +182,7 @@ def _ranks(report: TreesReport, console: Console) -> None:
         table = named_table("domain", "docs", *names[part])
         for text in report.texts:
             shares = [*text.ranks, text.beyond, text.silent][: len(names)]
-            cells = [fmt.share_interval(share).replace(" [", "\n[") for share in shares[part]]
+            cells = [fmt.share_with_interval(share).replace(" [", "\n[") for share in shares[part]]
             table.add_row(plain(_name(report, text)), fmt.documents(text.documents, text.clusters), *cells)
         show(table, title, console)
 

@@ -35,7 +35,7 @@ def reach(logs: Array) -> float:
     if len(logs) < LEAST_ROUNDS:
         return math.inf
     low, high = _ordered(logs) if len(logs) >= ORDERED_ROUNDS else _t(logs)
-    r = autocorrelation(logs)
+    r = rank_autocorrelation(logs)
     return max(-low, high, 0.0) * math.sqrt((1 + r) / (1 - r))
 
 
@@ -47,7 +47,7 @@ def median_error(logs: Array) -> tuple[float, float]:
     return reach(logs) / quantile((1 + LEVEL) / 2, freedom), freedom
 
 
-def autocorrelation(values: Array) -> float:
+def rank_autocorrelation(values: Array) -> float:
     """Lag-1 autocorrelation of the ranks of `values` [rounds], from 0 to 0.9, at least 3 of them.
 
     Ranks, since a disturbed round would hide it. Estimated from n rounds it is too low by (1 + 4 r) / n on average (Kendall

@@ -65,7 +65,7 @@ def _row(result: Result) -> str:
     return row(
         *map(escaped, (result.domain, result.draft, result.rule)),
         fmt.documents(result.documents, result.clusters),
-        fmt.share_interval(result.alpha),
+        fmt.share_with_interval(result.alpha),
         str(best.gamma) if best else fmt.NOTHING,
         fmt.interval(best.tokens_per_round if best else None),
         fmt.interval(result.speedup, "x"),

@@ -122,7 +122,7 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
     columns: dict[str, Callable[[Result], str]] = {
         "docs": lambda item: fmt.documents(item.documents, item.clusters),
         "coverage": lambda item: fmt.share(item.coverage),
-        "alpha": lambda item: fmt.share_interval(item.alpha),
+        "alpha": lambda item: fmt.share_with_interval(item.alpha),
         "gamma": lambda item: str(item.best_gamma or fmt.NOTHING),
         "tokens/round": _of_best(lambda best: fmt.interval(best.tokens_per_round)),
         "iid formula": _of_best(lambda best: _formula(fmt.number(best.iid_tokens_per_round), best.iid_error)),
@@ -159,7 +159,7 @@ def _others(title: str, results: Sequence[Result], console: Console) -> None:
     if not results:
         return
     rows = [
-        (plain(name), {item.rule: fmt.share_interval(item.alpha).replace(" [", f"{_mark(item)}\n[") for item in same})
+        (plain(name), {item.rule: fmt.share_with_interval(item.alpha).replace(" [", f"{_mark(item)}\n[") for item in same})
         for name, same in wording.by_text(results).items()
     ]
     parts = _side_by_side(dict.fromkeys((result.rule for result in results), RULE_WIDTH), console.width - NAME_WIDTH)
@@ -180,8 +180,8 @@ def _phases(title: str, results: Sequence[Result], console: Console) -> None:
     """Print alpha while thinking and while answering, where the profile tells them apart."""
     columns: dict[str, Callable[[Result], str]] = {
         "rule": lambda item: item.rule + _mark(item),
-        "thinking": lambda item: fmt.share_interval(item.phases["thinking"].alpha),
-        "answer": lambda item: fmt.share_interval(item.phases["answer"].alpha),
+        "thinking": lambda item: fmt.share_with_interval(item.phases["thinking"].alpha),
+        "answer": lambda item: fmt.share_with_interval(item.phases["answer"].alpha),
         "share of thinking": lambda item: fmt.percent(item.phases["thinking"].positions / item.positions),
     }
     _table(title, [result for result in results if result.phases], columns, console, among=(), left=("rule",))
@@ -347,8 +347,8 @@ def _range(item: Decile) -> str:
 def _lossless(draft: str, bounds: Sequence[LosslessBounds], console: Console) -> None:
     """Print beta and its bounds, by domain."""
     columns: dict[str, Callable[[LosslessBounds], str]] = {
-        "beta": lambda item: fmt.share_interval(item.beta),
-        "bound": lambda item: fmt.share_interval(item.sharp),
+        "beta": lambda item: fmt.share_with_interval(item.beta),
+        "bound": lambda item: fmt.share_with_interval(item.sharp),
         "mean KL": lambda item: fmt.number(item.mean_divergence),
         "bound from\nthe mean": lambda item: fmt.share(item.from_mean),
     }
@@ -364,11 +364,11 @@ def _predictability(texts: Sequence[Predictability], console: Console) -> None:
         "docs": lambda item: str(item.documents),
         "entropy,\nnats": lambda item: _spread(item.entropy),
         "margin": lambda item: _spread(item.margin),
-        "mean top\nprobability": lambda item: fmt.share_interval(item.top_prob),
+        "mean top\nprobability": lambda item: fmt.share_with_interval(item.top_prob),
     }
     if any(item.free for item in texts):
         columns |= {
-            "prompt\nlookup: alpha": lambda item: fmt.share_interval(item.free[0].alpha if item.free else None),
+            "prompt\nlookup: alpha": lambda item: fmt.share_with_interval(item.free[0].alpha if item.free else None),
             "coverage": lambda item: fmt.share(item.free[0].coverage if item.free else None),
             "tokens/round": lambda item: fmt.interval(item.free[0].tokens_per_round if item.free else None),
         }
@@ -397,7 +397,7 @@ def _budget(item: Budget) -> str:
 
 def _run(run: CertainRun) -> str:
     """What is certain under a rule, for any draft with a bounded divergence."""
-    lines = [fmt.share_interval(run.certain), f"run {fmt.interval(run.mean_run)}"]
+    lines = [fmt.share_with_interval(run.certain), f"run {fmt.interval(run.mean_run)}"]
     return "\n".join(lines + ([f">= {fmt.interval(run.tokens_per_round)}"] if run.tokens_per_round else []))
 
 

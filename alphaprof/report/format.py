@@ -21,7 +21,7 @@ def share(value: float | None, digits: int = 3) -> str:
     return text
 
 
-def share_interval(interval: Interval | None) -> str:
+def share_with_interval(interval: Interval | None) -> str:
     """A share with its interval."""
     if interval is None:
         return NOTHING

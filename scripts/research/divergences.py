@@ -235,7 +235,7 @@ def share_rows(found: dict[BoundRule, Shares]) -> list[Row]:
     """What is certified and accepted under each rule."""
     rows = [["rule", *DIVERGENCES, "any", "accepted", "wrong"]]
     for rule, item in found.items():
-        cells = map(fmt.share_interval, (*item.by.values(), item.union, item.accepted))
+        cells = map(fmt.share_with_interval, (*item.by.values(), item.union, item.accepted))
         rows.append([rule.id, *cells, f"{fmt.count(item.wrong)} of {fmt.count(item.certified)}"])
     return rows
 

@@ -259,7 +259,7 @@ def _table(rollout: Rollout, draft: str) -> Table:
             fmt.documents(text.documents, text.clusters),
             way.rule,
             str(way.gamma),
-            fmt.share_interval(way.alpha),
+            fmt.share_with_interval(way.alpha),
             fmt.interval(way.tokens_per_round),
             f"{fmt.number(way.regret.value, 3)} | {fmt.number(text.own.regret.value, 3)}",
             fmt.difference(way.excess, 3),

@@ -234,7 +234,7 @@ def _alpha_said(item: Result, name: str) -> str:
     lossy = "lossy: one step at a time along the target's own text" if item.lossy else ""
     covered = f"coverage {fmt.share(item.coverage)}" if item.coverage is not None and item.coverage < 1 else ""
     counted = f"{fmt.documents(item.documents, item.clusters)} documents, {fmt.count(item.positions)} positions"
-    return said(who(item, name), f"α {fmt.share_interval(item.alpha)}", covered, counted, off, lossy)
+    return said(who(item, name), f"α {fmt.share_with_interval(item.alpha)}", covered, counted, off, lossy)
 
 
 def speedups(report: Report, style: Style) -> Figure:
@@ -425,7 +425,7 @@ def _cause_said(item: Attribution, cause: Cause) -> str:
     gained = f"{what} at γ {item.gamma}: {now} now, at most {then} with it" if then != fmt.NOTHING else ""
     return said(
         f"<b>{label(fmt.short(item.domain))}</b>, {label(item.draft)}, {item.rule}: {cause.name}",
-        f"{fmt.share_interval(cause.share)} of the positions; lost in all {fmt.share_interval(item.lost)}",
+        f"{fmt.share_with_interval(cause.share)} of the positions; lost in all {fmt.share_with_interval(item.lost)}",
         gained,
         f"remedy: {cause.remedy}",
     )
@@ -487,8 +487,8 @@ def _decile_said(item: Decile) -> str:
     return said(
         f"{label(item.draft)}, {item.rule}",
         f"{item.axis} {low}{high}, {fmt.count(item.positions)} positions",
-        f"certified {fmt.share_interval(item.certified)}" if item.certified is not None else "",
-        f"accepted {fmt.share_interval(item.accepted)}",
+        f"certified {fmt.share_with_interval(item.certified)}" if item.certified is not None else "",
+        f"accepted {fmt.share_with_interval(item.accepted)}",
     )
 
 
