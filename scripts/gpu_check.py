@@ -39,7 +39,7 @@ WIDTH = 150  # of a line of the page
 PACKAGES = ("torch", "triton", "transformers", "numpy", "numba", "pyarrow", "pydantic", "datasets")
 # A part is a function Setting -> Iterator[Line], named "module in scripts/gpu:function"; the value says what it checks.
 PARTS = {
-    "correctness:tests": "tests/test_cuda.py and tests/test_triton.py",
+    "correctness:tests": "tests/profiling/test_cuda.py and tests/profiling/test_triton.py",
     "correctness:columns": "columns of the kernels against float64 on the CPU",
     "correctness:profile": "a small profile against the same on the CPU, float32",
     "correctness:rounds": "speculative decoding in 16 bits against its replay",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests that need no demo model, with the oldest versions that pyproject.toml admits (constraints-oldest.txt): on Python 3.11,
 # and on Python 3.12 where it is installed. Each has an environment of its own, .venv-oldest-3.11 and .venv-oldest-3.12.
-# Arguments go to pytest, e.g. tests/test_scoring.py.
+# Arguments go to pytest, e.g. tests/profiling/test_scoring.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

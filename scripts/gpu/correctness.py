@@ -43,16 +43,16 @@ from alphaprof.totals.replay import Trace, expected_replay, run_lengths, steps
 from scripts.gpu.setting import Line, Setting, documents, near_draft, perturb
 
 ROOT = Path(__file__).parent.parent.parent
-BOUND = 1e-5  # of a column's error, absolute and relative to its value, as in tests/test_cuda.py
+BOUND = 1e-5  # of a column's error, absolute and relative to its value, as in tests/profiling/test_cuda.py
 TIE = 1e-4  # a choice whose alternative is nearer than this may fall otherwise on another device
 SAMPLED = Processing(0.8, 0, 0.95)
 
 
 # --- tests ----------------------------------------------------------------------------------------------------------------
 
-TESTS = ("tests/test_cuda.py", "tests/test_triton.py")
+TESTS = ("tests/profiling/test_cuda.py", "tests/profiling/test_triton.py")
 TESTS_SECONDS = 240  # after which other parts shall have their turn
-QUICK = ("tests/test_triton.py", "-k", "equal_logits_everywhere")  # on tiny settings
+QUICK = ("tests/profiling/test_triton.py", "-k", "equal_logits_everywhere")  # on tiny settings
 OUTCOME = re.compile(
     r"^(?:\[gw\d+\] \[ *\d+%\] (?P<first>[A-Z]+) tests/|tests/\S+?\.py::.* (?P<last>PASSED|FAILED|ERROR|SKIPPED)\b)",
     re.MULTILINE,

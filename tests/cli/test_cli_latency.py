@@ -1,0 +1,171 @@
+"""`alphaprof latency`, and profiles whose step times come from elsewhere, on tiny models."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from alphaprof.cli.app import app
+from alphaprof.commands.validate.measure import as_decoded
+from alphaprof.config.load import load_profile
+from alphaprof.costs.engine_table import read_engine_table
+from alphaprof.errors import AlphaprofError
+from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
+from tests.profiling.test_pipeline import profile_file, run_profile
+
+pytestmark = pytest.mark.models
+SMALL = ["--set", "costs.repeats=3", "--set", "costs.context=[16,32]", "--set", "costs.concurrency=[1,2]"]
+
+
+def called(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def profile(tiny: Path, tmp_path: Path) -> Path:
+    drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}}
+    return profile_file(tmp_path, tiny, drafts=drafts, gammas=[1, 2])
+
+
+def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path) -> None:
+    text = called("latency", profile, *SMALL)
+    assert text.exit_code == 0, text.output
+    for batch in (1, 2):
+        for context in (16, 32):
+            assert f"batch {batch}, context {context} (eager)" in text.stdout
+    assert "prefill of one prompt into an empty cache" in text.stdout
+    costs = [line.split() for line in text.stdout.splitlines() if " draft " in line and "draft," not in line]
+    assert len(costs) == 4 * 2
+    assert all(line[-2].endswith("%") and line[-1] == "3" for line in costs)
+    assert text.stderr.count("3 rounds of all steps") == 4
+    assert "\\n" not in text.stdout
+    found = json.loads(called("latency", profile, *SMALL, "--format", "json").stdout)
+    assert (found["format"], found["version"], found["dtype"]) == ("alphaprof-latency", 1, "float32")
+    # 3 target steps, bookkeeping twice, 2 draft steps and a search for each of four cells; prefills of two models.
+    assert len(found["steps"]) == 4 * 8 + 2 * 2
+    assert {row["mode"] for row in found["steps"]} == {"eager"}
+    out = tmp_path / "steps.csv"
+    written = called("latency", profile, *SMALL, "--format", "csv", "--out", out)
+    assert (written.exit_code, written.stdout) == (0, "")
+    rows = read_engine_table(out, ["close"], ["ngram"], None)
+    assert len(rows) == len(found["steps"]) == len(list(csv.DictReader(io.StringIO(out.read_text()))))
+    assert {row.batch for row in rows} == {1, 2}
+
+
+def failed(result: Result) -> AlphaprofError:
+    """The error that a command ended with."""
+    assert isinstance(result.exception, AlphaprofError), result.output
+    return result.exception
+
+
+def test_there_is_nothing_to_time_where_times_come_from_elsewhere(profile: Path) -> None:
+    error = failed(called("latency", profile, "--set", "costs.source=roofline", "--set", "costs.accelerator=h200"))
+    assert "there is nothing to time" in error.message
+    assert error.exit_code == 2
+
+
+def test_a_profile_that_asks_for_no_step_times_times_nothing(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("steps are timed")
+
+    monkeypatch.setattr("alphaprof.profiling.timing.latency.measure", refuse)
+    monkeypatch.setattr("alphaprof.profiling.timing.latency.rehearsed", refuse)
+    none, out = ["--set", "costs.source=none", "--limit", "2"], tmp_path / "run"
+    looked = called("profile", profile, "--dry-run", *none)
+    assert (looked.exit_code, looked.exception) == (0, None)
+    assert "no step times: costs.source is none" in " ".join(looked.stdout.split())
+    made = called("profile", profile, "--out", out, *none)
+    assert made.exit_code == 0, made.output
+    assert Run.open(out).latency() is None
+    assert "no step times were asked for" in " ".join(called("report", out).stdout.split())
+    assert as_decoded(load_profile(profile, ["costs.source=none"])).source == "measured"  # validate times steps of its own
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["latency"], "there is nothing to time"),
+        (["profile", "--until-decided", "--out", "run"], "--until-decided stops when the verdict is sure"),
+    ],
+)
+def test_what_needs_step_times_refuses_a_profile_without_before_any_model_is_loaded(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], problem: str
+) -> None:
+    monkeypatch.chdir(profile.parent)
+    monkeypatch.setattr("alphaprof.profiling.run.pipeline.load_tokenizer", pytest.fail)
+    error = failed(called(*command, profile, "--set", "costs.source=none"))
+    assert problem in error.message
+    assert "--set costs.source=measured" in error.hint
+    assert error.exit_code == 2
+
+
+def test_a_profile_with_a_table_times_nothing_and_reports_by_it(profile: Path, tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    table.write_text(
+        "model,tokens,context,ms\n"
+        "target,1,0,10\ntarget,2,0,10\ntarget,3,0,10\ntarget,1,500,10\ntarget,2,500,10\ntarget,3,500,10\nclose,1,0,1\n"
+        "ngram,1,0,0\n"
+    )
+    run = run_profile(profile, tmp_path / "run", False, "costs.source=table", "costs.path=own.csv")
+    assert run.latency() is None
+    report = build_report(run)
+    assert report.traffic.reason.startswith("by the step times in own.csv, ")
+    for result in report.results:
+        if result.draft != "close" or not result.gammas:
+            continue
+        for item in result.gammas:
+            assert item.speedup is not None
+            assert item.tokens_per_round is not None
+            assert item.speedup.value == pytest.approx(item.tokens_per_round.value / (1 + 0.1 * item.gamma))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "No such file"), ("model,tokens,ms\nsomeone,1,2\n", "someone"), ("model,tokens,ms\ntarget,1,2\n", "verify")],
+)
+def test_a_table_that_cannot_be_used_is_found_before_any_work(
+    profile: Path, tmp_path: Path, content: str | None, problem: str
+) -> None:
+    if content is not None:
+        (tmp_path / "own.csv").write_text(content)
+    out = tmp_path / "run"
+    result = called("profile", profile, "--out", out, "--set", "costs.source=table", "--set", "costs.path=own.csv")
+    error = failed(result)
+    assert problem in error.message
+    assert error.exit_code == 2
+    assert not out.exists()
+
+
+def test_a_roofline_knows_the_shapes_of_the_models_of_a_run(profile: Path, tmp_path: Path) -> None:
+    overrides = ["costs.source=roofline", "costs.accelerator=h200", "decision.concurrency=8"]
+    run = run_profile(profile, tmp_path / "run", False, *overrides)
+    target = Run.open(run.path).manifest.target
+    assert target.shape is not None
+    assert (target.shape["layers"], target.shape["hidden"], target.shape["weight_bytes"]) == (4, 32, 4.0)
+    assert target.shape["parameters"] == pytest.approx(target.parameters, rel=0.02)
+    report = build_report(run)
+    assert report.cost is not None
+    assert (report.cost.source, report.cost.concurrency, report.cost.device) == ("roofline", 8, "h200")
+    assert all(time > 0 for time in report.cost.target_ms.values())
+
+
+def test_steps_that_cannot_be_timed_end_the_command(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from alphaprof.profiling.timing import latency
+    from alphaprof.profiling.timing.steppers import NotTimed
+
+    def refuse(*_: Any) -> None:
+        raise NotTimed("target cannot take steps back: it is recurrent")
+
+    monkeypatch.setattr(latency, "measure", refuse)
+    error = failed(called("latency", profile, *SMALL))
+    assert "no step times: target cannot take steps back" in error.message
+    assert error.exit_code == 4

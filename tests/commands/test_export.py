@@ -1,0 +1,679 @@
+"""`alphaprof export`: artefacts are read as their readers read them, and say what the report says; errors; hostile names."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaprof.cli import app
+from alphaprof.cli.exchange import ExportFormat
+from alphaprof.commands.export.build import export
+from alphaprof.commands.export.formats import EXPORTS, Acceptance, Depths, RankAcceptance
+from alphaprof.commands.export.scope import ExportRequest
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.run_draft import RunDraft
+from alphaprof.log.store import Run
+from alphaprof.report.build import build_report
+from tests.reporting import HOSTILE, expected_rounds_of, log_of, only, recounted, rows_of
+from tests.synthetic import Domain, Recipe, draft_facts, interrupted, lookup_facts, rewritten, write_run
+
+STORY = Domain(documents=8, alpha=0.6, temperature=0.7, continuation="sampled")
+RECIPE = Recipe(
+    domains={"code": Domain(documents=9, alpha=0.75, bursts=0.4), "chat": Domain(documents=7, alpha=0.4)},
+    gammas=(1, 2, 3, 5),
+    lookups=("lookup",),
+)
+CHAINS = [name for name, form in EXPORTS.items() if form.over is not None]
+CONVENTIONS = {
+    "nvidia": "all",
+    "vllm": "proposing",
+    "llamacpp": "proposing",
+    "sglang": "all",
+    "dynamo": "all",
+    "sequoia": None,
+}
+CLOSE = 1e-5  # six digits of each rate
+Runner = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("export") / "run", RECIPE)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Greedy, sampled and foreign text; the last has no share of the traffic."""
+    domains = {"code": Domain(), "story": STORY, "wiki": Domain(on_policy=False, continuation="text")}
+    decision = {"weights": {"code": 0.6, "story": 0.4, "wiki": 0.0}}
+    recipe = Recipe(domains=domains, rules=("strict", "one_hot", "lossless"), decision=decision)
+    return write_run(tmp_path_factory.mktemp("mixed") / "run", recipe)
+
+
+@pytest.fixture
+def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    """The console script: exit code, standard output and standard error of a command line."""
+
+    def called(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["alphaprof", "export", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            app.main()
+        output = capsys.readouterr()
+        return int(caught.value.code or 0), output.out, output.err
+
+    return called
+
+
+def options_of(text: str) -> dict[str, str]:
+    """Arguments as a shell hands them on."""
+    words = shlex.split(text)
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def rates_of(text: str) -> list[float]:
+    return [float(rate) for rate in text.split(",")]
+
+
+def of_marginals(rates: Sequence[float]) -> float:
+    """vLLM and llama.cpp: entry i is the probability that the first i + 1 drafts are all accepted."""
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert all(after <= before for before, after in pairwise(rates))
+    return 1 + sum(rates)
+
+
+def of_conditionals(rates: Sequence[float]) -> float:
+    """Dynamo: one token, and one more for every draft until the first that a coin rejects."""
+    assert all(0 <= rate <= 1 for rate in rates)
+    return 1 + float(np.cumprod(rates).sum())
+
+
+def of_nvidia(text: str) -> float:
+    profile = json.loads(text, parse_constant=pytest.fail)
+    assert profile["schema_version"] == "1.0"
+    assert len(profile["marginal_accept_rates"]) == profile["num_speculative_tokens"]
+    histogram = {int(length): count for length, count in profile["acceptance_length_histogram"].items()}
+    mean = sum(length * count for length, count in histogram.items()) / sum(histogram.values())
+    found = [mean, of_marginals(profile["marginal_accept_rates"]), of_conditionals(profile["conditional_accept_rates"])]
+    found += [profile["mean_accept_length"], profile["accept_length_by_k"][str(profile["num_speculative_tokens"])]]
+    assert found == pytest.approx([mean] * 5, abs=CLOSE)
+    return mean
+
+
+def of_vllm(text: str) -> float:
+    config = json.loads(text, parse_constant=pytest.fail)
+    assert config["rejection_sample_method"] == "synthetic"
+    assert len(config["synthetic_acceptance_rates"]) == config["num_speculative_tokens"]
+    return of_marginals(config["synthetic_acceptance_rates"])
+
+
+def of_llamacpp(text: str) -> float:
+    options = options_of(text)
+    longest = options.get("--spec-draft-n-max") or options["--spec-ngram-simple-size-m"]
+    rates = rates_of(options["--spec-synth-rates"])
+    assert len(rates) == int(longest)
+    return of_marginals(rates)
+
+
+def of_sglang(text: str) -> float:
+    variables = dict(line.split("=") for line in text.splitlines())
+    assert variables.pop("SGLANG_SIMULATE_ACC_METHOD") == "match-expected"  # the other one rounds a normal deviate
+    assert variables.pop("SGLANG_SIMULATE_ACC_TOKEN_MODE") == "real-draft-token"
+    return float(variables.pop("SGLANG_SIMULATE_ACC_LEN"))
+
+
+def of_dynamo(text: str) -> float:
+    options = options_of(text)
+    rates = rates_of(options["--aic-nextn-accept-rates"])
+    assert len(rates) == int(options["--aic-nextn"]) <= 5
+    return of_conditionals(rates)
+
+
+READERS = {"nvidia": of_nvidia, "vllm": of_vllm, "llamacpp": of_llamacpp, "sglang": of_sglang, "dynamo": of_dynamo}
+
+
+def proposed(accepted: Any, tested: Any) -> float:
+    """Tokens of a proposal of all drafts by the rates of those that were tested."""
+    rates = [a / t if t else 0.0 for a, t in zip(accepted, tested, strict=True)]
+    return 1 + float(np.cumprod(rates).sum())
+
+
+def reported_length(item: Any, to: str) -> float:
+    """What a reader makes of one gamma of a report on a draft that always proposes."""
+    if CONVENTIONS[to] == "all":
+        return float(item.acceptance_length)
+    return proposed([rate or 0.0 for rate in item.conditional], [1.0] * item.gamma)
+
+
+def written(side: RunDraft, to: str, **wanted: Any) -> str:
+    return export(side, to, ExportRequest(**wanted)).text
+
+
+def counted_again(run: Run, draft: str, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
+    """Rounds of domains from the log: all, those with a proposal, tokens, and by depth accepted and tested drafts."""
+    log = log_of(run)
+    total: dict[str, Any] = dict.fromkeys(("rounds", "with", "tokens", "by_depth", "tested", "of"), 0.0)
+    for domain in domains:
+        found = recounted(rows_of(log, domain, draft), gamma, looked_up=draft == "lookup")
+        total = {name: total[name] + found[name] for name in total}
+    return total
+
+
+def length_of(found: dict[str, Any], to: str) -> float:
+    """What a reader makes of counts."""
+    if CONVENTIONS[to] == "all":
+        return 1 + float(found["by_depth"].sum() / found["rounds"])
+    return proposed(found["by_depth"], found["tested"])
+
+
+def test_every_format_has_a_reader_here_and_a_choice_on_the_command_line() -> None:
+    assert set(READERS) == set(CHAINS)
+    assert {name: form.over for name, form in EXPORTS.items()} == CONVENTIONS
+    assert [choice.value for choice in ExportFormat] == list(EXPORTS)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+@pytest.mark.parametrize("to", CHAINS)
+def test_the_acceptance_length_of_a_domain_is_the_reports(run: Run, to: str, gamma: int) -> None:
+    result = only(build_report(run), "code")
+    expected = reported_length(next(item for item in result.gammas if item.gamma == gamma), to)
+    read = READERS[to](written(RunDraft(run, "small"), to, gamma=gamma, domain="code"))
+    assert read == pytest.approx(expected, abs=CLOSE)
+
+
+@pytest.mark.parametrize("draft", ["small", "lookup"])
+@pytest.mark.parametrize("to", CHAINS)
+def test_the_acceptance_length_of_the_traffic_is_that_of_all_rounds_counted_together(run: Run, to: str, draft: str) -> None:
+    found = counted_again(run, draft, 3, ["code", "chat"])
+    assert READERS[to](written(RunDraft(run, draft), to, gamma=3)) == pytest.approx(length_of(found, to), abs=CLOSE)
+    assert found["with"] < found["rounds"] or draft == "small"
+
+
+def simulated(rates: Sequence[float], lengths: Sequence[int], seed: int = 0) -> float:
+    """The acceptance length of a reader that drafts by itself and accepts by marginal rates, as vLLM and llama.cpp do."""
+    conditional = [after / before if before else 0.0 for before, after in pairwise((1.0, *rates))]
+    coins = np.random.default_rng(seed).random((len(lengths), len(rates))) < conditional
+    within = np.arange(len(rates)) < np.asarray(lengths)[:, None]
+    return 1 + float(np.cumprod(coins & within, axis=1).sum()) / len(lengths)
+
+
+RATES: dict[str, Callable[[str], list[float]]] = {
+    "vllm": lambda text: json.loads(text)["synthetic_acceptance_rates"],
+    "llamacpp": lambda text: rates_of(options_of(text)["--spec-synth-rates"]),
+}
+
+
+@pytest.mark.parametrize("to", [name for name in CHAINS if CONVENTIONS[name] == "proposing"])
+def test_a_reader_that_proposes_as_many_comes_back_to_the_length_of_the_report(run: Run, to: str) -> None:
+    """Half of the proposals of this draft are shorter than 5, whatever is accepted of them."""
+    result = only(build_report(run), "chat", "lookup")
+    expected = next(item.acceptance_length for item in result.gammas if item.gamma == 5)
+    of = counted_again(run, "lookup", 5, ["chat"])["of"]
+    assert of[5] < 0.7 * of[1:].sum()
+    lengths = np.repeat(np.arange(1, 6), 400 * of[1:].astype(int))  # so many that chance is less than the tolerance
+    rates = RATES[to](written(RunDraft(run, "lookup"), to, gamma=5, domain="chat"))
+    assert simulated(rates, lengths) == pytest.approx(expected, rel=0.015)  # the ends of texts
+    lost = [accepted / of[1:].sum() for accepted in counted_again(run, "lookup", 5, ["chat"])["by_depth"]]
+    assert simulated(lost, lengths) < 0.97 * expected  # what shares of all proposals would give
+
+
+@pytest.mark.parametrize("to", CHAINS)
+def test_domains_count_by_the_shares_of_tokens_that_the_decision_gives_them(run: Run, to: str) -> None:
+    shares = {"code": 0.2, "chat": 0.8}
+    config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"weights": shares}}
+    parts = {domain: counted_again(run, "lookup", 2, [domain]) for domain in shares}
+    found = {
+        name: sum(share * parts[domain][name] / parts[domain]["tokens"] for domain, share in shares.items())
+        for name in ("by_depth", "rounds", "tested")
+    }
+    text = written(RunDraft(run, "lookup").asked(config), to, gamma=2)
+    assert READERS[to](text) == pytest.approx(length_of(found, to), abs=CLOSE)
+    assert READERS[to](text) != pytest.approx(READERS[to](written(RunDraft(run, "lookup"), to, gamma=2)), abs=1e-3)
+
+
+@pytest.mark.parametrize("to", CHAINS)
+def test_weights_of_the_shares_observed_change_nothing(run: Run, to: str) -> None:
+    tokens = {domain: counted_again(run, "small", 1, [domain])["tokens"] for domain in ("code", "chat")}
+    weights = {domain: count / sum(tokens.values()) for domain, count in tokens.items()}
+    config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"weights": weights}}
+    side = RunDraft(run, "small")
+    assert READERS[to](written(side.asked(config), to, gamma=3)) == pytest.approx(
+        READERS[to](written(side, to, gamma=3)), abs=CLOSE
+    )
+
+
+# Ten rounds, eight of them with a proposal: four accept a first draft, two a second and one a third. Of the four one had no
+# second draft to test, and of the two one was at the end of its text.
+HAND = Acceptance(
+    draft=draft_facts("draft"),
+    served=False,
+    gamma=3,
+    depths={1: Depths(12.0, 10.0, 10.0, (10.0,), (5.0,)), 3: Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))},
+    per_request=1.5,
+    per_domain={"code": 1.5},
+    schedule=((1, 8, 3), (9, 32, 0)),
+    conditions={"rule": "strict"},
+)
+UNNAMED = dataclasses.replace(HAND.draft, kind="layer_skip", engine_method=None)  # by engines
+
+
+def test_rates_and_lengths_by_hand() -> None:
+    depths = HAND.chosen
+    assert depths.marginal("proposing") == pytest.approx((1 / 2, 1 / 3, 1 / 3))
+    assert depths.marginal("all") == (0.4, 0.2, 0.1)
+    assert depths.conditional("proposing") == pytest.approx((1 / 2, 2 / 3, 1))
+    assert depths.conditional("all") == (0.4, 0.5, 0.5)
+    assert (depths.length("proposing"), depths.length("all")) == (1.875, 1.7)
+    assert depths.lengths() == (6.0, 2.0, 1.0, 1.0)
+    assert Depths(4.0, 4.0, 4.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0)).conditional("all") == (0.5, 0.0, 0.0)
+    assert Depths(4.0, 4.0, 4.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0)).marginal("proposing") == (0.5, 0.0, 0.0)
+
+
+def test_arguments_and_environments_by_hand() -> None:
+    lookup_draft = dataclasses.replace(lookup_facts("lookup"), engine_method="ngram", settings={"max_ngram": 4})
+    looked_up = dataclasses.replace(HAND, draft=lookup_draft)
+    write = {name: form.write for name, form in EXPORTS.items()}
+    assert write["llamacpp"](HAND) == "--spec-draft-n-max 3 --spec-synth-rates 0.500000,0.333333,0.333333\n"
+    assert write["llamacpp"](looked_up).startswith(
+        "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 3 --spec-synth-rates 0.5"
+    )
+    assert write["dynamo"](HAND) == "--aic-nextn 3 --aic-nextn-accept-rates 0.400000,0.500000,0.500000\n"
+    assert write["sglang"](HAND).splitlines()[0] == "SGLANG_SIMULATE_ACC_LEN=1.700000"
+    assert json.loads(write["vllm"](HAND)) == {
+        "method": "draft_model",
+        "model": "synthetic/draft",
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.5, 0.333333, 0.333333],
+        "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 32, 0]],
+    }
+    lookup = json.loads(write["vllm"](looked_up))
+    assert (lookup["method"], lookup["prompt_lookup_max"], lookup["prompt_lookup_min"]) == ("ngram", 4, 1)
+    skip = dataclasses.replace(HAND, draft=UNNAMED)
+    assert "method" not in json.loads(write["vllm"](skip))
+    assert "no method for a draft of kind layer_skip" in EXPORTS["vllm"].beside(skip)
+    assert "of the draft that was served" in EXPORTS["vllm"].beside(dataclasses.replace(skip, served=True))
+
+
+def test_the_profile_of_nvidia_by_hand() -> None:
+    profile = json.loads(EXPORTS["nvidia"].write(HAND))
+    assert profile["marginal_accept_rates"] == [0.4, 0.2, 0.1]
+    assert profile["conditional_accept_rates"] == [0.4, 0.5, 0.5]
+    assert profile["acceptance_length_histogram"] == {"1": 6, "2": 2, "3": 1, "4": 1}
+    assert profile["accept_length_by_k"] == {"1": 1.416667, "3": 1.7}
+    assert (profile["mean_accept_length"], profile["mean_accept_length_per_request"]) == (1.7, 1.5)
+    assert (profile["method"], profile["per_category"]) == ("draft_model", {"code": 1.5})
+    unknown = ("draft_checkpoint", "target_model", "block_size", "max_supported_k", "validation")
+    assert [profile[name] for name in unknown] == [None] * 5
+    served = json.loads(EXPORTS["nvidia"].write(dataclasses.replace(HAND, draft=UNNAMED, served=True)))
+    assert served["method"] is None
+
+
+def test_the_mean_over_requests_gives_short_and_long_texts_the_same_weight(run: Run) -> None:
+    profile = json.loads(written(RunDraft(run, "lookup"), "nvidia", gamma=3))
+    log, means = log_of(run), {}
+    for domain in ("code", "chat"):
+        rows = rows_of(log, domain, "lookup")
+        found = [recounted(rows[rows["document"] == number], 3, looked_up=True) for number in rows["document"].unique()]
+        means[domain] = [1 + counts["by_depth"].sum() / counts["rounds"] for counts in found]
+    assert profile["per_category"] == pytest.approx({name: np.mean(each) for name, each in means.items()}, abs=CLOSE)
+    assert profile["mean_accept_length_per_request"] == pytest.approx(np.mean([*means["code"], *means["chat"]]), abs=CLOSE)
+    assert profile["mean_accept_length_per_request"] != pytest.approx(profile["mean_accept_length"], abs=1e-4)
+
+
+@pytest.mark.parametrize("to", CHAINS)
+def test_rounds_that_are_expectations_are_the_reports_and_say_so(mixed: Run, to: str) -> None:
+    found = export(RunDraft(mixed, "small"), to, ExportRequest(rule="lossless", gamma=4, domain="story"))
+    expected = reported_length(only(build_report(mixed), "story", rule="lossless").gammas[-1], to)
+    assert READERS[to](found.text) == pytest.approx(expected, abs=CLOSE)
+    assert any("expectations" in warning for warning in found.warnings)
+    if to == "nvidia":
+        assert json.loads(found.text)["mean_accept_length_per_request"] is None
+
+
+def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_again(mixed: Run) -> None:
+    rows = rows_of(log_of(mixed), "story", "small")
+    rounds = tokens = 0.0
+    for _, text in rows.groupby("document"):
+        ratio = text["draft_token_prob"].astype(float) / text["target_token_prob"].astype(float)
+        rounds += expected_rounds_of(ratio.clip(upper=1).tolist(), text["proposed"].tolist(), 2)
+        tokens += len(text) - 1
+    profile = json.loads(written(RunDraft(mixed, "small"), "nvidia", rule="lossless", gamma=2, domain="story"))
+    assert sum(profile["acceptance_length_histogram"].values()) == pytest.approx(rounds, abs=1e-3)
+    assert 1 < tokens / rounds <= profile["mean_accept_length"]
+
+
+def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed: Run) -> None:
+    config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"draft": "lookup"}}
+    report = build_report(run, config=config)
+    assert json.loads(written(RunDraft(run, "lookup"), "vllm"))["num_speculative_tokens"] == report.traffic.gamma
+    for domain in ("code", "chat"):
+        best = only(report, domain, "lookup").best_gamma
+        assert json.loads(written(RunDraft(run, "lookup"), "vllm", domain=domain))["num_speculative_tokens"] == best
+    conditions = json.loads(written(RunDraft(mixed, "small"), "nvidia"))["measurement_conditions"]
+    assert conditions["rule"] == "strict and one_hot"
+    assert conditions["domains"] == {"code": 0.6, "story": 0.4}
+    fixed = config | {"decision": config["decision"] | {"gamma": 2}}
+    assert json.loads(written(RunDraft(run, "small").asked(fixed), "vllm"))["num_speculative_tokens"] == 2
+
+
+def test_a_reader_of_few_drafts_gets_the_best_of_those_it_takes(tmp_path: Path) -> None:
+    recipe = Recipe(domains={"code": Domain(alpha=0.97, spread=0.01)}, gammas=(2, 4, 8), draft_ms=0.1, extra_ms=0.1)
+    side = RunDraft(write_run(tmp_path / "run", recipe), "small")
+    assert json.loads(written(side, "vllm"))["num_speculative_tokens"] == 8
+    found = export(side, "dynamo", ExportRequest())
+    assert options_of(found.text)["--aic-nextn"] == "4"
+    assert any("takes no more" in note for note in found.notes)
+
+
+def table(path: Path, run: Run, batches: Sequence[int] = (1, 4, 16)) -> dict[str, Any]:
+    """The profile with step times by which verification gets dear with the number of sequences."""
+    rows = ["model,step,tokens,batch,context,ms"]
+    for batch in batches:
+        rows += [f"target,{'decode' if n == 1 else 'verify'},{n},{batch},256,{10 + batch * n}" for n in range(1, 7)]
+        rows += [f"small,draft,1,{batch},256,{0.6 * batch}", f"lookup,lookup,1,{batch},256,0.01"]
+    path.write_text("\n".join(rows))
+    return run.manifest.config | {"costs": {"source": "table", "path": str(path), "overhead_ms": 0.0}}
+
+
+def by_batch(schedule: list[list[int]]) -> dict[int, int]:
+    """The gamma of every batch size, by vLLM's rules: from 1 on, sorted, inclusive, none twice."""
+    assert schedule[0][0] == 1
+    assert all(0 < first <= last and gamma >= 0 for first, last, gamma in schedule)
+    assert all(later[0] == earlier[1] + 1 for earlier, later in pairwise(schedule))
+    return {size: gamma for first, last, gamma in schedule for size in range(first, last + 1)}
+
+
+def test_the_schedule_is_the_best_gamma_of_the_report_at_every_batch_size(run: Run, tmp_path: Path) -> None:
+    config = table(tmp_path / "times.csv", run)
+    found = export(RunDraft(run, "small").asked(config), "vllm", ExportRequest(gamma=5, domain="code"))
+    schedule = by_batch(json.loads(found.text)["num_speculative_tokens_per_batch_size"])
+    expected = {}
+    for size in range(1, 17):
+        asked = config | {"decision": config["decision"] | {"concurrency": size}}
+        result = only(build_report(run, config=asked), "code")
+        speeds = {item.gamma: item.speedup.value for item in result.gammas if item.speedup}
+        best = max(speeds, key=lambda gamma: speeds[gamma])
+        expected[size] = best if speeds[best] >= 1 else 0
+    assert schedule == expected
+    assert len(set(expected.values())) > 2
+    assert 0 in expected.values()
+    clipped = json.loads(written(RunDraft(run, "small").asked(config), "vllm", gamma=2, domain="code"))
+    assert max(by_batch(clipped["num_speculative_tokens_per_batch_size"]).values()) == 2
+
+
+def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(run: Run, tmp_path: Path) -> None:
+    side = RunDraft(run, "small").asked(table(tmp_path / "times.csv", run, batches=(2, 3)))
+    found = export(side, "vllm", ExportRequest(gamma=1, domain="code"))
+    assert json.loads(found.text)["num_speculative_tokens_per_batch_size"] == [[1, 3, 1]]
+    assert any("takes gamma 1 beyond 3 sequences" in warning for warning in found.warnings)
+    assert any("at concurrency 2 gamma 2 would be better" in note for note in found.notes), found.notes
+
+
+def test_there_is_no_schedule_from_the_times_of_one_batch_size(run: Run) -> None:
+    assert "num_speculative_tokens_per_batch_size" not in json.loads(written(RunDraft(run, "small"), "vllm", gamma=3))
+
+
+def search(vector: Sequence[float], budget: int, levels: int) -> float:
+    """Sequoia's tree_search.py: the most tokens a round of a tree of `budget` nodes and `levels` levels, root included."""
+    p = np.array(vector)[:-1]
+    value = np.full((budget + 1, levels + 1, len(p)), -np.inf)
+    value[1, 1:, 0] = 1.0
+    for m in range(2, budget + 1):
+        for level in range(2, levels + 1):
+            value[m, level, 1] = 1 + p[1] * value[m - 1, level - 1].max()
+            for b in range(2, len(p)):
+                beneath = [(value[y, level, b - 1], value[m - y, level - 1].max()) for y in range(1, m)]
+                value[m, level, b] = max(
+                    [mine + p[b] * child for mine, child in beneath if np.isfinite(mine + child)], default=-np.inf
+                )
+    return float(value[budget, levels].max())
+
+
+def spread(frame: Any) -> None:
+    """Gives wrong drafts tokens of many ranks, where the synthetic log knows rank 2 only."""
+    ranks = frame["draft_rank_of_token"].astype("Int32")
+    wrong = (ranks > 1).fillna(False).to_numpy(dtype=bool)
+    ranks[wrong] = 1 + np.random.default_rng(0).geometric(0.4, int(wrong.sum()))
+    frame["draft_rank_of_token"] = ranks
+
+
+def test_sequoia_finds_no_better_tree_for_the_vector_than_the_one_beside_it(tmp_path: Path) -> None:
+    run = rewritten(write_run(tmp_path / "run", RECIPE), "small", spread)
+    content = json.loads(written(RunDraft(run, "small"), "sequoia", nodes=7, gamma=3))
+    vector, tree = content["acceptance_rate_vector"], content["grow_map"]
+    assert (vector[0], sum(vector)) == (0.0, pytest.approx(1, abs=1e-4))
+    products = [1.0] * tree["size"]
+    for parent, children in enumerate(tree["Successors"]):
+        for rank, child in enumerate(children, start=1):
+            products[child] = products[parent] * vector[rank]
+    assert sum(products) == pytest.approx(search(vector, tree["size"], 4), abs=1e-4)
+    assert (tree["size"], max(tree["depth"])) == (8, 3)
+    assert len(tree["Successors"][0]) > 1
+
+
+def test_ranks_of_sequoia_are_shares_of_positions_and_the_first_is_alpha(run: Run) -> None:
+    vector = json.loads(written(RunDraft(run, "small"), "sequoia", domain="code"))["acceptance_rate_vector"]
+    alpha = only(build_report(run), "code").alpha
+    assert alpha is not None
+    assert vector[1] == pytest.approx(alpha.value, abs=CLOSE)
+    rows = log_of(run)
+    ranks = rows[rows["draft"] == "small"]["draft_rank_of_token"]
+    whole = json.loads(written(RunDraft(run, "small"), "sequoia"))["acceptance_rate_vector"]
+    assert whole[1:3] == pytest.approx([(ranks == 1).mean(), (ranks == 2).mean()], abs=CLOSE)
+
+
+def test_a_grow_map_by_hand() -> None:
+    found = RankAcceptance((0.5, 0.25), ((1,), (2,), (1, 1), (2, 1), (1, 1, 1)))
+    content = json.loads(EXPORTS["sequoia"].write(found))
+    assert content["acceptance_rate_vector"] == [0.0, 0.5, 0.25, 0.25]
+    assert content["grow_map"] == {
+        "roots": [[0], [1, 2], [3, 4], [5]],
+        "branches": [[2], [1, 1], [1, 0], [0]],
+        "Successors": [[1, 2], [3], [4], [5], [], []],
+        "mask": [
+            [1, 0, 0, 0, 0, 0],
+            [1, 1, 0, 0, 0, 0],
+            [1, 0, 1, 0, 0, 0],
+            [1, 1, 0, 1, 0, 0],
+            [1, 0, 1, 0, 1, 0],
+            [1, 1, 0, 1, 0, 1],
+        ],
+        "depth": [0, 1, 1, 2, 2, 3],
+        "size": 6,
+    }
+
+
+REFUSED: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
+    "lossy": ("vllm", "small", {"rule": "additive_0p1"}, "is lossy", "rollout"),
+    "tree": ("vllm", "small", {"rule": "tree_2"}, "tree_2 drafts trees", "--to sequoia"),
+    "other text": ("vllm", "small", {"rule": "lossless"}, "rounds of lossless are not defined", "--domain 'story'"),
+    "other text of a domain": ("dynamo", "small", {"rule": "lossless", "domain": "code"}, "lossless are not", "--rule"),
+    "foreign text": ("sglang", "small", {"domain": "wiki"}, "text that the target did not produce", "--rule"),
+    "no such domain": ("nvidia", "small", {"domain": "poem\n\x1b[2J"}, "no domain 'poem\\n\\x1b[2J'", "'code', 'story'"),
+    "no such gamma": ("llamacpp", "small", {"gamma": 9}, "was not replayed at it", "--gamma 1 or 2 or 3 or 4"),
+    "nodes of a chain": ("llamacpp", "small", {"nodes": 9}, "--nodes is the size of a tree", "--gamma"),
+    "sampled ranks": ("sequoia", "small", {}, "'story': not the target's greedy text", "--domain 'code'"),
+    "ranks of a domain": ("sequoia", "small", {"domain": "story"}, "without replacement", "--domain 'code'"),
+    "ranks of no domain": ("sequoia", "small", {"domain": "poem"}, "no domain 'poem'", "'story'"),
+    "ranks by a rule": ("sequoia", "small", {"rule": "one_hot"}, "not under one_hot", "--rule"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_defined_is_refused(mixed: Run, name: str) -> None:
+    to, draft, wanted, problem, hint = REFUSED[name]
+    with pytest.raises(OptionInvalid) as caught:
+        export(RunDraft(mixed, draft), to, ExportRequest(**wanted))
+    assert problem in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_prompt_lookup_has_no_ranks_and_a_reader_its_limit(run: Run) -> None:
+    with pytest.raises(OptionInvalid, match="has no ranks"):
+        export(RunDraft(run, "lookup"), "sequoia", ExportRequest())
+    deep = dataclasses.replace(run.manifest, config=run.manifest.config | {"gammas": [6]})
+    for wanted in (ExportRequest(), ExportRequest(gamma=6)):
+        with pytest.raises(OptionInvalid, match="dynamo takes at most 5 drafts"):
+            export(RunDraft(Run(run.path, deep), "small"), "dynamo", wanted)
+
+
+def test_without_step_times_a_gamma_must_be_named(tmp_path: Path) -> None:
+    side = RunDraft(write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False)), "small")
+    with pytest.raises(OptionInvalid, match="no gamma is known to be the best") as caught:
+        export(side, "vllm", ExportRequest())
+    assert "--gamma 1 or 2 or 3 or 5" in caught.value.hint
+    assert of_vllm(written(side, "vllm", gamma=2)) > 1
+
+
+def test_a_draft_that_proposes_nothing_has_nothing_to_export(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(coverage=0.0)}))
+    with pytest.raises(OptionInvalid, match="proposes nothing in domain 'code'"):
+        export(RunDraft(run, "small"), "vllm", ExportRequest(gamma=2, domain="code"))
+
+
+def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(run: Run, tmp_path: Path) -> None:
+    half = RunDraft(interrupted(run, tmp_path / "half", shards=2), "small")
+    for to in EXPORTS:
+        assert any(
+            "is not complete: 8 documents so far" in said for said in export(half, to, ExportRequest(gamma=2)).warnings
+        )
+    none = RunDraft(interrupted(run, tmp_path / "none", shards=0), "small")
+    with pytest.raises(OptionInvalid, match="no document"):
+        export(none, "vllm", ExportRequest(gamma=2))
+
+
+def test_one_domain_and_one_document_are_said_in_the_singular(tmp_path: Path) -> None:
+    side = RunDraft(write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=1)})), "small")
+    for to in EXPORTS:
+        said = " ".join(export(side, to, ExportRequest(gamma=2)).notes)
+        assert "whole traffic (1 domain as observed), 1 document" in said
+
+
+def test_texts_without_rounds_are_no_matter_of_the_rule(tmp_path: Path) -> None:
+    domains = {"code": Domain(documents=3), "yes or no": Domain(documents=3, shortest=1, longest=1)}
+    run = write_run(tmp_path / "run", Recipe(domains=domains))
+    for wanted, hint in (
+        (ExportRequest(gamma=2), "export one domain, --domain 'code', or leave others out by decision.weights"),
+        (ExportRequest(gamma=2, domain="yes or no"), "profile longer answers, or export another domain, --domain 'code'"),
+    ):
+        with pytest.raises(OptionInvalid, match="no text of 'yes or no' is longer") as caught:
+            export(RunDraft(run, "small"), "vllm", wanted)
+        assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("to", EXPORTS)
+def test_stdout_is_the_artefact_and_stderr_what_it_assumes(run: Run, alphaprof: Runner, tmp_path: Path, to: str) -> None:
+    code, output, errors = alphaprof(f"{run.path}:small", "--to", to, "--gamma", 3)
+    found = export(RunDraft(run, "small"), to, ExportRequest(gamma=3))
+    assert (code, output) == (0, found.text)
+    said = errors.splitlines()
+    assert said == [f"note: {line}" for line in found.notes] + [f"warning: {line}" for line in found.warnings]
+    assert EXPORTS[to].convention in said[0]
+    assert "16 documents" in said[1]
+    code, output, _ = alphaprof(f"{run.path}:small", "--to", to, "--gamma", 3, "--out", tmp_path / "file")
+    assert (code, output, (tmp_path / "file").read_text()) == (0, "", found.text)
+
+
+def test_lines_say_where_rates_are_not_what_they_seem(run: Run, alphaprof: Runner) -> None:
+    _, _, errors = alphaprof(f"{run.path}:lookup", "--to", "dynamo", "--gamma", 5)
+    assert "of the rounds have no proposal: they are counted, and accept nothing" in errors
+    assert "of the proposals are shorter than 5: what they lack counts as not accepted" in errors
+    _, _, errors = alphaprof(f"{run.path}:lookup", "--to", "vllm", "--gamma", 5)
+    assert "of the rounds have no proposal: they are left out" in errors
+    assert "what they lack is left to the reader, who has to propose as few" in errors
+    assert "rates are products of accepted / tested drafts: a proposal of 5 inside a text emits" in errors
+    _, _, errors = alphaprof(f"{run.path}:small", "--to", "vllm", "--gamma", 1)
+    assert "products" not in errors  # one draft is always inside its text
+    _, _, errors = alphaprof(f"{run.path}:small", "--to", "sglang", "--gamma", 5, "--domain", "chat")
+    assert "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6" in errors
+
+
+def test_another_decision_can_be_asked_for(run: Run, alphaprof: Runner) -> None:
+    code, output, errors = alphaprof(f"{run.path}:small", "--to", "vllm", "--set", "decision.gamma=2")
+    assert (code, json.loads(output)["num_speculative_tokens"]) == (0, 2)
+    code, _, errors = alphaprof(f"{run.path}:small", "--to", "vllm", "--rule", "nonsense")
+    assert code == 2
+    assert errors.startswith("error: --rule: unknown rule")
+
+
+def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=0.2)}, draft_ms=9.0))
+    (warning,) = export(RunDraft(run, "small"), "vllm", ExportRequest(gamma=4)).warnings
+    assert "does not pay at gamma 4" in warning
+
+
+def test_names_from_data_do_harm_nowhere(tmp_path: Path, alphaprof: Runner) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={name: Domain(documents=2) for name in HOSTILE.values()}))
+    for to in EXPORTS:
+        _, output, errors = alphaprof(run.path, "--to", to, "--gamma", 2)
+        assert all(line.isascii() and line.isprintable() for line in output.splitlines())
+        assert all(line.isprintable() and len(line) < 1000 for line in errors.splitlines())
+    profile = json.loads(written(RunDraft(run, "small"), "nvidia", gamma=2))
+    assert set(profile["per_category"]) == set(HOSTILE.values())
+    for name in HOSTILE.values():
+        for to in ("nvidia", "sequoia"):
+            code, output, errors = alphaprof(run.path, "--to", to, "--gamma", 2, "--domain", name)
+            assert code == 0
+            assert json.loads(output)
+            assert all(line.isprintable() and len(line) < 1000 for line in errors.splitlines())
+
+
+def test_a_file_for_others_does_not_say_where_models_lie(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain()}))
+    target = dataclasses.replace(run.manifest.target, reference="/srv/secret/place/org/model")
+    moved = Run(run.path, dataclasses.replace(run.manifest, target=target))
+    conditions = json.loads(written(RunDraft(moved, "small"), "nvidia", gamma=1))["measurement_conditions"]
+    assert (conditions["target"], conditions["draft"]) == ("org/model", "synthetic/small")
+
+
+def test_the_page_has_a_section_for_every_format() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text()
+    sections = [part for part in page.split("\n## ") if "\nRead in " in part]
+    assert len(sections) == len(EXPORTS)
+    for section, (name, form) in zip(sections, EXPORTS.items(), strict=True):
+        assert f"--to {name}" in section
+        assert f"Convention: {form.convention}." in " ".join(section.split())
+
+
+@pytest.mark.parametrize(
+    ("to", "drafts"),
+    [
+        ("nvidia", r'"num_speculative_tokens": (\d+)'),
+        ("llamacpp", r"--spec-draft-n-max (\d+)"),
+        ("sglang", r"--speculative-num-steps (\d+)"),
+        ("dynamo", r"--aic-nextn (\d+)"),
+    ],
+)
+def test_examples_of_the_page_ask_for_the_gamma_that_they_show(to: str, drafts: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text()
+    (section,) = [part for part in page.split("\n## ") if f" --to {to} " in part]
+    (command,) = [line for line in section.splitlines() if f" --to {to} " in line]
+    (gamma,) = re.findall(drafts, section)
+    assert f" --gamma {gamma} " in command
+
+
+@pytest.mark.parametrize(
+    ("to", "name"),
+    [
+        ("nvidia", "**ModelOpt** `conditional_accept_rates`"),
+        ("vllm", "`synthetic_acceptance_rates`"),
+        ("llamacpp", "`--spec-synth-rates`"),
+        ("sglang", "`SGLANG_SIMULATE_ACC_LEN`"),
+        ("dynamo", "**Dynamo** `aic_nextn`"),
+    ],
+)
+def test_the_names_of_readers_say_over_which_rounds_they_are(to: str, name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("|") and name in line]
+    assert "(exports.md)" in row
+    assert ("over all rounds" in row) == (CONVENTIONS[to] == "all")

@@ -1,0 +1,265 @@
+"""A first look at vLLM's counters: what rose between two pages of /metrics, without an interval. The names and labels of the
+pages are those of vLLM's source; the values are counted from rounds, one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaprof.commands.importing.counters import LONGEST_LINE, Counters, build_counters
+from alphaprof.errors import AlphaprofError
+from alphaprof.render.json import json_schema
+from tests.commands.test_import import failure, invoke
+from tests.reporting import HOSTILE
+
+Rounds = Sequence[tuple[int, int]]  # drafted and accepted tokens of each
+# The rounds of vLLM's page on per-request metrics: 43 of three drafts, 10 of which were accepted.
+ROUNDS: Rounds = [(3, 0)] * 39 + [(3, 1)] + [(3, 3)] * 3
+WARM: Rounds = [(3, 2), (3, 0)]
+OTHER_LINES = """# HELP python_gc_objects_collected_total Objects collected during gc
+# TYPE python_gc_objects_collected_total counter
+python_gc_objects_collected_total{generation="0"} 1.2e+03
+process_start_time_seconds 1.75e+09 1395066363000
+
+vllm:e2e_request_latency_seconds_bucket{le="+Inf",model_name="a \\"quoted\\" \\\\ name\\n",} +Inf
+vllm:cache_config_info{ block_size = "16" , } NaN
+"""
+
+
+def page(engines: Mapping[str, Rounds], gamma: int = 3, model: str = "served/target", created: float = 1.7e9) -> str:
+    """What /metrics says after these rounds of each engine."""
+    lines = [OTHER_LINES]
+    for engine, rounds in engines.items():
+        labels = f'engine="{engine}",model_name="{model}"'
+        counts = {
+            "drafts": len(rounds),
+            "draft_tokens": sum(drafted for drafted, _ in rounds),
+            "accepted_tokens": sum(accepted for _, accepted in rounds),
+        }
+        for name, count in counts.items():
+            lines.append(f"vllm:spec_decode_num_{name}_total{{{labels}}} {float(count)}")
+            lines.append(f"vllm:spec_decode_num_{name}_created{{{labels}}} {created}")
+        for place in range(gamma):
+            count = sum(accepted > place for _, accepted in rounds)
+            where = f'{labels},position="{place}"'
+            lines.append(f"vllm:spec_decode_num_accepted_tokens_per_pos_total{{{where}}} {float(count)}")
+    return "\n".join(lines) + "\n"
+
+
+BEFORE, AFTER = page({"0": WARM}), page({"0": [*WARM, *ROUNDS]})
+
+
+def saved(folder: Path, before: str | bytes, after: str | bytes) -> tuple[Path, Path]:
+    """Both pages as files."""
+    paths = folder / "before.txt", folder / "after.txt"
+    for path, text in zip(paths, (before, after), strict=True):
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return paths
+
+
+def rise(folder: Path, before: str | bytes, after: str | bytes) -> Counters:
+    return build_counters(*saved(folder, before, after))
+
+
+def test_what_rose_is_the_acceptance_of_the_rounds_in_between(tmp_path: Path) -> None:
+    result = invoke("import", "prometheus", *saved(tmp_path, BEFORE, AFTER), "--format", "json")
+    content = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(json.loads(json_schema("counters"))).validate(content)
+    numbers = {name: content[name] for name in ("gamma", "engines", "drafts", "drafted", "accepted")}
+    assert numbers == {"gamma": 3, "engines": 1, "drafts": 43, "drafted": 129, "accepted": 10}
+    assert content["target"] == "served/target"
+    assert content["acceptance_length"] == pytest.approx(1.2325581395348837)  # as that page says
+    assert content["accepted_per_drafted"] == pytest.approx(0.07751937984496124)
+    assert content["marginal"] == pytest.approx([4 / 43, 3 / 43, 3 / 43])
+    assert content["conditional"] == pytest.approx([4 / 43, 3 / 4, 1.0])
+    assert content["reason"] == "no interval: no requests"
+
+
+def test_there_is_no_interval_and_never_a_verdict(tmp_path: Path) -> None:
+    perfect = page({"0": [*WARM, *[(3, 3)] * 100_000]})
+    out = tmp_path / "answer.txt"
+    result = invoke("import", "prometheus", *saved(tmp_path, BEFORE, perfect), "--out", out)
+    text = out.read_text()
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no interval: no requests\n" in text
+    assert "100,000 rounds with a draft, 300,000 of 300,000 drafted tokens accepted" in text
+    assert "GO" not in text
+    assert not (tmp_path / "manifest.json").exists()
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 4).flatmap(
+        lambda gamma: st.tuples(
+            st.just(gamma),
+            st.lists(st.tuples(st.integers(1, gamma), st.integers(0, gamma)), min_size=1, max_size=9),
+            st.lists(st.tuples(st.integers(1, gamma), st.integers(0, gamma)), max_size=3),
+        )
+    )
+)
+def test_engines_are_added_up(tmp_path_factory: pytest.TempPathFactory, case: tuple[int, Rounds, Rounds]) -> None:
+    gamma, first, second = case
+    one, two = ([(drafted, min(drafted, accepted)) for drafted, accepted in rounds] for rounds in (first, second))
+    pages = page({"0": [], "1": two}, gamma), page({"0": one, "1": [*two, *two]}, gamma)
+    found = rise(tmp_path_factory.mktemp("pages"), *pages)
+    every = [*one, *two]
+    assert (found.engines, found.drafts) == (2, len(every))
+    assert (found.drafted, found.accepted) == (sum(d for d, _ in every), sum(a for _, a in every))
+    assert found.marginal == tuple(sum(a > place for _, a in every) / len(every) for place in range(gamma))
+
+
+def test_conditional_acceptance_is_not_known_where_rounds_drafted_less(tmp_path: Path) -> None:
+    after = page({"0": [*WARM, (3, 3), (1, 1), (3, 0), (3, 0)]})
+    content = json.loads(invoke("import", "prometheus", *saved(tmp_path, BEFORE, after), "--format", "json").stdout)
+    assert (content["marginal"], content["conditional"]) == ([0.5, 0.25, 0.25], [0.5, None, None])
+    text = invoke("import", "prometheus", tmp_path / "before.txt", tmp_path / "after.txt").stdout
+    assert "n/a where some rounds drafted fewer tokens." in text
+
+
+def test_conditional_acceptance_is_not_known_where_no_round_accepted_the_draft_before(tmp_path: Path) -> None:
+    paths = saved(tmp_path, BEFORE, page({"0": [*WARM, (3, 1), (3, 0)]}))
+    content = json.loads(invoke("import", "prometheus", *paths, "--format", "json").stdout)
+    assert (content["marginal"], content["conditional"]) == ([0.5, 0, 0], [0.5, 0, None])
+    text = invoke("import", "prometheus", *paths).stdout
+    assert "n/a where no round accepted the draft before." in text
+    assert "fewer" not in text
+
+
+VARIANTS: dict[str, Callable[[str], str]] = {
+    "no _total": lambda text: text.replace("_total{engine", "{engine"),
+    "no _created": lambda text: "\n".join(line for line in text.splitlines() if "_created" not in line),
+    "another order of labels": lambda text: text.replace(
+        'engine="0",model_name="served/target"', 'model_name="served/target",engine="0"'
+    ),
+    "times": lambda text: text.replace(".0\n", ".0 1395066363000\n"),
+    "exponents": lambda text: text.replace(" 45.0\n", " 4.5e+01\n"),
+    "lines of Windows": lambda text: text.replace("\n", "\r\n"),
+    "tabs": lambda text: text.replace("} ", "}\t"),
+    "no other lines": lambda text: text.removeprefix(OTHER_LINES),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_pages_may_be_written_otherwise(variant: Callable[[str], str], tmp_path: Path) -> None:
+    assert variant(AFTER) != AFTER
+    assert rise(tmp_path, BEFORE, variant(AFTER)) == rise(tmp_path, BEFORE, AFTER)
+
+
+def edited(old: str, new: str, text: str = AFTER) -> str:
+    """A page with one line, or a part of some, written otherwise."""
+    assert old in text
+    return text.replace(old, new)
+
+
+DRAFTS = 'vllm:spec_decode_num_drafts_total{engine="0",model_name="served/target"} 45.0'
+LAST = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="served/target",position="2"} 3.0\n'
+REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
+    "fell": (AFTER, BEFORE, "fell from 45 to 2"),
+    "one engine began anew": (
+        page({"0": WARM, "1": ROUNDS}),
+        page({"0": [*WARM, *ROUNDS], "1": WARM}),
+        "of engine '1', model_name 'served/target' fell from 43 to 2",
+    ),
+    "restarted": (BEFORE, page({"0": [*WARM, *ROUNDS]}, created=1.8e9), "began anew between"),
+    "nothing": (AFTER, AFTER, "no draft between"),
+    "another model": (BEFORE, page({"0": [*WARM, *ROUNDS]}, model="other"), "after.txt does not"),
+    "another engine": (BEFORE, AFTER + page({"1": ROUNDS}).removeprefix(OTHER_LINES), "before.txt does not"),
+    "more positions": (BEFORE, page({"0": [*WARM, *ROUNDS]}, gamma=4), "before.txt does not"),
+    "two models": (
+        BEFORE + page({"0": WARM}, model="other"),
+        AFTER + page({"0": [*WARM, *ROUNDS]}, model="other"),
+        "counters of 2 models, 'other' and 'served/target'",
+    ),
+    "no speculation": (OTHER_LINES, OTHER_LINES, "there is no vllm:spec_decode_num_drafts_total"),
+    "empty": ("", "", "there is no vllm:spec_decode_num_drafts_total"),
+    "twice": (BEFORE, edited(DRAFTS, f"{DRAFTS}\n{DRAFTS}"), "stands twice"),
+    "both names": (BEFORE, edited(DRAFTS, f"{DRAFTS}\n{DRAFTS.replace('_total', '')}"), "stands twice"),
+    "not a number": (BEFORE, edited(DRAFTS, DRAFTS.replace("45.0", "NaN")), "is nan, no count"),
+    "infinite": (BEFORE, edited(DRAFTS, DRAFTS.replace("45.0", "+Inf")), "is inf, no count"),
+    "a huge exponent": (BEFORE, edited(DRAFTS, DRAFTS.replace("45.0", "1e999")), "is inf, no count"),
+    "a fraction": (BEFORE, edited(DRAFTS, DRAFTS.replace("45.0", "45.5")), "is 45.5, no count"),
+    "negative": (BEFORE, edited(DRAFTS, DRAFTS.replace("45.0", "-1")), "is -1, no count"),
+    "too large": (BEFORE, edited(DRAFTS, DRAFTS.replace("45.0", "1e300")), "is 1e+300, no count"),
+    "no last position": (edited(LAST.replace("3.0", "0.0"), "", BEFORE), edited(LAST, ""), "contradict each other"),
+    "no position": (
+        edited('position="0"', 'place="0"', BEFORE),
+        edited('position="0"', 'place="0"'),
+        "are not complete",
+    ),
+    "a strange position": (
+        edited('position="2"', 'position="02"', BEFORE),
+        edited('position="2"', 'position="02"'),
+        "are not complete",
+    ),
+    "no drafted tokens": (
+        edited("draft_tokens_total", "drafty_total", BEFORE),
+        edited("draft_tokens_total", "drafty_total"),
+        "are not complete",
+    ),
+    "a counter is missing": (BEFORE, edited("accepted_tokens_total", "x", AFTER), "does not"),
+    "drafted too much": (BEFORE, edited(" 135.0", " 136.0"), "43 rounds drafted 130 tokens"),
+    "accepted out of order": (
+        BEFORE,
+        edited('position="0"} 5.0', 'position="0"} 4.0', edited('position="1"} 4.0', 'position="1"} 5.0')),
+        "by position 3, 4, 3, which contradict each other",
+    ),
+    "accepted too often": (BEFORE, edited('position="1"} 4.0', 'position="1"} 9.0'), "contradict each other"),
+    "JSON": (b'{"a": 1}\n', AFTER, "line 1: "),
+    "HTML": (b"<!DOCTYPE html>\n", AFTER, "is not a sample of a metrics page"),
+    "a value is missing": (BEFORE, edited(DRAFTS, DRAFTS.removesuffix("45.0")), "is not a sample"),
+    "an open label": (BEFORE, edited(DRAFTS, 'a{b="c 1'), "is not a sample"),
+    "an open brace": (BEFORE, edited(DRAFTS, 'a{b="c"'), "is not a sample"),
+    "no comma": (BEFORE, edited(DRAFTS, 'a{b="c" d="e"} 1'), "is not a sample"),
+    "a label twice": (BEFORE, edited(DRAFTS, 'a{b="c",b="e"} 1'), "is not a sample"),
+    "a strange escape": (BEFORE, edited(DRAFTS, 'a{b="\\x"} 1'), "is not a sample"),
+    "words behind": (BEFORE, edited(DRAFTS, "a 1 2 3"), "is not a sample"),
+    "other digits": (BEFORE, edited(DRAFTS, "a \u0661"), "is not a sample"),
+    "an underscore": (BEFORE, edited(DRAFTS, "a 1_000"), "is not a sample"),
+    "not UTF-8": (BEFORE, b"a 1\nb\xff 1\n", "line 2: not UTF-8"),
+    "a long line": (BEFORE, b"#" * (LONGEST_LINE + 1), "line 1: longer than 64 KiB"),
+    "an endless label": (BEFORE, b'a{b="' + b"\\\\" * (LONGEST_LINE // 2 - 5), "is not a sample"),
+    "a long number": (BEFORE, b"a " + b"9" * (LONGEST_LINE - 5) + b"x", "is not a sample"),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "words"), REFUSED.values(), ids=REFUSED)
+def test_pages_that_say_nothing_together_are_refused(
+    before: str | bytes, after: str | bytes, words: str, tmp_path: Path
+) -> None:
+    code, text = failure(invoke("import", "prometheus", *saved(tmp_path, before, after)))
+    assert code == 3
+    assert words in text
+    assert len(text) < 500 + 3 * len(str(tmp_path))
+
+
+def test_a_page_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.txt", tmp_path):
+        code, text = failure(invoke("import", "prometheus", path, path))
+        assert (code, f"cannot read {path}" in text) == (3, True)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "empty"])
+def test_a_model_name_means_nothing_but_itself(name: str, tmp_path: Path) -> None:
+    model = HOSTILE[name].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
+    paths = saved(tmp_path, page({"0": WARM}, model=model), page({"0": [*WARM, *ROUNDS]}, model=model))
+    text = invoke("import", "prometheus", *paths).stdout
+    assert all(char.isprintable() or char == "\n" for char in text)
+    content = json.loads(invoke("import", "prometheus", *paths, "--format", "json").stdout)
+    assert content["target"] == HOSTILE[name].replace("\r", "")
+
+
+@given(st.integers(0, len(AFTER) - 1), st.text(st.sampled_from(' {}",\\=_#\n0e.-:aé\x00'), max_size=4), st.integers(0, 9))
+def test_no_page_makes_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, place: int, inserted: str, dropped: int
+) -> None:
+    text = AFTER[:place] + inserted + AFTER[place + dropped :]
+    with contextlib.suppress(AlphaprofError):
+        rise(tmp_path_factory.mktemp("pages"), BEFORE, text)

@@ -1,0 +1,690 @@
+"""`alphaprof validate`: hand values of the comparison, a whole run on tiny models, and refusals in two lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaprof.cli import app
+from alphaprof.commands.validate.answer import ClockError, Outcome, RelativeError, Validation, require_within
+from alphaprof.commands.validate.build import (
+    TAIL,
+    Decodings,
+    DecodingTimes,
+    TimedPair,
+    beside_generate,
+    build_validation,
+    clock_error,
+    contexts_of,
+    decoded_rule,
+    together,
+)
+from alphaprof.errors import (
+    CheckUndecided,
+    DataEmpty,
+    OptionInvalid,
+    OutOfMemory,
+    OutsideTolerance,
+    ProfileInvalid,
+    StepsNotTimed,
+)
+from alphaprof.log.schema import depth_names
+from alphaprof.log.store import Run, run_directory
+from alphaprof.render.answer import answer_text
+from alphaprof.stats.estimate import quantile
+from alphaprof.totals.count import TotalsRequest
+from alphaprof.totals.files import read_totals
+from tests.cli.test_cli_errors import assert_two_lines, profile, run
+from tests.synthetic import Recipe, write_run
+
+GAMMA = 2
+
+
+def pair(plain: Any, drafted: Any, plain_tokens: Any = None, drafted_tokens: Any = None) -> TimedPair:
+    """A pair of decodings, of a token each unless it says otherwise."""
+    one = np.ones(np.shape(plain)[1])
+    return TimedPair(
+        np.asarray(plain, dtype=float),
+        np.asarray(drafted, dtype=float),
+        one if plain_tokens is None else np.array(plain_tokens),
+        one if drafted_tokens is None else np.array(drafted_tokens),
+    )
+
+
+def test_a_speedup_takes_the_median_of_each_document_and_divides_last() -> None:
+    plain = [[3.0, 10.0], [4.0, 20.0], [50.0, 12.0]]  # medians 4 and 12
+    drafted = [[1.0, 6.0], [2.0, 6.0], [9.0, 2.0]]  # medians 2 and 6
+    assert pair(plain, drafted, [5, 7], [5, 7]).speedup() == 2.0
+
+
+def test_texts_of_different_length_are_compared_by_the_token() -> None:
+    assert pair([[6.0]], [[3.0]], [12], [4]).speedup() == pytest.approx((6 / 12) / (3 / 4))
+
+
+def test_without_tokens_or_ticks_of_the_clock_there_is_no_speedup() -> None:
+    zero = np.zeros((2, 1))
+    assert pair(zero, zero, [0], [0]).speedup() is None
+    assert pair(zero, zero + 1).speedup() is None
+    assert pair(zero, zero + 1).error(1.0, np.ones(1), (0.0, math.inf)) is None
+
+
+def tail_of_one_degree(tail: float) -> float:
+    """The quantile of Student's t with one degree of freedom (Cauchy)."""
+    return math.tan(math.pi * (0.5 - tail))
+
+
+def test_the_interval_of_an_error_over_documents_by_hand() -> None:
+    """Rounds were predicted to cost the same, and the second document's took 1.2 times as long as the first's."""
+    found = pair(np.ones((2, 2)), [[1.0, 1.2], [1.0, 1.2]]).error(1.0, np.ones(2), (0.0, math.inf))
+    assert found is not None
+    half = tail_of_one_degree(TAIL) * 0.1 / 1.1  # residuals of 0.1 on a mean of 1.1
+    assert found.value == pytest.approx(0.1)
+    assert (1 + found.low, 1 + found.high) == pytest.approx((1.1 * math.exp(-half), 1.1 * math.exp(half)))
+
+
+def test_documents_that_were_predicted_to_differ_are_no_source_of_error() -> None:
+    found = pair(np.ones((2, 2)), [[1.0, 3.0], [1.0, 3.0]]).error(0.5, np.array([1.0, 3.0]), (0.0, math.inf))
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((0, 0, 0), abs=1e-12)
+
+
+def test_the_interval_of_an_error_over_repeats_and_step_times_by_hand() -> None:
+    slower = pair(np.ones((2, 2)), [[1.0, 1.0], [math.exp(0.2)] * 2])  # logs of the speedup 0 and -0.2: variance 0.02
+    found = slower.error(1.0, np.ones(2), (0.0, math.inf))
+    assert found is not None
+    half = tail_of_one_degree(TAIL) * math.sqrt(0.02 / 2)
+    assert math.log((1 + found.high) / (1 + found.value)) == pytest.approx(half)
+    timed_too = slower.error(1.0, np.ones(2), (0.01, math.inf))  # as much again, known: 4 degrees of freedom
+    assert timed_too is not None
+    assert math.log((1 + timed_too.high) / (1 + timed_too.value)) == pytest.approx(quantile(1 - TAIL, 4) * math.sqrt(0.02))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 1)])
+def test_one_repeat_or_one_document_says_nothing(shape: tuple[int, int]) -> None:
+    found = pair(np.ones(shape), np.full(shape, 9.0)).error(1.0, np.ones(shape[1]), (0.0, math.inf))
+    assert found == RelativeError(pytest.approx(8.0), -1.0, math.inf)  # type: ignore[arg-type]
+    assert clock_error([found], 0.1) == ClockError(pytest.approx(8.0), 0.0, math.inf, pytest.approx(8.0), "too_noisy")  # type: ignore[arg-type]
+
+
+def test_the_median_error_lies_between_the_medians_of_the_ends() -> None:
+    errors = [RelativeError(0.3, 0.2, 0.4), RelativeError(-0.05, -0.15, 0.05), RelativeError(-0.2, -0.3, -0.1)]
+    for tolerance, outcome in ((0.0999, "outside"), (0.1, "too_noisy"), (0.2999, "too_noisy"), (0.3, "within")):
+        found = clock_error(errors, tolerance)
+        assert found is not None
+        assert (found.median, found.low, found.high, found.worst) == pytest.approx((0.2, 0.1, 0.3, 0.3))
+        assert found.outcome == outcome
+    assert clock_error([], 0.1) is None
+
+
+def test_outside_takes_all_clocks_and_within_takes_one() -> None:
+    answers: dict[tuple[Outcome, ...], Outcome] = {
+        ("outside",): "outside",
+        ("within",): "within",
+        ("too_noisy",): "too_noisy",
+        ("outside", "outside"): "outside",
+        ("outside", "within"): "too_noisy",
+        ("outside", "too_noisy"): "too_noisy",
+        ("too_noisy", "within"): "within",
+        ("within", "within"): "within",
+        ("too_noisy", "too_noisy"): "too_noisy",
+    }
+    for outcomes, answer in answers.items():
+        assert together(outcomes) == together(outcomes[::-1]) == answer
+
+
+def test_steps_are_timed_at_the_contexts_that_documents_have() -> None:
+    assert contexts_of(np.array([100, 20, 300]), np.array([40, 30, 10])) == [35, 305]
+    assert contexts_of(np.array([100, 90]), np.array([40, 60])) == [120]
+    assert contexts_of(np.array([1]), np.array([2])) == [8]
+
+
+Noise = Callable[[np.random.Generator, int, int], np.ndarray]
+REPEATS, DOCUMENTS = 3, 4
+CLOCKS: dict[str, Noise] = {  # how much longer than it should a decoding takes, [repeats, documents]
+    "quiet": lambda rng, repeats, documents: np.exp(rng.normal(0, 0.01, (repeats, documents))),
+    "restless": lambda rng, repeats, documents: np.exp(rng.normal(0, 0.04, (repeats, documents))),
+    "every decoding": lambda rng, repeats, documents: np.exp(rng.normal(0, 0.3, (repeats, documents))),
+    "some decodings": lambda rng, repeats, documents: (
+        1 + (rng.random((repeats, documents)) < 0.3) * rng.exponential(1, (repeats, documents))
+    ),
+    "whole repeats": lambda rng, repeats, documents: (
+        np.exp(rng.normal(0, 0.2, (repeats, 1))) * np.exp(rng.normal(0, 0.05, (repeats, documents)))
+    ),
+}
+
+
+def simulated(rng: np.random.Generator, noise: Noise, truth: float, timing: float = 0.02) -> ClockError:
+    """Two domains at four gammas, which share plain decodings and step times; predictions are off by `truth`."""
+    off = (1 + truth) * math.exp(rng.normal(0, timing))
+    errors = []
+    for _ in range(2):
+        tokens = rng.integers(40, 97, DOCUMENTS)
+        plain = tokens * noise(rng, REPEATS, DOCUMENTS)
+        for _ in range(4):
+            cost = rng.uniform(0.5, 1.1, DOCUMENTS)
+            timed = TimedPair(plain, tokens * cost * noise(rng, REPEATS, DOCUMENTS), tokens, tokens)
+            errors.append(timed.error(off * tokens.sum() / (tokens * cost).sum(), cost, (timing**2, math.inf)))
+    found = clock_error([error for error in errors if error], 0.1)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_prediction_without_error_is_hardly_ever_called_outside(clock: str) -> None:
+    rng = np.random.default_rng(11)
+    runs = [simulated(rng, CLOCKS[clock], 0.0) for _ in range(200)]
+    assert sum(run.outcome == "outside" for run in runs) <= 10
+    assert sum(run.outcome == "within" for run in runs) >= (180 if clock == "quiet" else 0)
+    if clock not in ("quiet", "restless"):  # one number above the tolerance, the rule that intervals replace
+        assert sum(run.median > 0.1 for run in runs) > 60
+
+
+def test_an_error_at_the_tolerance_is_rarely_decided_and_one_of_30_percent_is_outside() -> None:
+    rng = np.random.default_rng(12)
+    edge = [simulated(rng, CLOCKS["quiet"], 0.1).outcome for _ in range(200)]
+    assert edge.count("outside") <= 10
+    assert edge.count("within") <= 10
+    assert [simulated(rng, CLOCKS["quiet"], 0.3).outcome for _ in range(50)] == ["outside"] * 50
+
+
+@pytest.mark.parametrize(
+    ("decision", "policy", "rule"),
+    [
+        ("auto", "greedy", "strict"),
+        ("auto", "sampled", "one_hot"),
+        ("lossless", "sampled", "lossless"),
+        ("lossless", "greedy", "strict"),
+        ("strict", "sampled", "one_hot"),
+        ("additive_0p1", "greedy", "strict"),
+        ("tree_2", "greedy", "strict"),
+    ],
+)
+def test_texts_are_decoded_by_the_rule_of_the_verdict_where_it_keeps_them(decision: str, policy: str, rule: str) -> None:
+    assert decoded_rule(decision, policy) == rule
+
+
+def synthetic(folder: Path) -> Run:
+    """A run of one draft, without models."""
+    write_run(folder / "run", Recipe(drafts={"small": 0.0}))
+    return Run.open(folder / "run")
+
+
+def timed(run_: Run, factor: float) -> DecodingTimes:
+    """Decodings whose rounds are those of the replay, and which are `factor` times as fast as predicted."""
+    documents = run_.documents()
+    numbers = documents["document"].to_numpy()
+    totals = read_totals(run_, "small", TotalsRequest(["strict"], run_.gammas)).to_pydict()
+    rows = [index for index, rule in enumerate(totals["rule"]) if rule == "strict"]
+
+    def column(name: str) -> Any:
+        return np.array([totals[name][row] for row in rows])
+
+    depths = {
+        name: np.stack([column(each) for each in depth_names(name, GAMMA)], axis=1) for name in ("drafted", "accepted")
+    }
+    rounds, tokens = column(f"rounds_{GAMMA}"), column("tokens")
+    times = {(row["model"], row["step"], row["tokens"]): row["median_ms"] / 1e3 for row in run_.latency().to_pylist()}
+    exactly = np.column_stack([rounds, depths["drafted"]]) - np.column_stack([depths["drafted"], 0 * rounds])
+    verify = sum(times["target", "verify" if m else "decode", m + 1] * exactly[:, m] for m in range(GAMMA + 1))
+    draft = times["small", "draft", 1] * depths["drafted"].sum(1)
+    spent = (verify + draft) / factor
+    same = np.ones(len(numbers), dtype=bool)
+    nothing = np.zeros((len(numbers), 0))
+
+    def twice(values: Any) -> Any:
+        return np.array([values, values])
+
+    def way(name: str | None, gamma: int, wall: Any, share: tuple[Any, Any], counts: Any) -> Decodings:
+        seconds = [twice(values) for values in (wall, 2 * wall, 0 * wall + 0.5, *share)]
+        return Decodings(name, gamma, *seconds, tokens, *counts, same)
+
+    plain = way(None, 0, tokens * times["target", "decode", 1], (0 * tokens, 0 * tokens), (tokens, nothing, nothing))
+    counts = (rounds, depths["drafted"], depths["accepted"])
+    drafted = way("small", GAMMA, spent, (draft / factor, verify / factor), counts)
+    return DecodingTimes(numbers, ("strict",) * len(numbers), plain, (drafted,), 0, 0)
+
+
+def compared(folder: Path, factor: float = 1.0, tolerance: float = 0.1) -> Validation:
+    found = synthetic(folder)
+    return build_validation(found, timed(found, factor), tolerance, kept=True)
+
+
+def test_times_as_predicted_have_no_error(tmp_path: Path) -> None:
+    found = compared(tmp_path)
+    assert found.outcome == "within"
+    assert found.wall is not None
+    assert (found.wall.median, found.wall.worst) == pytest.approx((0, 0), abs=1e-9)
+    assert found.cpu == found.wall
+    for cell in found.cells:
+        assert cell.tokens_per_round.predicted == pytest.approx(cell.tokens_per_round.measured)
+        assert cell.same_text == cell.same_rounds == cell.documents
+        assert cell.decode_ms.predicted == pytest.approx(cell.decode_ms.measured)
+        assert cell.predicted_round_ms is not None
+        assert cell.measured_round_ms is not None
+        assert cell.measured_round_ms.draft == pytest.approx(cell.predicted_round_ms.draft)
+        assert cell.measured_round_ms.verify == pytest.approx(cell.predicted_round_ms.verify)
+        assert cell.measured_round_ms.other == pytest.approx(0, abs=1e-9)
+        assert cell.prefill_ms == cell.plain_prefill_ms == 500
+    assert sum(cell.documents for cell in found.cells) == found.documents == found.plain_same_text
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_the_error_is_predicted_over_measured(tmp_path: Path, factor: float) -> None:
+    found = compared(tmp_path, factor)
+    for cell in found.cells:
+        for error in (cell.error, cell.cpu_error):
+            assert error is not None
+            assert error.value == pytest.approx(1 / factor - 1)
+            assert error.low < error.value < error.high
+    assert found.outcome == "outside"
+    assert found.wall is not None
+    assert (found.wall.median, found.wall.worst) == pytest.approx((abs(1 / factor - 1),) * 2)
+    with pytest.raises(OutsideTolerance, match=r"2[05]\.0% \[.*\] by the wall clock, 2[05]\.0% .*; tolerance 10%"):
+        require_within(found, undecided_fails=False)
+    folder = tmp_path / "wider"
+    folder.mkdir()
+    require_within(compared(folder, factor, tolerance=0.5), undecided_fails=True)
+
+
+def test_step_times_with_an_error_widen_the_interval(tmp_path: Path) -> None:
+    """Decodings show no noise: all of the interval is that of the step times, of which the prediction is made."""
+    (cell,) = {cell for cell in compared(tmp_path).cells if cell.domain == "code"}
+    assert cell.error is not None
+    assert cell.timing_error is not None
+    assert cell.timing_error > 0
+    assert math.log(1 + cell.error.high) == pytest.approx(quantile(1 - TAIL, math.inf) * cell.timing_error)
+
+
+def test_what_was_not_predicted_has_no_outcome(tmp_path: Path) -> None:
+    run_ = synthetic(tmp_path)
+    measured = timed(run_, 1.0)
+    (run_.path / "latency.parquet").unlink()
+    found = build_validation(run_, measured, 9.0, kept=True)
+    assert (found.outcome, found.wall, found.cpu) == (None, None, None)
+    assert "NOT PREDICTED" in answer_text(found, "terminal").splitlines()[-2]
+    with pytest.raises(StepsNotTimed, match="nothing to judge: no steps were timed"):
+        require_within(found, undecided_fails=False)
+
+
+def busy(measured: DecodingTimes, name: str) -> DecodingTimes:
+    """The same, with one repeat of the drafted way three times as long by one clock."""
+    (way,) = measured.drafted
+    seconds = getattr(way, name).copy()
+    seconds[0] *= 3
+    return dataclasses.replace(measured, drafted=(dataclasses.replace(way, **{name: seconds}),))
+
+
+def test_a_wall_clock_that_others_disturbed_does_not_decide(tmp_path: Path) -> None:
+    """The case that one number got wrong: far off by the wall clock, whose repeats differ, and right by CPU time."""
+    run_ = synthetic(tmp_path)
+    measured = timed(run_, 1.0)
+    found = build_validation(run_, busy(measured, "wall_s"), 0.1, kept=True)
+    assert found.wall is not None
+    assert found.cpu is not None
+    assert found.wall.median > 0.5
+    assert (found.wall.outcome, found.cpu.outcome, found.outcome) == ("too_noisy", "within", "within")
+    require_within(found, undecided_fails=True)
+    found = build_validation(run_, busy(busy(measured, "wall_s"), "cpu_s"), 0.1, kept=True)
+    assert found.outcome == "too_noisy"
+    require_within(found, undecided_fails=False)
+    with pytest.raises(CheckUndecided, match="too noisy to tell: median error") as caught:
+        require_within(found, undecided_fails=True)
+    assert "idle machine" in caught.value.hint
+
+
+def test_clocks_that_contradict_each_other_do_not_decide(tmp_path: Path) -> None:
+    run_ = synthetic(tmp_path)
+    measured = timed(run_, 1.0)
+    (way,) = measured.drafted
+    slow = dataclasses.replace(measured, drafted=(dataclasses.replace(way, wall_s=2 * way.wall_s),))
+    found = build_validation(run_, slow, 0.1, kept=True)
+    assert found.outcome == "too_noisy"
+    assert "the two clocks disagree" in " ".join(answer_text(found, "terminal").split())
+
+
+def test_on_a_gpu_the_wall_clock_alone_counts(tmp_path: Path) -> None:
+    run_ = synthetic(tmp_path)
+    measured = timed(run_, 1.0)
+    (way,) = measured.drafted
+    slow = dataclasses.replace(measured, drafted=(dataclasses.replace(way, wall_s=2 * way.wall_s),))
+    target = dataclasses.replace(run_.manifest.target, device="a GPU")
+    run_.write_manifest(dataclasses.replace(run_.manifest, target=target))
+    found = build_validation(Run.open(run_.path), slow, 0.1, kept=True)
+    assert (found.outcome, found.cpu, found.cells[0].cpu_speedup) == ("outside", None, None)
+    text = answer_text(found, "terminal")
+    assert "CPU" not in text.split("predicted | measured")[1]
+    json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(("repeats", "option"), [(1, "--repeats 3"), (2, "idle machine")])
+def test_too_noisy_says_what_would_help(tmp_path: Path, repeats: int, option: str) -> None:
+    run_ = synthetic(tmp_path)
+    measured = busy(busy(timed(run_, 1.0), "wall_s"), "cpu_s")
+    cut = {name: getattr(measured.plain, name)[:repeats] for name in ("wall_s", "cpu_s")}
+    (way,) = measured.drafted
+    few = {name: getattr(way, name)[:repeats] for name in ("wall_s", "cpu_s", "draft_s", "verify_s")}
+    measured = dataclasses.replace(
+        measured, plain=dataclasses.replace(measured.plain, **cut), drafted=(dataclasses.replace(way, **few),)
+    )
+    text = " ".join(answer_text(build_validation(run_, measured, 0.1, kept=True), "terminal").split())
+    assert "TOO NOISY" in text
+    assert option in text
+
+
+def test_other_rounds_and_texts_are_counted(tmp_path: Path) -> None:
+    whole = synthetic(tmp_path)
+    measured = timed(whole, 1.0)
+    (way,) = measured.drafted
+    accepted, same = way.accepted.copy(), way.same_text.copy()
+    accepted[0, -1] += 1
+    same[:2] = False
+    odd = dataclasses.replace(measured, drafted=(dataclasses.replace(way, accepted=accepted, same_text=same),))
+    found = build_validation(whole, odd, 0.1, kept=False)
+    assert sum(cell.documents - (cell.same_rounds or 0) for cell in found.cells) == 1
+    assert sum(cell.documents - (cell.same_text or 0) for cell in found.cells) == 2
+    assert found.run is None
+
+
+def test_both_renderings_hold_the_comparison(tmp_path: Path) -> None:
+    found = compared(tmp_path, 1.25)
+    content = json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
+    assert (content["format"], content["version"], content["outcome"]) == ("alphaprof-validate", 1, "outside")
+    assert content["cells"][0]["error"]["value"] == pytest.approx(-0.2)
+    assert content["wall"]["median"] == pytest.approx(0.2)
+    assert content["wall"]["low"] < content["wall"]["median"] < content["wall"]["high"]
+    text = answer_text(found, "terminal")
+    assert "OUTSIDE: median error 20.0% [" in text
+    assert f"plain texts equal to the profiled ones: {found.documents} of {found.documents}" in text
+    assert "-20% [" in text
+    assert "in alphaprof's own loop (transformers' forward passes)" in text
+
+
+def test_a_domain_with_two_kinds_of_text_says_which(tmp_path: Path) -> None:
+    found = compared(tmp_path)
+    sampled = dataclasses.replace(found.cells[0], continuation="sampled", sampling={"temperature": 0.7}, rule="one_hot")
+    text = answer_text(dataclasses.replace(found, cells=(*found.cells, sampled)), "terminal")
+    assert "(greedy)" in text
+    assert "(sampled at" in text
+    assert "(greedy)" not in answer_text(found, "terminal")
+
+
+def test_a_run_that_nobody_keeps_is_removed(tmp_path: Path) -> None:
+    with run_directory(tmp_path / "kept") as kept, run_directory(None) as lost:
+        kept.mkdir()
+        lost.mkdir()
+    assert kept.exists()
+    assert not lost.parent.exists()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str], int, str, str]] = {
+    "plain corpus": (
+        {"continuation": {"kind": "text"}},
+        [],
+        2,
+        "none of this text is the target's own",
+        "--set continuation.kind=greedy",
+    ),
+    "no usual gamma": ({"gammas": [4, 8]}, [], 2, "none of the gammas", "--gamma 4"),
+    "unknown key": ({"gamas": [1]}, [], 2, "unknown key gamas", "did you mean gammas?"),
+    "no such target": ({"target": {"model": "./none"}}, [], 4, "model of target: ", "correct the path"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_validated_is_refused_in_two_lines(tmp_path: Path, name: str) -> None:
+    changes, options, code, problem, hint = REFUSED[name]
+    result = run(profile(tmp_path / "place", **changes), "validate", "profile.yaml", *options)
+    assert_two_lines(result, code, problem, hint)
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
+    folder = profile(tmp_path / "place")
+    (folder / "model" / "notes.txt").write_text("mine")
+    result = run(folder, "validate", "profile.yaml", "--out", "model")
+    assert_two_lines(result, 6, "model exists and is not empty", "--out")
+
+
+def test_validating_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
+    result = run(profile(tmp_path / "place"), "validate", "profile.yaml", without=("torch",))
+    assert_two_lines(result, 2, "profiling needs torch", "pip install 'alphaprof[profile]'")
+
+
+def tiny_profile(folder: Path, tiny: Path, **changes: Any) -> Path:
+    """The drafts that pipelines are tested with, and prompt lookup, on two domains."""
+    from tests.profiling.test_pipeline import profile_file
+
+    drafts = {
+        "close": {"kind": "model", "model": str(tiny / "draft")},
+        "skip": {"kind": "layer_skip", "drop_layers": [2]},
+        "ngram": {"kind": "prompt_lookup"},
+    }
+    return profile_file(folder, tiny, **({"drafts": drafts} | changes))
+
+
+def validated(path: Path, out: Path, documents: int = 3, gammas: list[int] | None = None) -> Validation:
+    from alphaprof.commands.validate.measure import validate
+    from alphaprof.config.load import load_profile
+    from tests.profiling.test_pipeline import Silent
+
+    run_, measured = validate(load_profile(path, None, documents), out, gammas, 2, Silent())
+    return build_validation(run_, measured, 0.1, kept=True)
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_texts_and_rounds_of_tiny_models_are_those_of_the_run(tmp_path: Path, tiny: Path, kind: str) -> None:
+    path = tiny_profile(tmp_path, tiny, continuation={"kind": kind, "max_new_tokens": 24})
+    found = validated(path, tmp_path / "run")
+    assert found.exact
+    assert found.documents == found.plain_same_text == 6
+    assert {(cell.draft, cell.domain, cell.gamma) for cell in found.cells} == {
+        (draft, domain, gamma) for draft in ("close", "skip", "ngram") for domain in ("long", "short") for gamma in (1, 2)
+    }
+    for cell in found.cells:
+        assert cell.rule == ("strict" if kind == "greedy" else "one_hot")
+        assert cell.same_text == cell.same_rounds == cell.documents == 3
+        assert cell.tokens_per_round.measured == pytest.approx(cell.tokens_per_round.predicted)
+        assert cell.error is not None
+        assert cell.wall_speedup is not None
+        assert cell.wall_speedup > 0
+        assert cell.measured_round_ms is not None
+    assert max(cell.tokens_per_round.measured or 0 for cell in found.cells) > 1.2
+    assert Run.open(tmp_path / "run").manifest.status == "complete"
+    json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
+
+
+@pytest.mark.models
+def test_lossless_texts_are_not_held_against_those_of_the_run(tmp_path: Path, tiny: Path) -> None:
+    changes = {"continuation": {"kind": "sampled", "max_new_tokens": 16}, "decision": {"rule": "lossless"}}
+    found = validated(tiny_profile(tmp_path, tiny, **changes), tmp_path / "run", 2, [1])
+    assert {(cell.rule, cell.same_text) for cell in found.cells if cell.draft == "close"} == {("lossless", None)}
+    assert "lossless draws other texts" in answer_text(found, "terminal")
+
+
+@pytest.mark.models
+def test_a_gamma_that_the_profile_lacks_is_added(tmp_path: Path, tiny: Path) -> None:
+    found = validated(tiny_profile(tmp_path, tiny), tmp_path / "run", 1, [3])
+    assert {cell.gamma for cell in found.cells} == {3}
+    assert Run.open(tmp_path / "run").gammas == [1, 2, 3, 4]
+
+
+@pytest.mark.models
+def test_texts_of_one_token_are_left_out_and_given_ones_too(tmp_path: Path, tiny: Path) -> None:
+    path = tiny_profile(tmp_path, tiny, continuation={"kind": "greedy", "max_new_tokens": 1})
+    with pytest.raises(DataEmpty, match="no text has a second token"):
+        validated(path, tmp_path / "short")
+    given = {"kind": "given", "column": "response", "on_policy": True, "max_new_tokens": 8}
+    data = [
+        {"domain": "long", "path": "long.jsonl", "prompt": "{text}", "continuation": given},
+        {"domain": "short", "path": "short.jsonl", "prompt": "{text}"},
+    ]
+    found = validated(tiny_profile(tmp_path, tiny, data=data), tmp_path / "run", 2)
+    assert (found.documents, found.foreign) == (2, 2)
+    assert {cell.domain for cell in found.cells} == {"short"}
+
+
+@pytest.mark.models
+def test_running_out_of_memory_while_decoding_is_said_so(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alphaprof.profiling.decoding.speculative import Speculation
+
+    def full(*arguments: Any, **keywords: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(Speculation, "decode", full)
+    with pytest.raises(OutOfMemory, match="do not fit into memory"):
+        validated(tiny_profile(tmp_path, tiny), tmp_path / "run", 1, [1])
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--undecided", "fail"), 11)])
+def test_one_repeat_is_too_noisy_to_tell(
+    tmp_path: Path,
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    code: int,
+) -> None:
+    line = ["validate", tiny_profile(tmp_path, tiny), "--documents", 1, "--gamma", 1, "--repeats", 1, "--format", "json"]
+    ended, output = command(monkeypatch, capsys, *map(str, line), *options)
+    content = json.loads(output.out, parse_constant=pytest.fail)
+    assert ended == code
+    assert (content["outcome"], content["run"], content["wall"]["high"]) == ("too_noisy", None, "inf")
+    assert ("error: too noisy to tell: median error" in output.err) is (code == 11)
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.5, 13)])
+def test_the_command_ends_with_what_the_interval_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], factor: float, code: int
+) -> None:
+    from alphaprof.commands.validate import measure as profiling
+
+    run_ = synthetic(tmp_path)
+    monkeypatch.setattr(profiling, "validate", lambda *_: (run_, timed(run_, factor)))
+    folder = profile(tmp_path / "place")
+    ended, output = command(monkeypatch, capsys, "validate", str(folder / "profile.yaml"))
+    assert ended == code
+    assert output.out.splitlines()[-2].startswith("OUTSIDE: " if code else "WITHIN: ")
+    assert ("error: the predicted speedup is outside the tolerance: median error" in output.err) is (code == 13)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *line: str) -> tuple[int, Any]:
+    """The exit code of a command line, and what it printed."""
+    monkeypatch.setattr(sys, "argv", ["alphaprof", *line])
+    with pytest.raises(SystemExit) as caught:
+        app.main()
+    return int(caught.value.code or 0), capsys.readouterr()
+
+
+@pytest.mark.models
+def test_steps_of_a_run_are_timed_at_the_contexts_of_its_documents(tmp_path: Path, tiny: Path) -> None:
+    """The draft `brief` ends at 24 tokens, which the longest documents exceed."""
+    drafts = {
+        "close": {"kind": "model", "model": str(tiny / "draft")},
+        "brief": {"kind": "model", "model": str(tiny / "short")},
+    }
+    path = tiny_profile(tmp_path, tiny, drafts=drafts, costs={"context": 200, "repeats": 3})
+    found = validated(path, tmp_path / "run", 2, [1])
+    run_ = Run.open(tmp_path / "run")
+    documents = run_.documents()
+    contexts = documents["prompt_tokens"].to_numpy() + documents["continuation_tokens"].to_numpy() / 2
+    assert found.contexts == (round(contexts.min()), round(contexts.max()))
+    assert found.contexts[0] <= found.mean_context <= found.contexts[1]
+    assert run_.manifest.config["costs"]["context"] == list(found.contexts)
+    latency = run_.latency().to_pylist()
+    assert {row["context"] for row in latency if row["model"] == "close" and row["step"] == "draft"} == set(found.contexts)
+    assert max(row["context"] for row in latency if row["model"] == "brief") < 24 < found.contexts[1]
+
+
+@pytest.mark.models
+@pytest.mark.usefixtures("one_thread")
+def test_generate_writes_the_texts_of_our_loop_and_is_shown_beside_it(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
+
+    from alphaprof.commands.validate.measure import validate
+    from alphaprof.config.load import load_profile
+    from tests.profiling.test_pipeline import Silent
+
+    drafts = {
+        "close": {"kind": "model", "model": str(tiny / "draft")},
+        "skip": {"kind": "layer_skip", "drop_layers": [2]},
+        "ngram": {"kind": "prompt_lookup"},
+        "wide": {"kind": "model", "model": str(tiny / "wide")},
+    }
+    asked = set()
+    for generator, name in (
+        (AssistedCandidateGenerator, "num_assistant_tokens"),
+        (PromptLookupCandidateGenerator, "num_output_tokens"),
+    ):
+
+        def noted(self: Any, *given: Any, get: Any = generator.get_candidates, name: str = name, **more: Any) -> Any:
+            asked.add((name, getattr(self, name)))
+            return get(self, *given, **more)
+
+        monkeypatch.setattr(generator, "get_candidates", noted)
+    options = load_profile(tiny_profile(tmp_path, tiny, drafts=drafts), None, 2)
+    run_, measured = validate(options, tmp_path / "run", [1, 2], 2, Silent(), against_generate=True)
+    assert asked == {(name, gamma) for name in ("num_assistant_tokens", "num_output_tokens") for gamma in (1, 2)}
+    found = build_validation(run_, measured, 0.1, kept=True)
+    rows = [("close", 1), ("close", 2), ("ngram", 1), ("ngram", 2), ("skip", 1), ("skip", 2)]
+    assert sorted((call.draft, call.gamma) for call in found.generate) == rows
+    for call in found.generate:
+        assert (call.documents, call.same_text) == (2, 2)
+        assert call.loop_speedup > 0
+        assert call.generate_speedup > 0
+    assert found.not_generated == ("wide is left out of generate, which takes 320 and 260 logits for two vocabularies",)
+    text = answer_text(found, "terminal")
+    assert found.not_generated[0] in text
+    assert "transformers' generate" in text
+    json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
+
+
+@pytest.mark.models
+def test_generate_is_left_out_of_sampled_text(tmp_path: Path, tiny: Path) -> None:
+    from alphaprof.commands.validate.measure import validate
+    from alphaprof.config.load import load_profile
+    from tests.profiling.test_pipeline import Silent
+
+    path = tiny_profile(tmp_path, tiny, continuation={"kind": "sampled", "max_new_tokens": 8})
+    _, measured = validate(load_profile(path, None, 1), tmp_path / "run", [1], 1, Silent(), against_generate=True)
+    assert measured.generated == ()
+    assert "no greedy text" in measured.not_generated[0]
+
+
+def test_what_generate_adds_is_a_round_of_whole_calls(tmp_path: Path) -> None:
+    seconds = np.array([np.full((2, 2), value) for value in (2.0, 1.0, 5.0, 2.0)])
+    counts = {"rounds": np.array([10, 20]), "tokens": np.array([40, 60]), "same_text": np.array([True, False])}
+    run_ = synthetic(tmp_path)
+    calls = beside_generate("small", 2, seconds, **counts)
+    (call,) = build_validation(run_, dataclasses.replace(timed(run_, 1.0), generated=(calls,)), 0.1, kept=True).generate
+    assert (call.loop_speedup, call.generate_speedup) == (0.5, 0.4)
+    assert (call.added_ms, call.plain_added_ms) == pytest.approx((1e3 * 6 / 30, 1e3 * 2 / 100))
+    assert (call.documents, call.same_text) == (2, 1)
+
+
+@pytest.mark.models
+def test_gammas_and_texts_that_cannot_be_decoded_are_known_before_any_model_loads() -> None:
+    from alphaprof.config.profile import ProfileOptions
+    from alphaprof.profiling.decoding.speculative import chosen_gammas, require_own_text
+
+    assert chosen_gammas([1, 2, 4, 5, 8], None) == [1, 2, 5]
+    assert chosen_gammas([1], [7, 3, 7]) == [3, 7]
+    with pytest.raises(OptionInvalid, match="none of the gammas"):
+        chosen_gammas([4], None)
+    source = {"domain": "a", "path": "a.jsonl", "prompt": "{text}", "continuation": {"kind": "text"}}
+    tree = {"target": {"model": "t"}, "drafts": {}, "data": [source]}
+    with pytest.raises(ProfileInvalid, match="none of this text is the target"):
+        require_own_text(ProfileOptions.model_validate(tree))

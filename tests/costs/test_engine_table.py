@@ -1,0 +1,277 @@
+"""Step times from files: the three formats by example, the overhead, and a refusal for everything that cannot be meant."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaprof.costs.engine_table import COLUMNS, MOST_VERIFIED, read_engine_table
+from alphaprof.costs.steps import StepRow, StepTable
+from alphaprof.errors import CostsUnreadable
+
+CSV = """model,tokens,batch,context,ms
+target,1,1,256,10
+target,2,1,256,11
+small,1,1,256,1
+"""
+EXPECTED = (
+    StepRow("target", "decode", 1, 1, 256, 10.0),
+    StepRow("target", "verify", 2, 1, 256, 11.0),
+    StepRow("small", "draft", 1, 1, 256, 1.0),
+)
+DECODE = {"mode": "decode", "context_len": 512, "input_len": 1, "batch_size": 8, "iteration": 128, "endpoint": "x"}
+
+
+def read(folder: Path, content: Any, overhead_ms: float | None = None, name: str | None = None) -> tuple[StepRow, ...]:
+    path = folder / (name or ("costs.csv" if isinstance(content, str) else "costs.json"))
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return read_engine_table(path, ["small"], ["ngram"], overhead_ms)
+
+
+def refused(folder: Path, content: Any, overhead_ms: float | None = None, name: str | None = None) -> CostsUnreadable:
+    with pytest.raises(CostsUnreadable) as caught:
+        read(folder, content, overhead_ms, name)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+    assert str(folder) in caught.value.message
+    return caught.value
+
+
+def test_a_csv_file(tmp_path: Path) -> None:
+    assert read(tmp_path, CSV) == EXPECTED
+    assert read(tmp_path, "\ufeff" + CSV.replace(",", " , ")) == EXPECTED
+
+
+def test_json_rows_in_a_list_under_results_and_nested(tmp_path: Path) -> None:
+    rows = [{key: getattr(row, key) for key in COLUMNS if key != "step"} for row in EXPECTED]
+    for content in (rows, {"results": rows, "engine": "mine"}, [{"results": rows[:1]}, *rows[1:]], [rows[:2], rows[2:]]):
+        assert read(tmp_path, content) == EXPECTED
+    one = {key: value for key, value in rows[2].items() if key != "model"}
+    assert read(tmp_path, [*rows[:2], {"model": "small", "results": [one]}]) == EXPECTED
+
+
+def test_steps_are_inferred_or_given_and_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+    text = """model,step,tokens,ms,relative_error
+target,,1,10,0.01
+target,verify,3,12,
+target,prefill,128,40,
+target,bookkeeping,,0.5,
+small,draft,2,1.5,
+small,prefill,128,4,
+small,bookkeeping,1,0,
+ngram,,1,0,
+"""
+    assert read(tmp_path, text) == (
+        StepRow("target", "decode", 1, 1, 0, 10.0, 0.01),
+        StepRow("target", "verify", 3, 1, 0, 12.0),
+        StepRow("target", "prefill", 128, 1, 0, 40.0),
+        StepRow("target", "bookkeeping", 1, 1, 0, 0.5),
+        StepRow("small", "draft", 2, 1, 0, 1.5),
+        StepRow("small", "prefill", 128, 1, 0, 4.0),
+        StepRow("small", "bookkeeping", 1, 1, 0, 0.0),
+        StepRow("ngram", "lookup", 1, 1, 0, 0.0),
+    )
+
+
+def test_overhead_is_added_to_steps_of_the_target_only(tmp_path: Path) -> None:
+    more = "target,128,1,0,40,prefill,\nngram,1,1,0,0.2,,\n"
+    text = "\n".join(line + (",step,relative_error" if line.startswith("model") else ",,0.1") for line in CSV.splitlines())
+    plain, slow = (read(tmp_path, f"{text}\n{more}", overhead) for overhead in (None, 2.5))
+    assert [late.ms - row.ms for row, late in zip(plain, slow, strict=True)] == [2.5, 2.5, 0, 0, 0]
+    assert slow[0].relative_error == pytest.approx(0.1 * 10 / 12.5)  # the overhead is taken as exact
+    assert slow[2].relative_error == 0.1
+
+
+def test_a_row_that_is_said_twice_counts_once(tmp_path: Path) -> None:
+    assert read(tmp_path, CSV + "target,1,1,256,10.0\n") == EXPECTED
+
+
+@pytest.mark.parametrize("time", ["latency_per_iter_ms", "server_latency_per_iter_ms"])
+def test_what_vllm_writes(tmp_path: Path, time: str) -> None:
+    def onto(context: int, tokens: int, ms: float) -> dict[str, Any]:
+        return DECODE | {"mode": "prefill", "context_len": context, "input_len": tokens, "iteration": 1, time: ms}
+
+    decode = {"results": [DECODE | {time: 10.0}], "timestamp": "2026-01-01 00:00:00"}
+    prefill = {"results": [onto(0, 512, 40.0), onto(512, 5, 12.0), onto(512, 65, 15.0)], "timestamp": ""}
+    draft = {"model": "small", "results": [DECODE | {time: 1.0}, onto(512, 2, 1.5), onto(512, 3, 1.6)]}
+    assert read(tmp_path, [decode, prefill, draft, {"model": "ngram", "tokens": 1, "batch": 8, "ms": 0.1}], 2.0) == (
+        StepRow("target", "decode", 1, 8, 512, 12.0),
+        StepRow("target", "prefill", 512, 8, 0, 40.0),
+        StepRow("target", "verify", 5, 8, 512, 14.0),
+        StepRow("target", "prefill", 65, 8, 512, 15.0),
+        StepRow("small", "draft", 1, 8, 512, 1.0),
+        StepRow("small", "draft", 2, 8, 512, 1.5),
+        StepRow("small", "prefill", 3, 8, 512, 1.6),
+        StepRow("ngram", "lookup", 1, 8, 0, 0.1),
+    )
+
+
+def test_the_servers_clock_goes_before_the_clients(tmp_path: Path) -> None:
+    times = {"latency_per_iter_ms": 99.0, "client_latency_per_iter_ms": 98.0, "server_latency_per_iter_ms": 10.0}
+    verify = DECODE | {"mode": "prefill", "input_len": 2, "latency_per_iter_ms": 11.0}
+    assert [row.ms for row in read(tmp_path, [DECODE | times, verify], 0.0)] == [10.0, 11.0]
+
+
+def test_vllm_times_need_an_overhead_and_verification(tmp_path: Path) -> None:
+    entry = DECODE | {"latency_per_iter_ms": 10.0}
+    error = refused(tmp_path, {"results": [entry]})
+    assert "row 1: times of vLLM's bench need overhead_ms" in error.message
+    assert "costs.overhead_ms" in error.hint
+    assert "no verify steps" in refused(tmp_path, {"results": [entry]}, 0.0).message
+
+
+VLLM = {
+    "mode": (DECODE | {"mode": "verify", "latency_per_iter_ms": 1.0}, "row 1: mode is 'verify'"),
+    "time": (DECODE, "row 1: latency_per_iter_ms is missing"),
+    "batch": (DECODE | {"batch_size": 0, "latency_per_iter_ms": 1.0}, "batch_size is 0, not a whole number from 1"),
+    "input": (DECODE | {"mode": "prefill", "input_len": None, "latency_per_iter_ms": 1.0}, "input_len is missing"),
+    "zero": (DECODE | {"latency_per_iter_ms": 0}, "row 1: latency_per_iter_ms is 0"),
+    "model": (DECODE | {"model": "Qwen", "latency_per_iter_ms": 1.0}, "row 1: unknown model 'Qwen'"),
+    "lookup": (DECODE | {"model": "ngram", "latency_per_iter_ms": 1.0}, "row 1: ngram searches the text"),
+}
+
+
+@pytest.mark.parametrize(("entry", "problem"), VLLM.values(), ids=list(VLLM))
+def test_entries_of_vllm_that_cannot_be_read_are_refused(tmp_path: Path, entry: dict[str, Any], problem: str) -> None:
+    assert problem in refused(tmp_path, {"results": [entry]}, 0.0).message
+
+
+BAD_LINES = {
+    "text": ("target,3,1,256,fast", "ms is 'fast', not a number"),
+    "comma": ("target,3,1,256,'10;5'", "not a number"),
+    "nan": ("target,3,1,256,nan", "ms is 'nan', not a number"),
+    "infinite": ("target,3,1,256,inf", "ms is 'inf', not a number"),
+    "zero": ("target,3,1,256,0", "ms is 0"),
+    "negative": ("small,2,1,256,-1", "ms is -1"),
+    "negative lookup": ("ngram,1,1,256,-1", "ms is -1"),
+    "missing time": ("target,3,1,256,", "ms is missing"),
+    "short line": ("target,3,1", "ms is missing"),
+    "long line": ("target,3,1,256,12,extra", "unknown column beyond the header"),
+    "tokens": ("target,,1,256,12", "tokens is missing"),
+    "no tokens": ("target,0,1,256,12", "tokens is 0, not a whole number from 1"),
+    "half a token": ("target,2.5,1,256,12", "tokens is 2.5, not a whole number from 1"),
+    "batch": ("target,3,0,256,12", "batch is 0, not a whole number from 1"),
+    "context": ("target,3,1,-1,12", "context is -1, not a whole number from 0"),
+    "a huge batch": ("target,3,1e300,256,12", "batch is 1e+300, not a whole number from 1 to 2147483647"),
+    "a huge context": ("target,3,1,2147483648,12", "context is 2.14748e+09, not a whole number from 0 to 2147483647"),
+    "a huge time": ("target,3,1,256,1e300", "ms is 1e+300"),
+    "lookup of two": ("ngram,2,1,256,1", "a lookup step over 2 tokens"),
+    "unknown model": ("big,1,1,256,12", "unknown model 'big'"),
+    "no model": (",1,1,256,12", "model is missing"),
+    "another time": ("target,2,1,256,12", "12 ms for the same step that takes 11 ms in line 3"),
+}
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_LINES.values(), ids=list(BAD_LINES))
+def test_lines_that_cannot_be_read_are_refused_by_number(tmp_path: Path, line: str, problem: str) -> None:
+    message = refused(tmp_path, f"{CSV}{line}\n").message
+    assert "costs.csv, line 5: " in message
+    assert problem in message
+
+
+BAD_STEPS = {
+    "draft that decodes": ({"model": "small", "step": "decode", "tokens": 1}, "small has no step 'decode'"),
+    "target that drafts": ({"model": "target", "step": "draft", "tokens": 1}, "target has no step 'draft'"),
+    "unknown": ({"model": "target", "step": "guess", "tokens": 1}, "target has no step 'guess'"),
+    "verification of one": ({"model": "target", "step": "verify", "tokens": 1}, "a verify step over 1 token"),
+    "decoding two": ({"model": "target", "step": "decode", "tokens": 2}, "a decode step over 2 tokens"),
+    "a truth value": ({"model": "target", "tokens": True}, "tokens is True, not a number"),
+    "an error below zero": ({"model": "target", "tokens": 1, "relative_error": -0.1}, "relative_error is -0.1"),
+    "a huge number": ({"model": "target", "tokens": 10**400}, "not a number"),
+    "a column": ({"model": "target", "tokens": 1, "latency": 3}, "unknown column latency"),
+}
+
+
+@pytest.mark.parametrize(("row", "problem"), BAD_STEPS.values(), ids=list(BAD_STEPS))
+def test_steps_that_do_not_exist_are_refused(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
+    message = refused(tmp_path, [row | {"ms": 1.0}]).message
+    assert "costs.json, row 1: " in message
+    assert problem in message
+
+
+FILES = {
+    "no decode step": (CSV.replace("target,1,1,256,10\n", ""), None, "no decode step of the target"),
+    "no verification": (CSV.replace("target,2,1,256,11\n", ""), None, "no verify steps"),
+    "empty": ("", None, "no decode step of the target"),
+    "wrong column": (CSV.replace("ms", "milliseconds"), None, "line 2: unknown column milliseconds"),
+    "a column twice": (CSV.replace("context", "batch"), None, "line 1: column batch occurs twice"),
+    "not CSV": ("x" * 200_000, None, "is not CSV"),
+    "not JSON": ("{", "costs.json", "is not JSON"),
+    "numbers": ([1, 2], None, "row 1: not an object"),
+    "an empty object": ({}, None, "row 1: not an object"),
+    "deep lists": ("[" * 100_000, "costs.json", "is not JSON: nested too deeply"),
+    "deep results": ('{"results": ' * 990 + "1" + "}" * 990, "costs.json", "is not JSON: nested too deeply"),
+    "5,000 digits": ('[{"model": "target", "tokens": ' + "9" * 5000 + "}]", "costs.json", "is not JSON: "),
+}
+
+
+@pytest.mark.parametrize(("content", "name", "problem"), FILES.values(), ids=list(FILES))
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, content: Any, name: str | None, problem: str) -> None:
+    assert problem in refused(tmp_path, content, name=name).message
+
+
+def test_a_file_that_is_not_there_or_is_no_text_is_refused(tmp_path: Path) -> None:
+    for name in ("nowhere.csv", "."):
+        with pytest.raises(CostsUnreadable, match="cannot be read"):
+            read_engine_table(tmp_path / name, ["small"], [], None)
+    (tmp_path / "costs.csv").write_bytes(b"PK\x03\x04\xff\xfe")
+    with pytest.raises(CostsUnreadable, match="cannot be read"):
+        read_engine_table(tmp_path / "costs.csv", ["small"], [], None)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "costs.csv")
+    with pytest.raises(CostsUnreadable, match="it is not a regular file"):
+        read_engine_table(tmp_path / "costs.csv", ["small"], [], None)
+
+
+@pytest.mark.parametrize("long", ["w" * 3000, "w " * 3000], ids=["a word", "a sentence"])
+@pytest.mark.parametrize("row", [{"model": "WWW"}, {"WWW": 1}, {"step": "WWW"}, {"tokens": "WWW"}, {"mode": "WWW"}], ids=str)
+def test_no_message_repeats_more_than_200_characters_of_a_table(tmp_path: Path, row: dict[str, Any], long: str) -> None:
+    filled = {key.replace("WWW", long): str(value).replace("WWW", long) for key, value in row.items()}
+    message = refused(tmp_path, [{"model": "target", "tokens": 1, "ms": 1.0} | filled], overhead_ms=0.0).message
+    assert 0 < message.count(long[:2]) * 2 <= 200
+
+
+def test_known_models_are_offered(tmp_path: Path) -> None:
+    assert "target, small, ngram" in refused(tmp_path, CSV + "big,1,1,256,12\n").hint
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "costs.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_the_examples_of_the_page_are_read(tmp_path: Path, kind: str) -> None:
+    (example,) = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+    table = StepTable(read(tmp_path, example, name=f"costs.{kind}"))
+    times = table.times("small", 4, 1, 1024)
+    assert times is not None
+    assert (times.decode.ms, times.target[5].ms, times.draft.ms) == (7.1, 7.5, 1.1)
+
+
+def test_the_page_names_every_column_and_limit() -> None:
+    assert [name for name in COLUMNS if f"| `{name}` |" not in PAGE] == []
+    assert f"prefill of 2 to {MOST_VERIFIED} tokens" in PAGE
+
+
+times = st.floats(1e-6, 1e6)
+
+
+@given(st.lists(times, min_size=3, max_size=3), st.floats(0, 100))
+def test_a_table_gives_back_the_times_of_its_file(
+    tmp_path_factory: pytest.TempPathFactory, ms: list[float], overhead: float
+) -> None:
+    folder = tmp_path_factory.mktemp("costs")
+    content = [{"model": row.model, "tokens": row.tokens, "ms": value} for row, value in zip(EXPECTED, ms, strict=True)]
+    found = StepTable(read(folder, content, overhead)).times("small", 1, 1, 0)
+    assert found is not None
+    assert (found.target[1].ms, found.target[2].ms, found.draft.ms) == (ms[0] + overhead, ms[1] + overhead, ms[2])
+    assert math.isfinite(found.decode.relative_error)

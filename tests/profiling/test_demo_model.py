@@ -1,0 +1,221 @@
+"""The real demo model: its tokenizer, its layer-skip draft, and a whole run through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import GenerationConfig
+
+from alphaprof.config.options import TargetOptions
+from alphaprof.errors import ModelUnloadable
+from alphaprof.log.schema import depth_names
+from alphaprof.log.store import Run
+from alphaprof.profiling.decoding.speculative import Plain, Speculation
+from alphaprof.profiling.models import load
+from alphaprof.profiling.models.drafts import Draft, PromptLookup, layer_skip
+from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.report.build import build_report
+from alphaprof.rules import parse_rule
+from alphaprof.totals.count import TotalsRequest
+from alphaprof.totals.files import read_totals
+from alphaprof.totals.replay import Flavour
+
+pytestmark = pytest.mark.demo_model
+ROOT = Path(__file__).parents[2]
+NEW_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def target(demo_model: Path) -> Model:
+    return load_model("target", TargetOptions(model=str(demo_model)), "float32")
+
+
+@pytest.fixture(scope="module")
+def run(demo_model: Path, target: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The demo's profile, shorter, in float32, with the target as a draft of itself, prompt lookup, and sampled text too.
+
+    The draft reads the weights from safetensors: reading a GGUF file a third time takes longer than all of the scoring.
+    """
+    folder = tmp_path_factory.mktemp("demo")
+    tree = yaml.safe_load((ROOT / "profiles" / "demo.yaml").read_text())
+    tree["target"] = {"model": str(demo_model), "dtype": "float32"}
+    target.network.save_pretrained(folder / "self")
+    load_tokenizer(TargetOptions(model=str(demo_model))).save_pretrained(folder / "self")
+    tree["drafts"]["self"] = {"kind": "model", "model": "self"}
+    tree["drafts"]["ngram"] = {"kind": "prompt_lookup", "max_ngram": 2}
+    sources = [source | {"path": str(ROOT / "profiles" / source["path"])} for source in tree["data"]]
+    sampled = {"kind": "sampled", "temperature": 0.8, "top_p": 0.95, "max_new_tokens": NEW_TOKENS}
+    tree["data"] = [*sources[:3], sources[5] | {"domain": "drawn", "continuation": sampled}]
+    tree["continuation"]["max_new_tokens"] = NEW_TOKENS
+    tree["costs"], tree["gammas"] = {"repeats": 3, "context": 64}, [1, 3, 4]
+    (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
+    command = [sys.executable, "-m", "alphaprof", "profile", "profile.yaml", "--out", "run", "--limit", "2"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return Run.open(folder / "run")
+
+
+def test_the_tokenizer_adds_no_bos_and_chat_text_is_what_the_template_says(demo_model: Path) -> None:
+    tokenizer = load_tokenizer(TargetOptions(model=str(demo_model)))
+    assert tokenizer("Hello  world\n\tx = 12; Zürich")["input_ids"] == [
+        19556,
+        216,
+        905,
+        198,
+        197,
+        104,
+        446,
+        216,
+        33,
+        34,
+        43,
+        1777,
+        7170,
+        5130,
+    ]
+    assert tokenizer.eos_token_id == 2
+
+
+def totals_of(run: Run, draft: str, rule: str, flavour: Flavour = "engine") -> pd.DataFrame:
+    """Totals of one draft and rule by document."""
+    found = read_totals(run, draft, TotalsRequest([rule], run.gammas, flavour)).to_pandas()
+    return found[found["rule"] == rule].set_index("document")
+
+
+def test_the_target_as_its_own_draft_has_alpha_one_and_full_rounds(run: Run) -> None:
+    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "self")])
+    assert (log["accept_strict"] == 1).all()
+    assert (log["overlap"] > 1 - 1e-5).all()
+    assert (log["kl_target_draft"] < 1e-5).all()
+    totals = totals_of(run, "self", "strict").dropna(subset="rounds_4")
+    assert len(totals) == 6
+    assert (totals["rounds_4"] == np.ceil(totals["tokens"] / 5)).all()
+
+
+def test_the_target_as_its_own_draft_on_sampled_text_has_alpha_one_and_full_rounds(run: Run) -> None:
+    totals = totals_of(run, "self", "lossless").dropna(subset="rounds_4")
+    assert len(totals) == 2
+    assert totals["accepted"].sum() / totals["positions"].sum() == pytest.approx(1, abs=1e-3)
+    assert totals["emitted"].sum() / totals["positions"].sum() == pytest.approx(1, abs=1e-3)
+    assert totals["rounds_4"].to_numpy() == pytest.approx(np.ceil(totals["tokens"] / 5).to_numpy(), abs=1e-2)
+    assert totals["impossible"].sum() == 0
+    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "self"), ("domain", "==", "drawn")])
+    assert (log["token"] != log["target_top"]).any()  # it was drawn indeed
+    assert (log["target_token_prob"] > 0).all()
+
+
+def test_the_skipping_draft_agrees_sometimes(run: Run) -> None:
+    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "skip")])
+    assert 0.1 < log["accept_strict"].mean() < 0.9
+    assert set(log["domain"]) == {"code", "structured", "math", "drawn"}
+
+
+def live(target: Model, row: dict[str, Any], **how: Any) -> tuple[list[int], int]:
+    """The text that transformers writes for a document, and how many forward passes of the target it takes."""
+    ids = torch.tensor([row["prompt_ids"]])
+    calls: list[int] = []
+    hook = target.network.register_forward_pre_hook(lambda *_: calls.append(1))
+    output = target.network.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, **how
+    )
+    hook.remove()
+    return output[0, ids.shape[1] :].tolist(), len(calls)
+
+
+def greedy_documents(run: Run) -> list[dict[str, Any]]:
+    """The first greedy documents with their token ids."""
+    return [row for row in run.continuations(0).to_pylist() if row["continuation"] == "greedy"][:3]
+
+
+@pytest.mark.slow
+def test_greedy_text_and_hf_rounds_equal_assisted_generation(run: Run, target: Model) -> None:
+    skip = layer_skip("skip", target, [10, 13, 16, 19, 22, 25]).network
+    skip.generation_config = GenerationConfig(
+        eos_token_id=list(target.eos),
+        pad_token_id=2,
+        num_assistant_tokens=3,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+    totals = totals_of(run, "skip", "strict", "hf")
+    for row in greedy_documents(run):
+        text, passes = live(target, row, assistant_model=skip)
+        assert text == row["continuation_ids"]
+        assert passes == totals.loc[row["document"], "rounds_3"]
+
+
+def test_greedy_text_and_hf_rounds_equal_prompt_lookup_generation(run: Run, target: Model) -> None:
+    totals = totals_of(run, "ngram", "strict", "hf")
+    saved = 0
+    for row in greedy_documents(run):
+        text, passes = live(target, row, prompt_lookup_num_tokens=4, max_matching_ngram_size=2)
+        assert text == row["continuation_ids"]
+        assert passes == totals.loc[row["document"], "rounds_4"]
+        saved += len(text) - passes
+    assert saved > 0
+
+
+@pytest.mark.slow
+def test_speculative_decoding_writes_the_text_of_the_run_in_the_rounds_of_its_log(run: Run, target: Model) -> None:
+    drafts: list[Draft] = [
+        layer_skip("skip", target, [10, 13, 16, 19, 22, 25]),
+        PromptLookup("ngram", 2, target.eos, target.vocabulary, "float32"),
+    ]
+    accepted = 0.0
+    for row in greedy_documents(run)[:2]:
+        prompt = np.array(row["prompt_ids"], dtype=np.int32)
+        assert Plain(target).decode(prompt, NEW_TOKENS).ids.tolist() == live(target, row)[0]
+        for draft in drafts:
+            expected = totals_of(run, draft.name, "strict").loc[row["document"]]
+            for gamma in (1, 4):
+                found = Speculation(target, draft, parse_rule("strict"), gamma).decode(prompt, NEW_TOKENS)
+                assert found.ids.tolist() == row["continuation_ids"]
+                assert len(found.drafted) == expected[f"rounds_{gamma}"]
+                assert found.drafted.sum() == expected[f"drafted_{gamma}"]
+                assert found.accepted.sum() == sum(expected[name] for name in depth_names("accepted", gamma))
+                accepted += found.accepted.sum()
+    assert accepted > 0
+
+
+def test_the_report_of_the_run_reads_and_sums_up(run: Run) -> None:
+    command = [sys.executable, "-m", "alphaprof", "report", str(run.path), "--format", "json"]
+    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert report["run"]["documents"] == 8
+    own = [result for result in report["results"] if result["draft"] == "self" and result["rule"] == "strict"]
+    assert {result["alpha"]["value"] for result in own} == {1.0}
+    greedy = [result for result in own if result["domain"] != "drawn"]
+    assert len(greedy) == 3
+    assert all(result["gammas"][2]["conditional"] == [1.0] * 4 for result in greedy)
+
+
+def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
+    report = build_report(run)
+    drawn = [found for found in report.results if found.domain == "drawn" and found.on_policy and not found.lossy]
+    assert {(found.draft, found.rule) for found in drawn} >= {
+        (draft, rule) for draft in ("self", "skip", "ngram") for rule in ("lossless", "one_hot")
+    }
+    for found in drawn:
+        assert found.impossible == 0
+        assert found.self_check is not None
+        assert found.self_check.low <= 0.005
+        assert found.self_check.high >= -0.005
+    assert not {"off_policy_sample", "outside_support"} & {warning.code for warning in report.warnings}
+    (own,) = (found for found in drawn if (found.draft, found.rule) == ("self", "lossless"))
+    assert own.alpha is not None
+    assert own.alpha.value == pytest.approx(1, abs=1e-3)
+    assert own.self_check.value == pytest.approx(0, abs=1e-3)
+
+
+def test_older_transformers_are_refused_for_gguf_with_the_reason(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "version", lambda _: "5.22.1")
+    with pytest.raises(ModelUnloadable, match="reads the tokenizers of GGUF files wrongly") as caught:
+        load_tokenizer(TargetOptions(model=str(demo_model)))
+    assert "5.23 or later" in caught.value.hint

@@ -1,0 +1,429 @@
+"""What a scoring pass measures on request: thresholds against whole distributions, what they certify, and several draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaprof.log.schema import LogRules
+from alphaprof.profiling.models.drafts import Arrays, PromptLookup
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.scoring import statistics
+from alphaprof.profiling.scoring.extras import TOP, Extras
+from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
+from alphaprof.profiling.scoring.statistics import ProcessedLogits, top_probs
+from alphaprof.profiling.texts.continuations import Continuation, generate
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.rules import DEFAULT_RULES, BoundRule, parse_rule
+from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Divergence, draft_width
+from tests import reference
+from tests.profiling.test_scoring import LOOKUP, continuation, logits_alone, model
+from tests.reference import MultiDraft, threshold
+from tests.tiny import llama, noisy
+
+models = pytest.mark.models
+Array = np.ndarray[Any, Any]
+TOKENS = 260
+RULES = (
+    "strict",
+    "additive_0",
+    "additive_0p1",
+    "multiplicative_0p3",
+    "top_m_3",
+    "typical_0p09_0p3",
+    "trtllm_10_0p6",
+    "tree_1",
+    "tree_4",
+)
+
+
+def every(divergences: tuple[Divergence, ...] = ("kl",)) -> Extras:
+    """Thresholds of all rules above."""
+    return Extras(tuple(parse_rule(rule) for rule in RULES), divergences=divergences)
+
+
+def column(rule: str, divergence: Divergence = "kl") -> str:
+    """Where a threshold stands."""
+    return f"threshold_{rule}" if divergence == "kl" else f"threshold_{rule}_{divergence}"
+
+
+def test_every_rule_with_an_accepted_set_is_tested_here() -> None:
+    assert {parse_rule(rule).name for rule in RULES} == set(ACCEPTED)
+
+
+# What a profile asks for.
+
+
+def test_a_profile_without_certificates_measures_what_its_rules_need_and_no_more() -> None:
+    assert Extras.of(DEFAULT_RULES, certificates=False) == Extras()
+    asked = Extras.of(["strict", "multi_draft_4", "tree_2", "multi_draft_2"], certificates=False)
+    assert asked.certified == ()
+    assert asked.logged == (parse_rule("multi_draft_4"), parse_rule("multi_draft_2"))
+
+
+def test_certificates_are_measured_for_the_rules_that_have_an_accepted_set() -> None:
+    rules = ["lossless", "strict", "one_hot", "additive_0p1", "multi_draft_4", "tree_2"]
+    asked = Extras.of(rules, certificates=True)
+    assert [rule.id for rule in asked.certified] == ["strict", "additive_0p1", "tree_2"]
+    held = asked.log_rules(rules)
+    assert held == LogRules(tuple(rules), ("multi_draft_4",), ("strict", "additive_0p1", "tree_2"))
+    by_chance = {"lossless", "one_hot"}
+    assert {rule.id for rule in Extras.of(DEFAULT_RULES, certificates=True).certified} == set(DEFAULT_RULES) - by_chance
+
+
+def test_thresholds_by_hand() -> None:
+    """In the cheapest rejection the draft gives the tokens that change places what they have on average."""
+    top = np.array([[0.5, 0.25, 0.125, 0.125], [1.0, 0.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]], dtype=np.float32)
+    entropy = np.array([1.75 * math.log(2), 0.0, math.log(4)], dtype=np.float32)
+    rules = ("strict", "top_m_2", "top_m_4", "additive_0p3", "tree_2")
+    found = Extras(tuple(parse_rule(rule) for rule in rules)).thresholds(top, entropy, 4)
+    first_two = 0.5 * math.log(0.5 / 0.375) + 0.25 * math.log(0.25 / 0.375)
+    first_and_third = 0.5 * math.log(0.5 / 0.3125) + 0.125 * math.log(0.125 / 0.3125)
+    all_three = 0.5 * math.log(12 / 7) + 0.25 * math.log(6 / 7) + 0.125 * math.log(3 / 7)  # 7/24 each
+    expected = {
+        "threshold_strict": [first_two, math.log(2), 0.0],
+        "threshold_top_m_2": [first_and_third, math.log(2), 0.0],
+        "threshold_top_m_4": [math.inf, math.inf, math.inf],
+        "threshold_additive_0p3": [first_and_third, math.log(2), math.inf],  # 1/2 and 1/4; the first; all
+        "threshold_tree_2": [all_three, math.log(3), 0.0],
+        "target_top_10_prob": [1.0, 1.0, 1.0],
+        "thresholds_exact": [True, True, True],
+    }
+    assert list(found) == ["target_top_10_prob", *(f"threshold_{rule}" for rule in rules), "thresholds_exact"]
+    for name, values in expected.items():
+        assert found[name].tolist() == pytest.approx(values, abs=1e-6), name
+        assert found[name].dtype == (bool if name == "thresholds_exact" else np.float32)
+
+
+def test_the_ten_largest_probabilities_and_no_more() -> None:
+    top = np.array([[0.05] * 20, [0.3] + [0.05] * 9 + [0.02] * 10], dtype=np.float32)
+    found = every().thresholds(top, np.array([3.0, 2.5], dtype=np.float32), 100)
+    assert found["target_top_10_prob"].tolist() == pytest.approx([0.5, 0.75])
+
+
+# Against whole distributions.
+
+COUNTS: dict[str, Callable[..., int]] = {  # how many tokens of p a rule accepts
+    "strict": lambda p: 1,
+    "tree": lambda p, width: 1,
+    "additive": lambda p, epsilon: int((p >= p.max() - epsilon).sum()),
+    "multiplicative": lambda p, factor: int((p >= factor * p.max()).sum()),
+    "top_m": lambda p, m: min(m, len(p)),
+    "typical": lambda p, epsilon, delta: int((p >= typical_floor(p, epsilon, delta)).sum()),
+    "trtllm": lambda p, k, delta: min(k, int((p >= p.max() - delta).sum())),
+}
+FLOORS: dict[str, Callable[..., float]] = {  # from which probability on
+    "additive": lambda p, epsilon: p.max() - epsilon,
+    "multiplicative": lambda p, factor: factor * p.max(),
+    "typical": lambda p, epsilon, delta: typical_floor(p, epsilon, delta),
+    "trtllm": lambda p, k, delta: p.max() - delta,
+}
+
+
+def typical_floor(p: Array, epsilon: float, delta: float) -> float:
+    """The least probability that typical acceptance keeps."""
+    entropy = -sum(float(value) * math.log(value) for value in p if value > 0)
+    return min(epsilon, delta * math.exp(-entropy), float(p.max()))
+
+
+def clear(rule: BoundRule, p: Array) -> bool:
+    """Whether float32 cannot mistake which tokens of p the rule accepts: none but the top one is near its floor."""
+    if rule.name not in FLOORS:
+        return True
+    floor = FLOORS[rule.name](p, **rule.arguments)
+    return bool(np.abs(np.delete(p, p.argmax()) - floor).min() > 1e-7 + 1e-5 * abs(floor))
+
+
+def laws(target: Model, item: Continuation) -> Array:
+    """The target's distributions [positions, V] in float64, from the full forward of the document alone."""
+    return np.stack([reference.processed(row, item.document.processing) for row in logits_alone(target.network, item)])
+
+
+def batch_of(settings: Processing | None, ids: int = 250) -> list[Continuation]:
+    """Documents of random tokens; nobody claims that the target wrote them greedily."""
+    found = []
+    for number, (prompt, length) in enumerate(((5, 20), (1, 12), (30, 9))):
+        item = continuation(number, prompt, length, processing=settings)
+        item.document.prompt[:], item.ids[:] = item.document.prompt % ids, item.ids % ids
+        found.append(item)
+    return found
+
+
+@pytest.fixture(scope="module")
+def target() -> Model:
+    return model("target", llama())
+
+
+@pytest.fixture(scope="module")
+def small() -> Model:
+    """A target with fewer tokens than thresholds look at."""
+    return model("target", llama(vocabulary=50, eos_token_id=48, pad_token_id=49))
+
+
+def told(rule: BoundRule, p: Array) -> bool:
+    """Whether the TOP largest probabilities hold all accepted tokens and those that are cheapest to get ahead of them."""
+    if len(p) <= TOP or (rule.name in FLOORS and FLOORS[rule.name](p, **rule.arguments) <= 0):
+        return True
+    return COUNTS[rule.name](p, **rule.arguments) + draft_width(rule) <= TOP or np.sort(p)[-TOP] == 0
+
+
+def scored(target: Model, batch: Sequence[Continuation], extras: Extras, *drafts: Any) -> dict[str, Arrays]:
+    """Columns by draft, taken together from several chunks."""
+    scorer = Scorer(target, drafts, target.vocabulary, extras=extras)
+    scorer.head_rows, scorer.statistics_rows = 7, 3
+    return scorer.score(batch)
+
+
+FLAT = Processing(1.4)
+SETTINGS = [None, Processing(0.4), Processing(1.8, 0, 0.9), Processing(1.0, 5), Processing(1.5, 30, 0.8, 0.1), FLAT]
+
+
+@models
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("name", ["target", "small"])
+def test_thresholds_are_those_of_whole_distributions(
+    name: str, settings: Processing | None, request: pytest.FixtureRequest
+) -> None:
+    """Of every rule and divergence, whether the vocabulary is larger than what is looked at or not; lower bounds else."""
+    chosen: Model = request.getfixturevalue(name)
+    batch = batch_of(settings, min(250, chosen.vocabulary))
+    found = scored(chosen, batch, every(DIVERGENCES), model("draft", noisy(chosen.network, 0.05)))["draft"]
+    whole = np.concatenate([laws(chosen, item) for item in batch])
+    assert found["target_top_10_prob"] == pytest.approx(-np.sort(-whole)[:, :10].sum(1), abs=2e-5)
+    rules = [parse_rule(rule) for rule in RULES]
+    rows = [row for row, p in enumerate(whole) if all(clear(rule, p) for rule in rules)]
+    assert len(rows) > 0.9 * len(whole)
+    for rule in rules:
+        sure = np.array([told(rule, whole[row]) for row in rows])
+        counts = [COUNTS[rule.name](whole[row], **rule.arguments) for row in rows]
+        for divergence in DIVERGENCES:
+            values = found[column(rule.id, divergence)][rows]
+            pairs = zip(rows, counts, strict=True)
+            expected = np.array([threshold(whole[row], count, draft_width(rule), divergence) for row, count in pairs])
+            assert values[sure] == pytest.approx(expected[sure], abs=2e-5, rel=2e-5), (rule.id, divergence)
+            assert (values <= expected * (1 + 2e-5) + 2e-5).all(), (rule.id, divergence)
+    assert found["thresholds_exact"][rows].tolist() == [all(told(rule, whole[row]) for rule in rules) for row in rows]
+
+
+@models
+def test_where_a_rule_accepts_more_than_is_looked_at_its_threshold_is_a_lower_bound_and_says_so(target: Model) -> None:
+    """Typical acceptance on distributions that are so flat that it keeps some 20 to 90 tokens."""
+    batch = batch_of(FLAT)
+    found = scored(target, batch, Extras.of(["typical_0p09_0p3"], certificates=True), model("d", noisy(target.network, 0.1)))
+    values, exact = found["d"][column("typical_0p09_0p3")], found["d"]["thresholds_exact"]
+    whole = np.concatenate([laws(target, item) for item in batch])
+    counts = [COUNTS["typical"](p, 0.09, 0.3) for p in whole]
+    expected = np.array([threshold(p, count) for p, count in zip(whole, counts, strict=True)])
+    assert exact.tolist() == [count + 1 <= TOP for count in counts]
+    assert 0.1 < exact.mean() < 0.9
+    assert values[exact] == pytest.approx(expected[exact], abs=1e-5)
+    assert (values[~exact] <= expected[~exact]).all()
+    assert (values[~exact] > 0.9 * expected[~exact]).all()
+    assert (values[~exact] < expected[~exact] - 1e-4).any()
+    strict = Extras.of(["strict", "top_m_3", "tree_4"], certificates=True)
+    assert scored(target, batch, strict, model("d", noisy(target.network, 0.1)))["d"]["thresholds_exact"].all()
+
+
+@models
+@pytest.mark.parametrize("settings", [None, Processing(1.5, 30, 0.8, 0.1)], ids=str)
+def test_thresholds_do_not_depend_on_the_drafts(target: Model, settings: Processing | None) -> None:
+    """Every draft's log holds the same ones, that of prompt lookup included, and so does a run with other drafts."""
+    drafts = model("near", noisy(target.network, 0.01)), model("far", llama(seed=5))
+    lookup = PromptLookup("ngram", 1, (256,), TOKENS, "float32")
+    batch, extras = batch_of(settings), every(DIVERGENCES)
+    together = scored(target, batch, extras, *drafts, lookup)
+    alone = scored(target, batch, extras, lookup)["ngram"]
+    names = ["target_top_10_prob", "thresholds_exact"]
+    names += [column(rule, divergence) for rule in RULES for divergence in DIVERGENCES]
+    assert set(together) == {"near", "far", "ngram"}
+    for columns in together.values():
+        assert all(np.array_equal(columns[name], alone[name]) for name in names)
+    held = LogRules(RULES, (), RULES)
+    for draft, columns in together.items():
+        log = {name: values for name, values in columns.items() if not name.endswith(("_rkl", "_tv", "_js"))}
+        flags = LOOKUP if draft == "ngram" else {}
+        table = position_table(batch, by_document(batch, log), held, draft, **flags).to_pandas()
+        assert table.columns.tolist() == [item.name for item in held.columns]
+        assert all(np.array_equal(table[name], alone[name]) for name in table.columns if name.startswith("threshold"))
+        assert (table["proposed"] == 0).any() == (draft == "ngram")
+
+
+@models
+def test_without_a_request_nothing_is_measured_beyond_the_columns_of_every_log(target: Model) -> None:
+    draft = model("draft", noisy(target.network, 0.05))
+    plain = scored(target, batch_of(None), Extras(), draft)["draft"]
+    asked = Extras.of([*RULES, "multi_draft_2", "multi_draft_3"], certificates=True)
+    more = scored(target, batch_of(None), asked, draft)["draft"]
+    drawn = [f"{name}_multi_draft_{width}" for width in (2, 3) for name in ("accept", "emitted")]
+    assert set(more) - set(plain) == {*drawn, "target_top_10_prob", "thresholds_exact", *map(column, RULES)}
+    assert all(np.array_equal(more[name], values) for name, values in plain.items())
+
+
+# What thresholds promise.
+
+
+def own_texts(target: Model, length: int) -> list[Continuation]:
+    """What the target writes greedily."""
+    documents = [
+        Document(number, "a", None, 0, number, ids, None, False, length, "greedy", True)
+        for number, ids in enumerate(np.random.default_rng(0).integers(0, 250, (6, 8)).astype(np.int32))
+    ]
+    return generate(target, documents, TOKENS)
+
+
+def distances(table: pd.DataFrame) -> dict[Divergence, Any]:
+    """How far the draft is from the target, by divergence."""
+    named = {"kl": table["kl_target_draft"], "rkl": table["kl_draft_target"], "js": table["js"]}
+    return named | {"tv": 1 - table["overlap"]}
+
+
+@models
+@pytest.mark.parametrize("settings", [None, Processing(1.0, 20), Processing(0.6, 0, 0.95)], ids=str)
+def test_no_draft_is_rejected_within_its_threshold(target: Model, settings: Processing | None) -> None:
+    """Drafts from nearly the target to independent of it, every rule, every divergence; trees on the target's own text,
+    whose tokens are its top ones. And many positions are certified, and many rejected.
+    """
+    own = own_texts(target, 60)
+    batch = own if settings is None else [continuation(number, 6, 60, processing=settings) for number in range(6)]
+    noise = {"nearest": 1e-4, "near": 1e-3, "close": 3e-3, "apart": 0.01, "far": 0.03, "farther": 0.1}
+    drafts = [model(name, noisy(target.network, scale)) for name, scale in noise.items()]
+    drafts += [model("other", llama(seed=11)), model("flat", noisy(llama(seed=12), 0.5))]
+    found = scored(target, batch, every(DIVERGENCES), *drafts)
+    certified = {(rule, divergence): 0 for rule in RULES for divergence in DIVERGENCES}
+    rejected = dict.fromkeys(RULES, 0)
+    for draft, columns in found.items():
+        table = position_table(batch, by_document(batch, columns), LogRules(RULES), draft).to_pandas()
+        for rule in RULES:
+            if rule.startswith("tree") and settings is not None:
+                continue
+            refused = (table[f"accept_{rule}"] < 1).to_numpy()
+            rejected[rule] += int(refused.sum())
+            for divergence, distance in distances(table).items():
+                within = distance.to_numpy() + 1e-5 < columns[column(rule, divergence)]
+                assert not (within & refused).any(), (draft, rule, divergence)
+                certified[rule, divergence] += int(within.sum())
+    assert settings is not None or np.array_equal(found["near"]["target_top"], found["near"]["token"])
+    for (rule, divergence), count in certified.items():
+        if settings is None or not rule.startswith("tree"):
+            assert count > 300, (rule, divergence)
+            assert rejected[rule] > 50, rule
+
+
+def columns_of(target: torch.Tensor, draft: torch.Tensor, extras: Extras) -> dict[str, Array]:
+    """All columns that rules read, and thresholds, from logits."""
+    top = target.argmax(1)
+    ours, theirs = statistics.columns(ProcessedLogits(target), [ProcessedLogits(draft)], top, [])
+    both = ours | theirs | {"top_probs": top_probs(ProcessedLogits(target), ours, TOP)}
+    arrays = {name: values.numpy() for name, values in both.items()} | {"token": top.numpy()}
+    arrays["greedy"] = np.ones(len(target), dtype=bool)
+    return arrays | extras.thresholds(arrays.pop("top_probs"), arrays["target_entropy"], target.shape[1])
+
+
+WEIGHTS = st.lists(st.integers(0, 40), min_size=2, max_size=9).filter(any)
+
+
+@given(WEIGHTS, st.data())
+def test_no_draft_that_leans_to_a_rejected_token_is_rejected_within_its_threshold(weights: list[int], data: Any) -> None:
+    """Drafts that are the target with some of its mass moved to one token: nearly the cheapest ways to be rejected."""
+    p = np.array(weights) / sum(weights) + 1e-7
+    leant = data.draw(st.integers(0, len(p) - 1))
+    share, flat = data.draw(st.floats(0, 0.999)), data.draw(st.floats(0, 1))
+    q = (1 - share) * np.minimum(p, max(flat, float(p[leant]), 1e-6)) + share * (np.arange(len(p)) == leant)
+    found = columns_of(torch.tensor(np.log(p))[None].float(), torch.tensor(np.log(q / q.sum()))[None].float(), every())
+    for rule in map(parse_rule, RULES):
+        if rule.accept(found)[0] < 1:
+            assert found["kl_target_draft"][0] + 1e-5 >= found[column(rule.id)][0], rule.id
+
+
+def cheapest(p: Array, accepted: int) -> Array:
+    """A draft that is rejected at next to no more than the threshold: the first rejected token a little above the level
+    that it shares with the top tokens, as many as make that level highest.
+    """
+    order = np.argsort(-p)
+    first = p[order[accepted]]
+    levels = [(first + p[order[:count]].sum()) / (count + 1) for count in range(1, accepted + 1)]
+    q = p.copy()
+    q[order[: int(np.argmax(levels)) + 1]] = max(levels)
+    q[order[accepted]] = max(levels) * (1 + 1e-3)
+    return np.asarray(q / q.sum())
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.startswith("tree_4")])
+def test_no_larger_threshold_would_hold(rule: str) -> None:
+    """A draft just beyond it is rejected."""
+    rng, bound = np.random.default_rng(3), parse_rule(rule)
+    laws = [p for p in rng.dirichlet(np.full(12, 0.6), 300) if p.min() > 1e-6]
+    laws = [p for p in laws if clear(bound, p) and COUNTS[bound.name](p, **bound.arguments) < 12]
+    drafts = [cheapest(p, COUNTS[bound.name](p, **bound.arguments)) for p in laws]
+    found = columns_of(*(torch.tensor(np.log(values)).float() for values in (np.array(laws), np.array(drafts))), every())
+    assert len(laws) > 100
+    assert not bound.accept(found).any()
+    beyond = found["kl_target_draft"] - found[column(rule)]
+    assert beyond.min() > -1e-5
+    assert beyond.max() < 2e-3
+
+
+# Several draws.
+
+
+@models
+@pytest.mark.parametrize("draft_processing", ["same", "temperature"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_several_draws_of_a_scoring_pass_are_those_of_whole_distributions(
+    target: Model, settings: Processing | None, draft_processing: str
+) -> None:
+    """Through the log: acceptance and a_t of every position, by the settings of either side."""
+    rules = ("lossless", "multi_draft_1", "multi_draft_3")
+    draft, extras = model("draft", noisy(target.network, 0.05)), Extras.of(rules, certificates=False)
+    batch = batch_of(settings)
+    scorer = Scorer(target, [draft], TOKENS, draft_processing, extras)
+    scorer.head_rows, scorer.statistics_rows = 7, 3
+    scores = by_document(batch, scorer.score(batch)["draft"])
+    table = position_table(batch, scores, extras.log_rules(rules), "draft").to_pandas()
+    p = np.concatenate([laws(target, item) for item in batch])
+    theirs = settings if settings is None or draft_processing == "same" else Processing(settings.temperature)
+    rows = np.concatenate([logits_alone(draft.network, item) for item in batch])
+    law = MultiDraft.of(p, np.stack([reference.processed(row, theirs) for row in rows]), 3)
+    tokens = table["token"].to_numpy()
+    kept = law.emitted(tokens).cumsum(1)
+    for width in (1, 3):
+        assert table[f"accept_multi_draft_{width}"].to_numpy() == pytest.approx(1 - law.reached[:, width], abs=2e-5)
+        assert table[f"emitted_multi_draft_{width}"].to_numpy() == pytest.approx(kept[:, width - 1], abs=1e-4)
+    assert table["accept_multi_draft_1"].to_numpy() == pytest.approx(table["accept_lossless"].to_numpy(), abs=2e-6)
+    assert (table["accept_multi_draft_3"] > table["accept_multi_draft_1"]).mean() > 0.5
+
+
+@models
+def test_several_draws_of_drafts_of_another_width_and_of_none(target: Model) -> None:
+    """A draft with fewer tokens, one with padding rows, and prompt lookup, whose draws are all its proposal."""
+    fewer = model("fewer", llama(seed=1, vocabulary=250, pad_token_id=249, eos_token_id=248))
+    wider = model("wider", llama(seed=2, vocabulary=300))
+    lookup = PromptLookup("ngram", 1, (256,), TOKENS, "float32")
+    batch = batch_of(Processing(1.5), 240)
+    extras = Extras.of(["one_hot", "multi_draft_2"], certificates=False)
+    held = extras.log_rules(["one_hot", "multi_draft_2"])
+    scores = scored(target, batch, extras, fewer, lookup) | scored(target, batch, extras, wider)
+    p = np.concatenate([laws(target, item) for item in batch])
+    for draft, width in ((fewer, 250), (wider, 260)):
+        logits = np.concatenate([logits_alone(draft.network, item) for item in batch])[:, :width]
+        q = np.stack([reference.processed(row, Processing(1.5)) for row in logits])
+        law = MultiDraft.of(p, np.pad(q, ((0, 0), (0, 260 - width))), 2)
+        table = position_table(batch, by_document(batch, scores[draft.name]), held, draft.name).to_pandas()
+        assert table["accept_multi_draft_2"].to_numpy() == pytest.approx(law.total, abs=2e-5)
+        kept = law.emitted(table["token"].to_numpy()).sum(1)
+        assert table["emitted_multi_draft_2"].to_numpy() == pytest.approx(kept, abs=1e-4)
+    table = position_table(batch, by_document(batch, scores["ngram"]), held, "ngram", **LOOKUP).to_pandas()
+    ready = table["proposed"] > 0
+    assert 0 < ready.sum() < len(table)
+    assert table["emitted_multi_draft_2"].isna().all()
+    assert table.loc[ready, "accept_multi_draft_2"].equals(table.loc[ready, "accept_one_hot"])
+    assert table.loc[~ready, "accept_multi_draft_2"].isna().all()

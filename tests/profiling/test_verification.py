@@ -1,0 +1,342 @@
+"""Rules at work: whole texts follow the target's law, rounds their exact expectation, and lossy rules their own formula."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig
+
+from alphaprof.profiling.decoding.drafters import GREEDILY, OWN, Choice
+from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
+from alphaprof.profiling.models.drafts import DraftModel, PromptLookup
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
+from alphaprof.rules import parse_rule
+from alphaprof.totals.replay import Trace, expected_replay
+from tests import reference
+from tests.conftest import slow
+from tests.profiling.test_sampling import assert_follows
+from tests.tiny import llama, noisy
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+Array = np.ndarray[Any, Any]
+PROMPT = np.array([1, 0, 2], dtype=np.int32)
+EOS = 3
+LENGTH = 3
+RUNS = 2000
+CONTEXTS = 61  # rows of a table
+
+
+class Table(torch.nn.Module):
+    """A language model that looks its logits up by the whole text so far, which it knows from its cache alone."""
+
+    def __init__(self, rows: Array) -> None:
+        super().__init__()
+        self.rows = torch.from_numpy(rows.astype(np.float32))
+        self.config = LlamaConfig(vocab_size=rows.shape[1], num_hidden_layers=1, max_position_embeddings=64)
+        self.generation_config = GenerationConfig(eos_token_id=EOS)
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.factors = torch.from_numpy(np.random.default_rng(1).integers(1, CONTEXTS, 64))
+
+    def get_output_embeddings(self) -> None:
+        """None: the config says how many ids there are."""
+
+    def row(self, text: torch.Tensor) -> torch.Tensor:
+        """Which row of the table stands behind each token of a text."""
+        return ((text + 1) * self.factors[: len(text)]).cumsum(0) % CONTEXTS
+
+    def forward(self, input_ids: torch.Tensor, past_key_values: Any, use_cache: bool, logits_to_keep: int = 0) -> Any:
+        keys = input_ids[:, None, :, None].double()
+        text = past_key_values.update(keys, keys, 0)[0][0, 0, :, 0].long()
+
+        return SimpleNamespace(logits=self.rows[self.row(text)[-(logits_to_keep or input_ids.shape[1]) :]][None])
+
+
+def tables(wide: int = 5, draft_width: int = 5) -> tuple[Model, Model]:
+    """A target, and a draft that agrees with it roughly; their vocabularies may differ in size."""
+    generator = np.random.default_rng(5)
+    rows = generator.normal(0, 1.2, (CONTEXTS, 8))
+    rows[:, EOS] -= 0.7
+    drafts = rows + generator.normal(0, 0.8, rows.shape)
+    named = (("target", rows[:, :wide]), ("draft", drafts[:, :draft_width]))
+    first, second = (DraftModel(name, Table(found), "model", name) for name, found in named)
+    return first, second
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Every continuation of the target with its probability, and what rounds are expected in the mean over them."""
+
+    law: dict[tuple[int, ...], float]
+    rounds: float
+    drafted: float
+    accepted: float
+
+
+def exactly(target: Model, draft: Model, choice: Choice, gamma: int) -> Expected:
+    """By enumeration."""
+    found: dict[tuple[int, ...], float] = {}
+    sums = np.zeros(3)
+    for text, probability, kept in _texts(target, draft, choice, (), 1.0, ()):
+        found[text] = probability
+        start, stop = np.array([0]), np.array([len(text)])
+        size = len(text)
+        # Behind a token that the draft does not have it proposes nothing.
+        known = np.cumsum([0, *(token >= draft.vocabulary for token in text[:-1])]) == 0
+        trace = Trace(np.zeros(size), np.where(known, 256, 0), start, stop, np.array([LENGTH]), np.zeros(size, dtype=bool))
+        counted = expected_replay(trace, np.array(kept), np.array(kept), gamma)
+        sums += probability * np.array([counted.rounds[0], counted.drafted.sum(), counted.accepted.sum()])
+    return Expected(found, *map(float, sums))
+
+
+def _texts(target: Model, draft: Model, choice: Choice, text: tuple[int, ...], probability: float, kept: tuple) -> Any:
+    """Texts that begin like this one, with their probability and their a_t."""
+    if len(text) == LENGTH or (text and text[-1] == EOS):
+        yield text, probability, kept
+        return
+    p, q = (law(model, text, choice, model is draft) for model in (target, draft))
+    for token in np.flatnonzero(p):
+        accepted = min(1.0, q[token] / p[token]) if token < len(q) else 0.0
+        yield from _texts(target, draft, choice, (*text, int(token)), probability * p[token], (*kept, accepted))
+
+
+def law(model: Model, text: tuple[int, ...], choice: Choice, is_draft: bool = False) -> Array:
+    """The processed distribution behind prompt and text, in float64."""
+    network: Any = model.network
+    whole = torch.tensor([*PROMPT.tolist(), *text])
+    settings = choice.processing
+    if is_draft and settings is not None:
+        settings = settings.for_draft(choice.draft_processing)
+    return reference.processed(network.rows[network.row(whole)[-1]].numpy(), settings)
+
+
+def point_mass(draft: Model) -> Model:
+    """A draft with all weight on its top token: what one_hot takes its draft for."""
+    network: Any = draft.network
+    rows = network.rows.numpy()
+    return DraftModel("draft", Table(np.where(rows == rows.max(1, keepdims=True), 100.0, -100.0)), "model", "d")
+
+
+CUT = Processing(1.3, 0, 0.8)
+LAWS = [
+    # rule, gamma, processing, how the draft is processed, sizes of both vocabularies
+    ("lossless", 2, CUT, "temperature", (5, 5)),
+    ("lossless", 2, PLAIN, "same", (5, 7)),  # the draft may draw what the target does not have
+    ("one_hot", 4, PLAIN, "same", (6, 5)),
+]
+MORE_LAWS = [
+    ("lossless", 1, PLAIN, "same", (5, 5)),
+    ("lossless", 4, PLAIN, "same", (5, 5)),
+    ("lossless", 2, CUT, "same", (5, 5)),
+    ("lossless", 3, Processing(0.7, 3), "same", (5, 5)),
+    ("lossless", 2, PLAIN, "same", (5, 4)),
+    ("one_hot", 2, CUT, "same", (5, 5)),
+]
+
+
+@pytest.mark.parametrize(("rule", "gamma", "settings", "draft_processing", "sizes"), [*LAWS, *slow(MORE_LAWS)], ids=str)
+def test_texts_follow_the_law_of_the_target_and_rounds_their_expectation(
+    rule: str, gamma: int, settings: Processing, draft_processing: str, sizes: tuple[int, int]
+) -> None:
+    target, draft = tables(*sizes)
+    choice = Choice(settings, 11, draft_processing, width=max(sizes))
+    engine = Speculation(target, draft, parse_rule(rule), gamma, choice)
+    runs = [engine.decode(PROMPT, LENGTH, source_row=row) for row in range(RUNS)]
+    compared = draft if rule == "lossless" else point_mass(draft)
+    expected = exactly(target, compared, choice, gamma)
+    assert sum(expected.law.values()) == pytest.approx(1)
+    assert_law([run.ids for run in runs], expected.law)
+    counts = np.array([[len(run.drafted), run.drafted.sum(), run.accepted.sum()] for run in runs])
+    wanted = np.array([expected.rounds, expected.drafted, expected.accepted])
+    error = counts.std(0, ddof=1) / np.sqrt(RUNS)
+    assert np.all(np.abs(counts.mean(0) - wanted) <= 4 * error)
+    assert 0 < expected.accepted < expected.drafted
+
+
+def assert_law(texts: list[Array], expected: dict[tuple[int, ...], float]) -> None:
+    """A G-test of whole continuations against their probabilities."""
+    counted = Counter(tuple(text.tolist()) for text in texts)
+    assert set(counted) <= set(expected)
+    assert_follows(np.array([counted[text] for text in expected]), np.array(list(expected.values())))
+
+
+@pytest.mark.parametrize("settings", [CUT, *slow([(PLAIN,)])], ids=str)
+def test_plain_decoding_follows_the_law_of_the_target(settings: Processing) -> None:
+    target, draft = tables()
+    choice = Choice(settings, 11)
+    texts = [Plain(target, choice).decode(PROMPT, LENGTH, source_row=row).ids for row in range(RUNS)]
+    assert_law(texts, exactly(target, draft, choice, 1).law)
+
+
+@pytest.mark.slow
+def test_a_real_cache_gives_the_law_as_well() -> None:
+    """The same on networks with attention, fewer times."""
+    network = llama(seed=2, vocabulary=4, layers=2, eos_token_id=3, pad_token_id=3)
+    network.generation_config = GenerationConfig(eos_token_id=EOS)
+    target, draft = DraftModel("target", network, "model", "t"), DraftModel("draft", noisy(network, 0.3), "model", "d")
+    choice = Choice(Processing(3.0), 4)
+    engine = Speculation(target, draft, parse_rule("lossless"), 2, choice)
+    runs = [engine.decode(PROMPT, LENGTH, source_row=row) for row in range(1000)]
+    expected: dict[tuple[int, ...], float] = {}
+    for text in itertools.product(range(4), repeat=LENGTH):
+        short = text[: text.index(EOS) + 1] if EOS in text else text
+        expected[short] = chance(network, short, choice)
+    assert sum(expected.values()) == pytest.approx(1)
+    assert_law([run.ids for run in runs], expected)
+    assert 0.1 < sum(run.accepted.sum() for run in runs) / sum(run.drafted.sum() for run in runs) < 0.9
+
+
+def chance(network: Any, text: tuple[int, ...], choice: Choice) -> float:
+    """The probability of a whole text."""
+    rows = fresh(network, PROMPT, np.array(text))
+    return float(
+        np.prod([reference.processed(row, choice.processing)[token] for row, token in zip(rows, text, strict=True)])
+    )
+
+
+def fresh(network: Any, prompt: Array, text: Array) -> Array:
+    """Logits [tokens, V] that predict each token of a text, from one pass without a cache."""
+    ids = torch.from_numpy(np.concatenate([prompt, text]).astype(np.int64))[None]
+    with torch.inference_mode():
+        return network(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].numpy().astype(np.float64)
+
+
+def test_a_draft_without_a_distribution_is_kept_losslessly_by_its_probability() -> None:
+    """Prompt lookup is a point mass: lossless and one_hot are one rule, and the text is that of plain decoding."""
+    target, _ = tables()
+    prompt = np.array([0, 1, 2, 0, 1, 4, 0, 1, 2, 0, 1], dtype=np.int32)
+    lookup = PromptLookup("ngram", 2, (EOS,), 5, "float32")
+    drafted = 0
+    for row in range(30):
+        choice = Choice(CUT, 1)
+        plain = Plain(target, choice).decode(prompt, 12, source_row=row)
+        for rule in ("lossless", "one_hot"):
+            found = Speculation(target, lookup, parse_rule(rule), 3, choice).decode(prompt, 12, source_row=row)
+            assert found.ids.tolist() == plain.ids.tolist()
+            drafted += found.accepted.sum()
+    assert drafted > 20
+
+
+# Lossy rules, on networks with attention.
+NEW_TOKENS = 36
+LOSSY = ["additive_0p1", "multiplicative_0p3", "top_m_3", "typical_0p09_0p3", "trtllm_10_0p6"]
+CHOICES = [GREEDILY, Choice(Processing(1.4), 5), Choice(Processing(1.2, 0, 0.9), 6)]
+
+
+def prompt(number: int) -> Array:
+    return np.random.default_rng(100 + number).integers(0, 250, 6 + number).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Model, Model]:
+    """A target and a draft that agree on about half of the tokens, both ready to end a text."""
+    target = llama(seed=7)
+    with torch.no_grad():
+        target.lm_head.weight[256] *= 1.5
+    return DraftModel("target", target, "model", "t"), DraftModel("draft", noisy(target, 0.04), "model", "d")
+
+
+def policy(pair: tuple[Model, Model], rule: str, gamma: int, choice: Choice, prompt: Array, found: Decoded) -> Any:
+    """The tokens and rounds (drafted, accepted) that a rule's policy has along a text, from passes without a cache."""
+    ours, theirs = (fresh(model.network, prompt, found.ids) for model in pair)
+    numbers = uniforms(choice.seed, prompt, 0, len(found.ids), OWN)
+    tokens, rounds, left, accepted = [], [], 0, 0
+    for place, (target, draft) in enumerate(zip(ours, theirs, strict=True)):
+        p, q = (reference.processed(row, choice.processing) for row in (target, draft))
+        top, proposal = int(target.argmax()), int(draft.argmax())
+        own = top if choice.processing is None else int(np.searchsorted(p.cumsum(), numbers[place], side="right"))
+        better = reference.rank(target, proposal) - 1
+        kept = left > 0 and reference.accepted(p, q, top, proposal, better)[rule] == 1
+        tokens.append(proposal if kept else own)
+        accepted += kept
+        left -= 1
+        if not kept or place == len(found.ids) - 1:
+            rounds += [(gamma, accepted)] if place else []
+            left, accepted = gamma, 0
+    return tokens, rounds
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=["greedy", "sampled", "top_p"])
+@pytest.mark.parametrize("rule", LOSSY)
+def test_a_lossy_text_is_what_its_rule_writes_token_by_token(pair: tuple[Model, Model], rule: str, choice: Choice) -> None:
+    departed = 0
+    for number, gamma in enumerate([1, 2, 5]):
+        found = Speculation(*pair, parse_rule(rule), gamma, choice).decode(prompt(number), NEW_TOKENS)
+        tokens, rounds = policy(pair, rule, gamma, choice, prompt(number), found)
+        assert found.ids.tolist() == tokens
+        assert list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True)) == rounds
+        departed += found.ids.tolist() != Plain(pair[0], choice).decode(prompt(number), NEW_TOKENS).ids.tolist()
+    assert departed > 0
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=["greedy", "sampled", "top_p"])
+@pytest.mark.parametrize("rule", LOSSY)
+def test_regret_is_the_gap_to_the_top_token(pair: tuple[Model, Model], rule: str, choice: Choice) -> None:
+    target = pair[0]
+    for number in range(2):
+        engine = Speculation(*pair, parse_rule(rule), 4, choice)
+        found = engine.decode(prompt(number), NEW_TOKENS, regret=True)
+        assert found.regret is not None
+        rows = fresh(target.network, prompt(number), found.ids)
+        gaps = rows.max(1) - rows[np.arange(len(rows)), found.ids]
+        assert found.regret == pytest.approx(gaps, abs=1e-4)
+        assert (found.regret >= 0).all()
+        assert found.regret.max() > 0
+        assert engine.decode(prompt(number), NEW_TOKENS).regret is None
+        assert engine.decode(prompt(number), NEW_TOKENS).ids.tolist() == found.ids.tolist()
+        if choice == GREEDILY:
+            greedy = Plain(target).decode(prompt(number), NEW_TOKENS, regret=True)
+            assert greedy.regret is not None
+            assert (greedy.regret == 0).all()
+            first = int(np.flatnonzero(found.regret)[0])  # where the text leaves the greedy one
+            assert found.ids[:first].tolist() == greedy.ids[:first].tolist()
+            assert found.ids[first] != greedy.ids[first]
+
+
+RELAXING = [
+    ["strict", "additive_0", "additive_0p05", "additive_0p2", "additive_0p5", "additive_1"],
+    ["multiplicative_1", "multiplicative_0p6", "multiplicative_0p3", "multiplicative_0p05", "multiplicative_0"],
+    ["top_m_1", "top_m_2", "top_m_4", "top_m_30", "top_m_260"],
+    ["typical_1_1", "typical_0p3_0p3", "typical_0p09_0p3", "typical_0p01_0p1", "typical_0_0"],
+    ["trtllm_1_0p1", "trtllm_2_0p1", "trtllm_10_0p6", "trtllm_260_1"],
+]
+
+
+@pytest.mark.parametrize("rules", RELAXING, ids=lambda rules: rules[1])
+def test_relaxing_a_rule_never_accepts_less_in_the_first_round(pair: tuple[Model, Model], rules: list[str]) -> None:
+    seen = set()
+    for number in range(5):
+        found = [Speculation(*pair, parse_rule(rule), 5).decode(prompt(number), 7) for rule in rules]
+        first = [int(one.accepted[0]) for one in found]
+        assert first == sorted(first)
+        assert first[-1] == min(5, len(found[-1].ids) - 1)  # the last one of each accepts everything
+        seen |= set(first)
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize("rule", ["additive_0", "multiplicative_1", "top_m_1", "trtllm_1_1"])
+def test_a_lossy_rule_at_its_strictest_is_strict(pair: tuple[Model, Model], rule: str) -> None:
+    for number in range(4):
+        both = [Speculation(*pair, parse_rule(name), 3).decode(prompt(number), NEW_TOKENS) for name in (rule, "strict")]
+        for field in ("ids", "drafted", "accepted"):
+            assert getattr(both[0], field).tolist() == getattr(both[1], field).tolist()
+
+
+def test_no_rule_keeps_a_token_that_the_target_does_not_have(pair: tuple[Model, Model]) -> None:
+    """A draft with more ids, some of them its favourites, under rules that keep tokens of probability 0."""
+    target, _ = pair
+    network = llama(seed=7, vocabulary=280)
+    with torch.no_grad():
+        network.lm_head.weight[260:] = network.lm_head.weight[:20] * 3
+    draft = DraftModel("draft", network, "model", "d")
+    for rule in ("additive_1", "multiplicative_0", "top_m_280", "typical_0_0", "strict"):
+        found = Speculation(target, draft, parse_rule(rule), 4, Choice(width=280)).decode(prompt(1), NEW_TOKENS)
+        assert found.ids.max() < 260
+        assert found.accepted.min() < 4

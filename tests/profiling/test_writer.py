@@ -1,0 +1,293 @@
+"""The thread that writes: in order, never far behind, and an error in it ends the run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import typer
+
+from alphaprof.cli.common import interruptible
+from alphaprof.config.load import load_profile
+from alphaprof.errors import DiskFull, OutOfMemory
+from alphaprof.log import store
+from alphaprof.log.store import Run
+from alphaprof.profiling.run import pipeline
+from alphaprof.profiling.run.shards import WAITING, Writer
+from tests.profiling.test_pipeline import Silent, mixed_file, profile_file, tables
+
+PATIENCE = 30  # seconds, after which a test fails rather than hangs
+
+
+class Killed(BaseException):
+    """What no handler of ordinary errors sees."""
+
+
+def failing() -> None:
+    raise Killed
+
+
+def test_work_is_done_in_order_and_before_the_block_ends() -> None:
+    """A hundred pieces, handed over faster than they may be done, are done in the order in which they came."""
+    done: list[int] = []
+    with Writer() as writer:
+        for number in range(100):
+            writer.put(lambda number=number: done.append(number))  # type: ignore[misc]
+    assert done == list(range(100))
+
+
+def test_waiting_means_that_all_is_done() -> None:
+    """What was handed over before `wait` is done after it, while the block goes on."""
+    done: list[int] = []
+    with Writer() as writer:
+        for number in range(5):
+            writer.put(lambda number=number: done.append(number))  # type: ignore[misc]
+        writer.wait()
+        assert done == list(range(5))
+
+
+def test_no_more_than_one_piece_waits_while_one_is_done() -> None:
+    """The next `put` waits for the thread: what is measured ahead stays bounded."""
+    gate, put = threading.Event(), []
+    with Writer() as writer:
+
+        def feed() -> None:
+            for number in range(6):
+                writer.put(lambda: gate.wait(PATIENCE))  # type: ignore[arg-type, return-value]
+                put.append(number)
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        feeder.join(0.3)
+        assert len(put) <= 1 + WAITING
+        gate.set()
+        feeder.join(PATIENCE)
+    assert put == list(range(6))
+
+
+def test_the_thread_holds_on_to_nothing_that_it_has_done() -> None:
+    """A shard's arrays are free as soon as they are written, not when the next shard comes."""
+
+    class Large:
+        def write(self) -> None: ...
+
+    with Writer() as writer:
+        large = Large()
+        seen = weakref.ref(large)
+        writer.put(large.write)
+        del large
+        writer.wait()
+        gc.collect()
+        assert seen() is None
+
+
+def fed(*work: Any, then: Any) -> None:
+    """Hand over pieces of work all at once, and then do something."""
+    with Writer() as writer:
+        for piece in work:
+            writer._queue.put(piece)  # `put` would see the error of an earlier one
+        then(writer)
+
+
+def settle(writer: Writer) -> None:
+    writer._queue.join()
+
+
+def interrupt(writer: Writer) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ask", ["check", "wait", "put", "nothing"])
+def test_an_error_is_raised_by_the_next_call_and_nothing_behind_it_is_done(ask: str) -> None:
+    """By every call and by the end of the block, with the error's own type, even one that is no `Exception`."""
+    done: list[int] = []
+    reached: list[str] = []
+
+    def then(writer: Writer) -> None:
+        settle(writer)
+        if ask != "nothing":
+            getattr(writer, ask)(*([lambda: done.append(2)] if ask == "put" else []))
+            reached.append("no error was raised")
+
+    with pytest.raises(Killed):
+        fed(failing, lambda: done.append(1), then=then)
+    assert (done, reached) == ([], [])
+
+
+def test_an_error_of_the_block_is_not_hidden_and_what_was_handed_over_is_done() -> None:
+    """Ctrl-C: measured shards are written, and the interruption goes on its way, whatever the writer met."""
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        fed(lambda: done.append(1), then=interrupt)
+    assert done == [1]
+    with pytest.raises(KeyboardInterrupt):
+        fed(failing, then=interrupt)
+
+
+def test_a_first_interruption_while_the_last_piece_is_awaited_lets_it_be_done() -> None:
+    """The block has ended without an error: what was handed over is measured, and not what the user wanted to stop."""
+    done, begun = [], threading.Event()
+
+    def last() -> None:
+        begun.wait(PATIENCE)
+        time.sleep(0.2)
+        done.append(1)
+
+    def stop() -> None:
+        begun.set()
+        signal.raise_signal(signal.SIGINT)
+
+    def once(writer: Writer) -> None:
+        join, joins = writer._thread.join, iter([stop])
+        writer._thread.join = lambda: next(joins, join)()  # type: ignore[method-assign]
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fed(last, then=once)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [1]
+
+
+def test_an_interruption_after_an_error_of_the_block_waits_for_nothing() -> None:
+    """It may be the user's second."""
+    gate = threading.Event()
+    joined: list[int] = []
+
+    def stop() -> None:
+        joined.append(1)
+        raise KeyboardInterrupt
+
+    def twice(writer: Writer) -> None:
+        writer._thread.join = stop  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fed(lambda: gate.wait(PATIENCE), then=twice)
+    finally:
+        gate.set()
+    assert joined == [1]
+
+
+def test_memory_that_a_shard_lacks_is_not_told_of_models() -> None:
+    """pyarrow's error is one of memory as well, and would pass for models that do not fit."""
+
+    def large() -> None:
+        raise pa.ArrowMemoryError("malloc of size 4096 failed")
+
+    with pytest.raises(OutOfMemory, match="malloc of size 4096") as caught, Writer() as writer:
+        writer.put(large)
+    assert "shard_documents" in caught.value.hint
+
+
+def test_an_error_of_the_writer_is_a_note_to_that_of_the_block(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, and it reaches who reads the command's last words."""
+
+    def full() -> None:
+        raise DiskFull("cannot write it", "free space")
+
+    with pytest.raises(typer.Exit), interruptible(None):
+        fed(full, then=interrupt)
+    assert "note: what was measured before could not be written: cannot write it\n" in capsys.readouterr().err
+    with pytest.raises(DiskFull) as caught:
+        fed(full, then=lambda writer: writer.wait())
+    assert not hasattr(caught.value, "__notes__")
+
+
+# --- runs of tiny models ---
+
+
+@pytest.mark.models
+def test_a_full_disk_stops_the_run_at_the_next_batch_and_it_resumes(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second shard meets a full disk: the store's error ends the run, and later shards leave no file."""
+    path, out = (
+        profile_file(tmp_path, tiny, drafts={"close": {"kind": "model", "model": str(tiny / "draft")}}),
+        tmp_path / "r",
+    )
+    original, measure, measured, failed = store.write_table, pipeline.measure_shard, [], threading.Event()
+
+    def full(file: Path, *rest: Any) -> None:
+        if "00001" in file.name:
+            failed.set()
+            raise DiskFull(
+                f"cannot write {file}: No space left on device", "free space or correct its permissions, then --resume"
+            )
+        original(file, *rest)
+
+    def behind(plan: Any, index: int, *rest: Any) -> Any:
+        measured.append(index)
+        if index == 2:
+            assert failed.wait(PATIENCE)
+        return measure(plan, index, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_table", full)
+        patch.setattr(pipeline, "measure_shard", behind)
+        with pytest.raises(DiskFull, match="No space left") as caught:
+            pipeline.profile(load_profile(path), out, Silent())
+    assert "--resume" in caught.value.hint
+    assert measured == [0, 1, 2]
+    found = Run.open(out)
+    assert ([shard.index for shard in found.shards], found.manifest.status) == ([0], "running")
+    assert {file.name for file in out.rglob("part-*")} == {"part-00000.parquet"}
+    run = pipeline.profile(load_profile(path), out, Silent(), resume=True)
+    assert (run.manifest.status, run.manifest.documents) == ("complete", 15)
+
+
+@pytest.mark.models
+def test_a_run_is_the_same_as_if_every_shard_were_written_before_the_next_is_measured(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Byte for byte, and the manifest but for when it began."""
+    path = mixed_file(tmp_path, tiny)
+    options = load_profile(path)
+    behind = pipeline.profile(options, tmp_path / "behind", Silent())
+
+    def at_once(writer: Writer, work: Any) -> None:
+        work()
+
+    monkeypatch.setattr(Writer, "put", at_once)
+    at_once_run = pipeline.profile(options, tmp_path / "at_once", Silent())
+    names = [name for name in tables(behind.path) if not name.startswith("latency")]
+    assert names == list(tables(at_once_run.path))
+    for name in names:
+        assert (behind.path / name).read_bytes() == (at_once_run.path / name).read_bytes(), name
+    found, expected = (json.loads((run.path / "manifest.json").read_text()) for run in (behind, at_once_run))
+    others = {"created": "", "digest": "", "files": {name: found["files"][name] for name in names}}
+    assert {**found, **others} == {**expected, **others}
+    assert all(found["files"][name] == expected["files"][name] for name in names)
+
+
+@pytest.mark.models
+def test_what_was_left_out_is_counted_as_of_the_shard(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus is read on while a shard waits to be written; its manifest does not run ahead of its documents."""
+    rows = [{"text": "a"}, {"text": "b"}, {"text": "c" * 600}, {"text": "d"}, {"text": "e" * 600}, {"text": "f"}]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"domain": "d", "path": str(tmp_path / "data" / "some.jsonl"), "prompt": "{text}"}
+    path = profile_file(tmp_path, tiny, data=[source], shard_documents=2)
+    waiting: list[Any] = []
+    monkeypatch.setattr(Writer, "put", lambda self, work: waiting.append(work))
+    told = []
+
+    def finish(*_: object) -> None:
+        for work in waiting:  # all is read when the first is written
+            work()
+            told.append(sum(Run.open(tmp_path / "run").manifest.skipped.values()))
+
+    monkeypatch.setattr(pipeline, "_finish", finish)
+    pipeline.profile(load_profile(path), tmp_path / "run", Silent())
+    assert told == [0, 2]
+    assert [shard.documents for shard in Run.open(tmp_path / "run").shards] == [2, 2]

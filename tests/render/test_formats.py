@@ -1,0 +1,258 @@
+"""The published JSON Schemas: what commands write is what they say, in every kind of run; and anything else is not."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jsonschema
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from alphaprof.cli.app import app
+from alphaprof.cli.common import show
+from alphaprof.commands.check.build import check_decision, checked
+from alphaprof.commands.compare import compare
+from alphaprof.commands.latency import Latency
+from alphaprof.commands.predict import EngineRate, build_prediction
+from alphaprof.commands.trees import build_trees
+from alphaprof.config.load import changed_question
+from alphaprof.errors import OptionInvalid
+from alphaprof.log.run_draft import side_of
+from alphaprof.log.store import Run
+from alphaprof.render.json import Published, json_schema, published, render_json
+from alphaprof.report.build import build_report
+from alphaprof.stats.estimate import Interval
+from alphaprof.stats.formulas import RoundCost
+from tests.cli import test_docs_commands
+from tests.commands import test_rollout, test_validate
+from tests.reporting import HOSTILE
+from tests.synthetic import Domain, Recipe, interrupted, write_run
+
+MADE = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_schemas.py"))
+STORY = Domain(documents=12, temperature=0.7, continuation="sampled", alpha=0.5)
+RULES = ("strict", "lossless", "one_hot", "additive_0p1", "tree_2", "multi_draft_2")
+RECIPES = {
+    "greedy": Recipe(),
+    "sampled": Recipe({"story": STORY}, rules=RULES, lookups=("ngram",)),
+    "lossy": Recipe(rules=("additive_0p1", "typical_0p09_0p3"), decision={"rule": "additive_0p1"}),
+    "certificates": Recipe(rules=("strict", "tree_2"), certificates=True, drafts={"small": 0.0, "poor": -0.3}),
+    "both kinds, certified": Recipe({"story": STORY, "code": Domain()}, rules=("strict", "one_hot"), certificates=True),
+    "prompt lookup alone": Recipe(drafts={}, lookups=("ngram",), certificates=True),
+    "no step times": Recipe(latency=False),
+    "one document": Recipe({"code": Domain(documents=1)}),
+    "perfect draft": Recipe({"code": Domain(alpha=1.0, spread=0.0)}),
+    "hopeless draft": Recipe({"code": Domain(alpha=0.0, spread=0.0, coverage=0.0)}),
+    "off-policy": Recipe({"corpus": Domain(continuation="text", on_policy=False)}),
+    "thinking": Recipe({"code": Domain()}, thinking=0.5),
+    "hostile names": Recipe({name: Domain(documents=3) for name in HOSTILE.values() if name}),
+}
+
+
+def recorded(folder: Path) -> Callable[[str], Run]:
+    """Synthetic runs by the name of their recipe, each written once."""
+    runs: dict[str, Run] = {}
+
+    def of(name: str) -> Run:
+        if name not in runs:
+            runs[name] = write_run(folder / str(len(runs)), RECIPES[name])
+        return runs[name]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    return recorded(tmp_path_factory.mktemp("formats"))
+
+
+def judged(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads(json_schema(name)))
+
+
+def assert_valid(answer: Published) -> Any:
+    content = json.loads(render_json(answer), parse_constant=pytest.fail)
+    judged(answer.format.removeprefix("alphaprof-")).validate(content)
+    return content
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_schema_is_a_schema_and_knows_its_own_version(name: str) -> None:
+    schema = json.loads(json_schema(name))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    answer = next(answer for answer in MADE["ANSWERS"] if f"alphaprof-{name}" == answer.format)
+    assert schema["properties"]["format"]["const"] == answer.format
+    assert schema["properties"]["version"]["const"] == answer.version
+
+
+def test_every_answer_has_a_schema() -> None:
+    """Formats are what the classes of alphaprof say they write."""
+    folder = Path(__file__).parents[2] / "alphaprof"
+    formats = re.findall(
+        r'^    format: ClassVar\[str\] = "(.*)"$', "\n".join(map(Path.read_text, folder.rglob("*.py"))), re.M
+    )
+    assert sorted(formats) == [f"alphaprof-{name}" for name in published()]
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_schema_does_not_change_when_files_move(name: str) -> None:
+    """No schema names a module of the product."""
+    folder = Path(__file__).parents[2] / "alphaprof"
+    modules = {path.relative_to(folder).with_suffix("").as_posix().replace("/", ".") for path in folder.rglob("*/*.py")}
+    text = json_schema(name)
+    assert [module for module in modules if re.search(rf"\b{re.escape(module)}\b", text)] == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """An answer that the product does not know."""
+
+    format: ClassVar[str] = "alphaprof-tally"
+    version: ClassVar[int] = 3
+
+    rounds: int
+    most: float
+
+    def terminal(self, console: Console) -> None:
+        console.print(f"{self.rounds} rounds")
+
+    def csv(self) -> str:
+        return f"rounds\n{self.rounds}\n"
+
+
+def test_an_answer_is_shown_by_what_its_class_says_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its fields are its JSON, its methods its other texts: a new answer needs no other place."""
+    texts = []
+    for output in ("terminal", "json", "csv"):
+        show(Tally(4, math.inf), output)
+        show(Tally(4, math.inf), output, tmp_path / "answer")
+        texts.append(capsys.readouterr().out)
+        assert texts[-1] == (tmp_path / "answer").read_text()
+    terminal, content, table = texts
+    assert (terminal, table) == ("4 rounds\n", "rounds\n4\n")
+    assert json.loads(content) == {"format": "alphaprof-tally", "version": 3, "rounds": 4, "most": "inf"}
+
+
+def test_every_field_says_what_it_means() -> None:
+    """In a comment behind it, in the docstring of its class, or by a name that means one thing everywhere."""
+    assert MADE["undescribed"]() == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_report_of_every_kind_of_run_is_valid(runs: Callable[[str], Run], name: str) -> None:
+    assert_valid(build_report(runs(name)))
+
+
+def test_reports_of_other_questions_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
+    assert_valid(build_report(runs("greedy"), "hf", rules=["tree_3"]))
+    assert_valid(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)))
+
+
+def test_models_whose_shapes_are_known_and_other_step_times_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
+    run = test_docs_commands.with_shapes(write_run(tmp_path / "run", RECIPES["sampled"]))
+    config = changed_question(run.manifest.config, ["costs.source=roofline", "costs.accelerator=h100-sxm"])
+    content = assert_valid(build_report(run, config=config))
+    assert content["cost"]["source"] == "roofline"
+
+
+def test_nulls_and_infinities_are_there_to_be_seen(runs: Callable[[str], Run]) -> None:
+    """What the conventions are about: a null where nothing is known, and an infinite bound."""
+    report = build_report(runs("one document"))
+    unbounded = dataclasses.replace(report.traffic, speedup_of_all=Interval(1.5, 0.0, math.inf))
+    content = assert_valid(dataclasses.replace(report, traffic=unbounded))
+    assert content["traffic"]["speedup_of_all"]["high"] == "inf"
+    untimed = assert_valid(build_report(runs("no step times")))
+    assert untimed["cost"] is None
+    assert untimed["results"][0]["best_gamma"] is None
+
+
+def wrong(report: Any) -> dict[str, Any]:
+    """Reports with one mistake each."""
+    found = {}
+
+    def changed(name: str, change: Callable[[Any], object]) -> None:
+        found[name] = copy.deepcopy(report)
+        change(found[name])
+
+    def gamma(content: Any) -> Any:
+        return content["results"][0]["gammas"][0]
+
+    changed("another format", lambda content: content.update(format="alphaprof-check"))
+    changed("another version", lambda content: content.update(version=2))
+    changed("a field more", lambda content: content["traffic"].update(mood="good"))
+    changed("a field less", lambda content: content["results"][0].pop("coverage"))
+    changed("another verdict", lambda content: content["traffic"].update(verdict="MAYBE"))
+    changed("a number as text", lambda content: content["results"][0].update(coverage="0.5"))
+    changed("not a number", lambda content: gamma(content)["speedup"].update(high="nan"))
+    changed("a null that cannot be", lambda content: content["results"][0].update(documents=None))
+    changed("half a document", lambda content: content["results"][0].update(documents=0.5))
+    changed("a step of no tokens", lambda content: content["cost"]["target_ms"].update(decode=1.0))
+    changed("one number for an interval", lambda content: gamma(content).update(speedup=1.5))
+    return found
+
+
+def test_a_wrong_report_is_not_valid(runs: Callable[[str], Run]) -> None:
+    report = json.loads(render_json(build_report(runs("greedy"))))
+    accepted = [name for name, content in wrong(report).items() if judged("report").is_valid(content)]
+    assert accepted == []
+
+
+def test_checks_and_comparisons_are_valid(runs: Callable[[str], Run]) -> None:
+    run, sampled = runs("certificates"), runs("sampled")
+    assert_valid(check_decision(run))
+    least = {"alpha": ["0.5"], "acceptance_length": ["code=1.2"], "speedup": []}
+    against = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
+    for path, draft, minimums, baseline in against:
+        assert_valid(checked(path, draft, None, None if baseline else 2, minimums, baseline, 0.02, False))
+    for path, first, second in ((run.path, "small", "poor"), (sampled.path, "small", "ngram")):
+        assert_valid(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")))
+
+
+@pytest.mark.parametrize("name", ["certificates", "sampled", "one document", "off-policy"])
+def test_trees_are_valid(runs: Callable[[str], Run], name: str) -> None:
+    report = build_trees(side_of(f"{runs(name).path}:small"), [2, 4])
+    assert_valid(report)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.75, 1.0, EngineRate(0.5, 4)])
+def test_predictions_are_valid(acceptance: float | EngineRate) -> None:
+    assert_valid(build_prediction(acceptance, 0.0, RoundCost(0.3)))
+
+
+def test_what_runs_models_writes_valid_json(runs: Callable[[str], Run], tmp_path: Path) -> None:
+    """From decodings that were made up: no model runs."""
+    assert_valid(Latency.of(runs("greedy")))
+    assert_valid(Latency.of(runs("no step times")))
+    assert_valid(test_validate.compared(tmp_path))
+    assert_valid(test_rollout.built(test_rollout.rolled(), test_rollout.rolled("one_hot"), sampled=True))
+    assert_valid(test_rollout.built(test_rollout.rolled()))
+
+
+def test_the_command_prints_a_schema_or_says_which_there_are() -> None:
+    result = CliRunner().invoke(app, ["schema", "--of", "report"])
+    assert (result.exit_code, result.stdout) == (0, json_schema("report"))
+    with pytest.raises(OptionInvalid) as caught:
+        json_schema("reports")
+    assert ", ".join(published()) in caught.value.hint
+
+
+def test_comments_are_found_behind_fields_in_docstrings_and_nowhere_else() -> None:
+    source = (
+        "class Other:\n    one: int  # not this\n\n\nclass Mine:\n"
+        "    one: int  # how many, of None\n    two: (\n        float | None\n    )  # how much\n    three: str\n"
+    )
+    assert dict(MADE["trailing"](source, "Mine")) == {"one": "how many, of None", "two": "how much"}
+    said = "All. `one`: the first / `two` of 99.9 %; None else. `two[d-1]`, `three`: the\n    others. And more."
+    assert dict(MADE["mentions"](said)) == {
+        "one": "the first / `two` of 99.9 %; None else",
+        "two": "the others",
+        "three": "the others",
+    }

@@ -1,0 +1,310 @@
+"""The HTML report as text: it holds what the report says, nothing foreign, and untrusted text means nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from alphaprof.errors import ExtraMissing
+from alphaprof.render.html.figures import label
+from alphaprof.render.html.page import RESOURCES, render_html
+from alphaprof.render.wording import of_all
+from alphaprof.report import format as fmt
+from alphaprof.report.build import Report, build_report
+from tests.reporting import HOSTILE, reported
+from tests.synthetic import Domain, Recipe, rewritten, write_run
+
+SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
+RECIPES = {
+    "greedy": Recipe(drafts={"small": 0.0, "large": 0.2}, rules=("strict", "lossless", "additive_0p1")),
+    "lookup": Recipe(drafts={}, lookups=("ngram",), domains={"code": Domain(coverage=0.7)}),
+    "sampled": Recipe(domains={"code": SAMPLED}, rules=("one_hot", "lossless")),
+    "both kinds": Recipe(sources=(("code", SAMPLED),), rules=("strict", "one_hot")),
+    "off-policy": Recipe(domains={"code": Domain(on_policy=False, continuation="given")}),
+    "one document": Recipe(domains={"code": Domain(documents=1)}),
+    "no step times": Recipe(latency=False),
+    "certificates": Recipe(certificates=True, rules=("strict", "additive_0p1")),
+    "phases": Recipe(thinking=0.5),
+    "two temperatures": Recipe(
+        domains={"code": SAMPLED},
+        sources=[("code", dataclasses.replace(SAMPLED, temperature=0.5))],
+        rules=("one_hot", "lossless", "strict"),
+    ),
+    "given": Recipe(
+        domains={"code": Domain(continuation="given")},
+        sources=[("code", Domain(continuation="given", on_policy=False, alpha=0.3))],
+        rules=("strict", "additive_0p1"),
+        certificates=True,
+    ),
+    "alike": Recipe(domains={"x" * 60 + "1": Domain(), "x" * 60 + "2": Domain(alpha=0.3)}, rules=("strict", "one_hot")),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five megabytes of the library in every page would be most of the time here; the browser's tests have them."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "window.Plotly = null;")
+
+
+class Page(HTMLParser):
+    """What a page is made of: its elements, its text by element, and the scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []  # every element is closed
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "br"):
+            self._open.append(tag)
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "script":
+            about, text = self.scripts[-1]
+            self.scripts[-1] = (about, text + data)
+        elif self._open and self._open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def figures(self) -> Any:
+        (found,) = [text for about, text in self.scripts if about.get("id") == "figures"]
+        return json.loads(found, parse_constant=pytest.fail)
+
+
+def page_of(path: Path, recipe: Recipe) -> tuple[Report, Page]:
+    report = reported(path, recipe)
+    return report, Page(render_html(report))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
+    report, page = page_of(tmp_path, RECIPES[name])
+    assert report.traffic.reason[1:] in page.text
+    assert all(note.message[1:] in page.text and note.remedy[1:] in page.text for note in report.warnings)
+    for result in report.results:
+        assert fmt.share_with_interval(result.alpha) in page.text
+        best = [item for item in result.gammas if item.gamma == result.best_gamma and result.verdict]
+        assert all(fmt.interval(result.speedup, "x") in page.text for _ in best)
+        assert of_all(result) in page.text
+    assert all(f"{item.document} synthetic.jsonl {item.source_row}" in page.text for item in report.documents)
+    for facts in (report.run.target_model, *report.run.draft_models.values()):
+        assert facts.fingerprint[:12] in page.text
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_figures_are_what_the_plotting_library_knows(tmp_path: Path, name: str) -> None:
+    from plotly.graph_objects import Figure
+
+    _, page = page_of(tmp_path, RECIPES[name])
+    figures = page.figures()
+    shown = [about["data-figure"] for tag, about in page.elements if tag == "div" and "data-figure" in about]
+    assert shown == list(figures)
+    for figure in figures.values():
+        Figure(data=[{key: value for key, value in trace.items() if key != "visible"} for trace in figure["data"]],
+               layout=figure["layout"])  # fmt: skip
+
+
+def test_a_run_of_everything_has_every_figure(tmp_path: Path) -> None:
+    _, page = page_of(tmp_path, RECIPES["certificates"])
+    assert list(page.figures()) == [
+        "acceptance",
+        "speedups",
+        "causes",
+        "difficulty",
+        "certified",
+        "depths",
+        "bursts",
+        "steps",
+    ]
+
+
+def test_points_of_the_speedup_figure_are_the_reports(tmp_path: Path) -> None:
+    report, page = page_of(tmp_path, RECIPES["greedy"])
+    lines = [trace for trace in page.figures()["speedups"]["data"] if trace["mode"] == "lines+markers"]
+    timed = [result for result in report.results if any(item.speedup for item in result.gammas)]
+    assert len(lines) == len(timed)
+    for result in timed:
+        expected = [item.speedup.value for item in result.gammas if item.speedup is not None]
+        place = list(dict.fromkeys(item.domain for item in timed)).index(result.domain)
+        axis, about = "x" if place == 0 else f"x{place + 1}", {"draft": result.draft, "rule": result.rule}
+        (line,) = [trace for trace in lines if trace["meta"] == about and trace["xaxis"] == axis]
+        assert line["y"] == expected
+
+
+def points(figure: Any, about: dict[str, str] | None = None) -> list[tuple[Any, Any]]:
+    """Points of a figure's curves and marks, without the grounds of intervals."""
+    marked = [trace for trace in figure["data"] if "markers" in trace.get("mode", "")]
+    chosen = [trace for trace in marked if about is None or trace.get("meta") == about]
+    return [pair for trace in chosen for pair in zip(trace["x"], trace["y"], strict=True)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_figures_hold_every_number_of_the_report_and_no_other(tmp_path: Path, name: str) -> None:
+    report, page = page_of(tmp_path, RECIPES[name])
+    figures, results = page.figures(), report.results
+    assert sorted(x for x, _ in points(figures["acceptance"])) == sorted(item.alpha.value for item in results if item.alpha)
+    places = [y for _, y in points(figures["acceptance"])]
+    assert len(set(places)) == len(places)  # none lies on another
+    told = [(item.place, item.accepted.value) for item in report.difficulty if item.accepted is not None]
+    assert sorted(points(figures["difficulty"])) == sorted(told)
+    rounds = [item for item in results if item.gammas]
+    lasts = [max(item.gammas, key=lambda found: found.gamma) for item in rounds]
+    deep = [pair for last in lasts for values in (last.conditional, last.marginal) for pair in enumerate(values, 1)]
+    assert sorted(map(str, points(figures.get("depths", {"data": []})))) == sorted(map(str, deep))
+    bursty = [item.burstiness.value for item in rounds if item.burstiness is not None]
+    shown = figures.get("bursts", {"data": []})["data"]
+    assert sorted(x for trace in shown if "xaxis" not in trace for x in trace["x"]) == sorted(bursty)
+    if report.cost is not None:
+        (target,) = [trace for trace in figures["steps"]["data"] if "meta" not in trace]
+        assert dict(zip(target["x"], target["y"], strict=True)) == report.cost.target_ms
+    if report.certificates is not None:
+        deciles = [item for item in report.difficulty if item.axis == "margin" and item.certified is not None]
+        both = [(item.place, share.value) for item in deciles for share in (item.certified, item.accepted) if share]
+        assert sorted(points(figures["certified"])) == sorted(both)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_curve_goes_through_two_texts(tmp_path: Path, name: str) -> None:
+    _, page = page_of(tmp_path, RECIPES[name])
+    for figure in page.figures().values():
+        for trace in figure["data"]:
+            if "lines" in trace.get("mode", "") and "fill" not in trace:
+                assert trace["x"] == sorted(set(trace["x"]))
+        titles = [note["text"] for note in figure["layout"].get("annotations", [])]
+        assert len(set(titles)) == len(titles)
+
+
+def test_a_tenth_in_which_nothing_is_proposed_leaves_its_place_empty(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=12)}))
+
+    def silenced(frame: pd.DataFrame) -> None:
+        frame.loc[frame["target_margin"] < frame["target_margin"].quantile(0.3), "proposed"] = 0
+
+    report = build_report(rewritten(run, "small", silenced))
+    margins = [item for item in report.difficulty if item.axis == "margin" and item.rule == "strict"]
+    assert margins[0].accepted is None
+    found = Page(render_html(report)).figures()["difficulty"]
+    shown = [x for trace in found["data"] if trace.get("xaxis") == "x" and "fill" not in trace for x in trace["x"]]
+    assert shown == [item.place for item in margins if item.accepted is not None]
+    assert 1 not in shown
+
+
+def test_a_report_of_a_run_without_its_position_log_says_what_is_missing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(certificates=True))
+    whole = build_report(run)
+    shutil.rmtree(run.path / "positions")
+    report = build_report(run)
+    assert report.results == whole.results
+    assert (report.difficulty, report.attribution, report.certificates, report.predictability) == ((), (), None, ())
+    assert "no_log" in {note.code for note in report.warnings}
+    assert "no position log" in Page(render_html(report)).text
+
+
+def test_bars_of_the_causes_are_the_reports(tmp_path: Path) -> None:
+    report, page = page_of(tmp_path, RECIPES["greedy"])
+    every = page.figures()["causes"]["data"]
+    bars = [bar for bar in every if "draft" in bar["meta"]]
+    told = {(bar["meta"]["draft"], bar["meta"]["rule"], bar["name"]): sorted(bar["x"]) for bar in bars}
+    expected: dict[tuple[str, str, str], list[float]] = {}
+    judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
+    for item in [item for item in report.attribution if (item.draft, item.rule) in judged]:
+        for cause in item.causes:
+            expected.setdefault((item.draft, item.rule, cause.name), []).append(cause.share.value)
+    assert told == {key: sorted(values) for key, values in expected.items()}
+    assert sorted(bar["name"] for bar in every if bar not in bars) == sorted({name for _, _, name in expected})  # the legend
+
+
+def test_every_number_is_one_click_from_its_meaning(tmp_path: Path) -> None:
+    _, page = page_of(tmp_path, RECIPES["certificates"])
+    anchors = {about["id"] for _, about in page.elements if about.get("id")}
+    links = {str(about["href"])[1:] for tag, about in page.elements if tag == "a"}
+    assert links <= anchors
+    unused = {"term-round", "term-coverage", "term-concurrency"}  # with prompt lookup, and with several concurrencies
+    assert {anchor for anchor in anchors if str(anchor).startswith("term-")} - links <= unused
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_nothing_comes_from_anywhere_else(tmp_path: Path, name: str) -> None:
+    text = render_html(reported(tmp_path, RECIPES[name]))
+    page = Page(text)
+    addresses = [value for _, about in page.elements for key, value in about.items() if key in ("src", "href", "action")]
+    assert [value for value in addresses if value and not value.startswith(("#", "data:,"))] == []
+    assert "url(" not in next(iter(re.findall(r"<style>(.*?)</style>", text, re.DOTALL)))
+
+
+def test_no_script_may_run_but_the_two_of_the_page(tmp_path: Path) -> None:
+    _, page = page_of(tmp_path, Recipe())
+    policy = next(str(about["content"]) for tag, about in page.elements if tag == "meta" and "content" in about)
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    run = [text for about, text in page.scripts if about.get("type") in (None, "text/plain")]
+    assert {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run} == allowed
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert not any(key.startswith("on") for _, about in page.elements for key in about)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_change_nothing_but_their_own_text(tmp_path: Path, name: str) -> None:
+    plain = Page(render_html(reported(tmp_path / "plain", Recipe(domains={"name": Domain()}))))
+    text = render_html(reported(tmp_path / "odd", Recipe(domains={HOSTILE[name]: Domain()})))
+    page = Page(text)
+    skeleton = [(tag, sorted(about)) for tag, about in page.elements]
+    assert skeleton == [(tag, sorted(about)) for tag, about in plain.elements]
+    assert all(char.isprintable() or char == "\n" for _, script in page.scripts[:1] for char in script)
+    assert fmt.visible(fmt.short(HOSTILE[name])).split() == [
+        word for word in fmt.visible(fmt.short(HOSTILE[name])).split() if word in page.text
+    ]
+    titles = [note["text"] for note in page.figures()["speedups"]["layout"]["annotations"]]
+    assert titles == [f"<b>{label(fmt.short(HOSTILE[name]))}</b>"]
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+
+
+def test_labels_show_markup_as_it_is() -> None:
+    assert label('<a href="javascript:x">&amp;</a>') == '&lt;a href="javascript:x"&gt;&amp;amp;&lt;/a&gt;'
+
+
+def test_without_the_plotting_library_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alphaprof.render.html.page.find_spec", lambda name: None if name == "plotly" else sys)
+    with pytest.raises(ExtraMissing, match="plotly"):
+        render_html(reported(tmp_path))
+
+
+def test_files_that_are_no_modules_are_shipped() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[2]
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    shipped = {
+        path for package, names in listed.items() for name in names for path in (root / package.replace(".", "/")).glob(name)
+    }
+    files = [path for path in (root / "alphaprof").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    others = {path for path in files if path.suffix != ".py"}
+    assert shipped == others
+    assert {path.name for path in shipped} >= set(RESOURCES)

@@ -1,0 +1,185 @@
+"""What a report reads of a large position log: whole shards, spread over the run, every kind of text among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alphaprof.log.store import Run
+from alphaprof.render.json import render_json
+from alphaprof.report import build
+from alphaprof.report.build import Report, build_report
+from alphaprof.totals.documents import Documents
+from alphaprof.totals.log_sample import ENOUGH, LogPart
+from tests.reporting import codes
+from tests.synthetic import Domain, Recipe, write_run
+
+ROOT = Path(__file__).parents[2]
+RARE = Domain(documents=3, alpha=0.9)
+RECIPE = Recipe(
+    domains={"code": Domain(documents=70), "chat": Domain(documents=70, alpha=0.4), "rare": RARE},
+    sources=[("code", Domain(documents=5, temperature=1.0, continuation="sampled"))],
+    rules=("strict", "one_hot"),
+    certificates=True,
+    lookups=("lookup",),
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("part") / "run", RECIPE)
+
+
+def part_of(run: Run, limit: int | None) -> LogPart:
+    return LogPart.of(run, Documents.of(run.documents()), limit)
+
+
+@pytest.mark.parametrize("limit", [1, 500, 2000, 5000])
+def test_a_part_has_documents_of_every_kind_of_text(run: Run, limit: int) -> None:
+    """ENOUGH of each, or all there are; in whole shards, and not many more of them than the limit holds."""
+    whole, part = part_of(run, None), part_of(run, limit)
+    assert 0 < len(part.run.shards) < len(run.shards)
+    for group in whole.documents.groups:
+        (mine,) = [
+            other
+            for other in part.documents.groups
+            if (other.domain, other.continuation, other.sampling) == (group.domain, group.continuation, group.sampling)
+        ]
+        assert len(mine.rows) >= min(ENOUGH, len(group.rows))
+    numbers = [number for shard in part.run.shards for number in run.continuations(shard.index)["document"].to_pylist()]
+    assert part.documents.numbers.tolist() == numbers
+    assert part.run.manifest.documents == len(numbers)
+
+
+def test_a_part_is_spread_over_the_run(run: Run) -> None:
+    """Also where every kind of text has enough documents: neither end of the data is left out."""
+    alone = write_run(run.path.parent / "alone", Recipe(domains={"code": Domain(documents=200)}))
+    places = [shard.index for shard in part_of(alone, alone.manifest.positions // 5).run.shards]
+    assert len(places) == pytest.approx(len(alone.shards) / 5, abs=1)
+    assert np.ptp(np.diff(places)) <= 1
+    assert places[0] <= 5
+    assert places[-1] >= len(alone.shards) - 6
+
+
+def test_a_log_within_the_limit_is_read_whole(run: Run) -> None:
+    """Of as many positions as the limit, and of any size where there is none."""
+    for limit in (run.manifest.positions, None):
+        assert part_of(run, limit).run is run
+
+
+@pytest.fixture(scope="module")
+def reports(run: Run) -> tuple[Report, Report, Report]:
+    """Of the run as it is, of a part of its log, and of its whole log where a part is read otherwise."""
+    small = build_report(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "LIMIT", 500)
+        return small, build_report(run), build_report(run, whole_log=True)
+
+
+def test_a_whole_log_is_told_as_it_always_was(reports: tuple[Report, Report, Report]) -> None:
+    small, _, whole = reports
+    assert render_json(small) == render_json(whole)
+    assert small.run.log_documents == small.run.documents
+    assert "part_of_log" not in codes(small)
+
+
+def test_results_do_not_hang_on_how_much_of_the_log_is_read(reports: tuple[Report, Report, Report]) -> None:
+    """Verdicts and results rest on totals; so do the documents at either end."""
+    _, part, whole = reports
+    for name in ("traffic", "results", "documents", "cost"):
+        assert getattr(part, name) == getattr(whole, name)
+
+
+def test_what_is_told_from_a_part_says_so(reports: tuple[Report, Report, Report]) -> None:
+    """The documents and positions of every such value are those of the part, and a warning names the remedy."""
+    _, part, whole = reports
+    told = part.run.log_documents
+    assert told is not None
+    assert told < part.run.documents
+    (warning,) = [warning for warning in part.warnings if warning.code == "part_of_log"]
+    assert f"{told} of {part.run.documents} documents" in warning.message
+    assert "--whole-log" in warning.remedy
+    for some, every in ((part, whole),):
+        assert len(some.attribution) == len(every.attribution) > 0
+        for mine, other in zip(some.attribution, every.attribution, strict=True):
+            assert mine.documents <= other.documents
+            assert (mine.positions < other.positions) == (mine.documents < other.documents)
+        assert sum(item.positions for item in some.difficulty) < sum(item.positions for item in every.difficulty)
+        assert some.certificates is not None
+        assert every.certificates is not None
+        assert len(some.certificates.certificates) == len(every.certificates.certificates)
+        assert len(some.predictability) == len(every.predictability) > 0
+    for rule in ("strict",):
+        of_code = [item for item in part.attribution if (item.rule, item.draft) == (rule, "small")]
+        assert sum(item.documents for item in of_code) <= told
+
+
+def test_losses_of_a_part_are_those_of_its_documents(run: Run, reports: tuple[Report, Report, Report]) -> None:
+    """A run of these shards alone loses as much, at the same gamma."""
+    part = part_of(run, 500)
+    chosen = set(part.documents.numbers.tolist())
+    (found,) = [
+        item
+        for item in reports[1].attribution
+        if (item.domain, item.draft, item.rule, item.continuation) == ("chat", "small", "strict", "greedy")
+    ]
+    lost = positions = 0.0
+    for shard in run.shards:
+        log = run.positions("small", shard.index).to_pandas()
+        mine = log[log["document"].isin(chosen) & (log["domain"] == "chat")]
+        lost += float((1 - mine["accept_strict"] * (mine["proposed"] > 0)).sum())
+        positions += len(mine)
+    assert found.positions == positions
+    assert found.lost.value == pytest.approx(lost / positions)
+
+
+def test_a_run_without_its_log_rests_on_none(tmp_path: Path) -> None:
+    written = write_run(tmp_path / "run")
+    for path in sorted((written.path / "positions").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (written.path / "positions").rmdir()
+    report = build_report(written)
+    assert report.run.log_documents is None
+    assert "part_of_log" not in codes(report)
+
+
+def test_the_flag_reads_everything(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """--whole-log of the command, and `whole_log` of a run that was opened in Python."""
+    import alphaprof
+    from alphaprof.cli.app import app
+
+    monkeypatch.setattr(build, "LIMIT", 500)
+    told = []
+    for flags in ([], ["--whole-log"]):
+        with pytest.raises(SystemExit):
+            app(["report", str(run.path), "--format", "json", *flags])
+        told.append(json.loads(capsys.readouterr().out)["run"]["log_documents"])
+    assert told[0] < told[1] == run.manifest.documents
+    assert alphaprof.open(run.path).report(whole_log=True).run.log_documents == told[1]
+    assert dataclasses.asdict(alphaprof.open(run.path).report().run)["log_documents"] == told[0]
+
+
+LOADED = """
+import sys
+from alphaprof.cli.app import app
+try:
+    app(["report", sys.argv[1], "--format", "json", "--out", sys.argv[2]])
+except SystemExit as end:
+    assert not end.code
+heavy = {"torch", "transformers", "datasets", "pandas", "scipy.optimize", "plotly", "alphaprof.config.profile"}
+sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
+"""
+
+
+def test_a_report_loads_nothing_that_takes_longer_than_itself(run: Run, tmp_path: Path) -> None:
+    """Not even what is installed: pandas, which pyarrow looks for, would double the time of a small run."""
+    command = [sys.executable, "-c", LOADED, str(run.path), str(tmp_path / "report.json")]
+    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,667 @@
+"""Reports of synthetic runs: the numbers against the tables, the renderings against what users put into them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from rich.cells import cell_len
+from scipy import stats
+
+from alphaprof.config.load import changed_question
+from alphaprof.errors import ProfileInvalid
+from alphaprof.log.store import Run
+from alphaprof.render.answer import answer_text
+from alphaprof.render.json import render_json
+from alphaprof.render.report import ReportAnswer
+from alphaprof.report import format as fmt
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.decision import held_out
+from alphaprof.stats.estimate import Interval
+from alphaprof.totals.documents import Units, lots_of
+from alphaprof.totals.files import write_totals
+from tests import reference
+from tests.reporting import HOSTILE, as_json, as_terminal, log_of, only, recounted, reported, rows_of
+from tests.synthetic import Domain, Recipe, interrupted, write_run
+
+ROOT = Path(__file__).parents[2]
+VERDICTS = {"GO", "NO-GO", "UNDECIDED"}
+
+
+RICH = Recipe(
+    domains={
+        "code": Domain(documents=9, alpha=0.8),
+        "chat": Domain(documents=8, alpha=0.5, coverage=0.6),
+        "poetry": Domain(documents=7, alpha=0.3, on_policy=False, continuation="given"),
+    },
+    drafts={"small": 0.0, "large": 0.1},
+    seed=5,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("rich") / "run", RICH)
+
+
+@pytest.fixture(scope="module")
+def report(run: Run) -> Report:
+    return build_report(run)
+
+
+@pytest.fixture(scope="module")
+def positions(run: Run) -> pd.DataFrame:
+    return log_of(run)
+
+
+EVERY = [(domain, draft) for draft in RICH.drafts for domain in RICH.domains]
+
+
+@pytest.mark.parametrize(("domain", "draft"), EVERY)
+def test_alpha_is_that_of_the_position_log(report: Report, positions: pd.DataFrame, domain: str, draft: str) -> None:
+    rows, result = rows_of(positions, domain, draft), only(report, domain, draft)
+    assert result.alpha is not None
+    assert result.alpha.value == pytest.approx(rows["accept_strict"].mean())  # pandas leaves nulls out: no proposal
+    assert result.coverage == pytest.approx((rows["proposed"] > 0).mean())
+    assert (result.positions, result.documents) == (len(rows), rows["document"].nunique())
+    assert result.clusters == result.documents
+    assert result.alpha.low <= result.alpha.value <= result.alpha.high
+
+
+def spread(totals: Any, counts: Any) -> tuple[float, float, float]:
+    """A ratio of sums, its standard error over documents, and Student's t with its freedom at two-sided 95 %."""
+    share = totals.sum() / counts.sum()
+    correction, freedom = reference.small_sample(np.asarray(counts))
+    error = math.sqrt(correction * ((totals - share * counts) ** 2).sum()) / counts.sum()
+    return share, error, float(stats.t.ppf(0.975, freedom))
+
+
+def skewed(totals: Any, counts: Any, error: float, t: float) -> float:
+    """Johnson's correction of a bound of the ratio, relative to it: the third moment over six variances, 1 + 2 t^2 times."""
+    ratio, h = totals.sum() / counts.sum(), counts / counts.sum()
+    correction, _ = reference.small_sample(np.asarray(counts))
+    third = (math.sqrt(correction) * (totals - ratio * counts) / counts.sum()) ** 3
+    alike = 1 / (h**2).sum()
+    return float(third.sum()) * alike / (alike - 2) / (6 * error**2) * (1 + 2 * t**2) / ratio
+
+
+def test_alpha_interval_is_that_of_documents(report: Report, positions: pd.DataFrame) -> None:
+    """From sums by document, in pandas."""
+    by_document = rows_of(positions, "chat", "small").groupby("document")["accept_strict"].agg(["sum", "count"])
+    share, error, t = spread(by_document["sum"], by_document["count"])
+    half = t * error
+    alpha = only(report, "chat").alpha
+    assert alpha is not None
+    assert (alpha.low, alpha.high) == (pytest.approx(share - half, abs=1e-5), pytest.approx(share + half, abs=1e-5))
+
+
+def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.DataFrame) -> None:
+    """On the log scale, with the timing error beside that of documents, which alone counts degrees of freedom; gamma 1, so
+    that a round costs 1 or 1.05 + 0.1.
+    """
+    documents = [recounted(rows, 1) for _, rows in rows_of(positions, "chat", "small").groupby("document")]
+    tokens = np.array([one["tokens"] for one in documents])
+    drafting, time = (
+        np.array([one["with"] for one in documents]),
+        np.array([one["rounds"] + 0.15 * one["with"] for one in documents]),
+    )
+    relative, error, t = spread(time, tokens)
+    plain, verify, draft = ((time - 1.15 * drafting).sum(), 1.05 * drafting.sum(), 0.1 * drafting.sum()) / time.sum()
+    timing = 0.01 * math.sqrt((1 - plain) ** 2 + verify**2 + draft**2)
+    far = stats.norm.ppf(0.975) * timing
+    found = only(report, "chat").gammas[0].speedup
+    assert found is not None
+    skew, share = skewed(time, tokens, error, t), max(2 / len(time), 0.1)
+    near = t * error / relative
+    slower = math.log(max(math.exp(near) + max(skew, 0), 1 + share * (1.15 / relative - 1)))
+    faster = -math.log(min(math.exp(-near) - max(-skew, 0), 1 - share * (1 - 1.15 / 2 / relative)))
+    assert (found.low, found.high) == (
+        pytest.approx(math.exp(-math.hypot(slower, far)) / relative, rel=1e-5),
+        pytest.approx(math.exp(math.hypot(faster, far)) / relative, rel=1e-5),
+    )
+
+
+@pytest.mark.parametrize("gamma", RICH.gammas)
+@pytest.mark.parametrize(("domain", "draft"), [item for item in EVERY if item[0] != "poetry"])
+def test_rounds_are_those_of_the_position_log(
+    report: Report, positions: pd.DataFrame, domain: str, draft: str, gamma: int
+) -> None:
+    """Sums over documents, divided last, equal a recount token by token."""
+    again = recounted(rows_of(positions, domain, draft), gamma)
+    (found,) = [item for item in only(report, domain, draft).gammas if item.gamma == gamma]
+    accepted = again["by_depth"].sum()
+    assert found.rounds == again["rounds"]
+    assert found.tokens_per_round is not None
+    assert found.tokens_per_round.value == pytest.approx(again["tokens"] / again["rounds"])
+    assert found.acceptance_length == pytest.approx(1 + accepted / again["with"])
+    assert found.accepted_per_drafted == pytest.approx(accepted / again["drafted"])
+    assert found.marginal == pytest.approx(tuple(again["by_depth"] / again["with"]))
+    assert found.acceptance_length == pytest.approx(1 + sum(found.marginal))
+    assert found.conditional == pytest.approx(again["by_depth"] / again["tested"])
+
+
+def test_speedup_is_that_of_the_position_log(report: Report, positions: pd.DataFrame) -> None:
+    """Gamma 4 on chat, where a round drafts all or nothing: T(1) = 10, T(5) = 12, four draft steps of 1 ms."""
+    again = recounted(rows_of(positions, "chat", "small"), 4)
+    time = again["with"] * (12 + 4) + (again["rounds"] - again["with"]) * 10
+    last = only(report, "chat").gammas[-1]
+    assert last.speedup is not None
+    assert last.speedup.value == pytest.approx(10 * again["tokens"] / time)
+    assert (last.draft_cost, last.verify_cost) == pytest.approx((0.1, 1.2))
+    assert last.break_even_length == pytest.approx(time / again["rounds"] / 10)  # the mean cost of a round
+
+
+def test_every_point_stands_in_its_interval(report: Report) -> None:
+    for result in report.results:
+        intervals = [
+            result.alpha,
+            *(item.tokens_per_round for item in result.gammas),
+            *(item.speedup for item in result.gammas),
+        ]
+        assert all(one is not None and one.low < one.value < one.high for one in intervals)
+
+
+def test_run_facts_add_up(report: Report) -> None:
+    assert report.run.complete
+    assert report.run.documents == sum(item.documents for item in RICH.domains.values())
+    assert report.run.positions == sum(result.positions for result in report.results if result.draft == "small")
+
+
+def test_verdicts_follow_from_what_was_tested(report: Report) -> None:
+    """The stored verdict is the one that its bounds give."""
+    on_policy = [only(report, domain, draft) for domain, draft in EVERY if domain != "poetry"]
+    assert {result.verdict for result in on_policy} <= VERDICTS
+    assert all(result.best_gamma in RICH.gammas for result in on_policy)
+    assert all((result.documents_needed is None) or result.verdict == "UNDECIDED" for result in on_policy)
+
+
+def test_off_policy_text_has_alpha_but_no_rounds(report: Report) -> None:
+    result = only(report, "poetry")
+    assert result.alpha is not None
+    assert result.gammas == ()
+    assert (result.verdict, result.best_gamma, result.mismatches) == ("UNDECIDED", None, None)
+    assert "not defined on text that the target did not produce" in result.reason
+
+
+def test_traffic_with_off_policy_text_has_no_verdict(report: Report) -> None:
+    """A verdict on the whole traffic would be silent about a part of it."""
+    assert (report.traffic.verdict, report.traffic.speedup) == ("UNDECIDED", None)
+    assert "(poetry)" in report.traffic.reason
+    assert sum(report.traffic.weights.values()) == pytest.approx(1)
+
+
+def test_weight_zero_leaves_off_policy_text_out(tmp_path: Path) -> None:
+    weights = {"code": 0.5, "chat": 0.5, "poetry": 0.0}
+    traffic = reported(tmp_path, dataclasses.replace(RICH, decision={"weights": weights})).traffic
+    assert traffic.draft in RICH.drafts
+    assert traffic.speedup is not None
+
+
+# design.md, section 8: the least that the JSON holds.
+INTERVAL = {"value": None, "low": None, "high": None}
+KEYS: dict[str, Any] = {
+    **dict.fromkeys(("format", "version", "alphaprof", "confidence", "warnings")),
+    "run": dict.fromkeys(("path", "complete", "documents", "positions")),
+    "cost": dict.fromkeys(("source", "engine", "device", "dtype", "concurrency", "context", "overhead_ms")),
+    "traffic": {**dict.fromkeys(("verdict", "reason", "draft", "rule", "gamma")), "speedup": INTERVAL},
+}
+RESULT_KEYS: dict[str, Any] = {
+    **dict.fromkeys(
+        ("domain", "draft", "rule", "lossy", "estimator", "continuation", "on_policy", "documents", "positions")
+    ),
+    **dict.fromkeys(("coverage", "gammas", "best_gamma", "verdict", "reason")),
+    "alpha": INTERVAL,
+}
+GAMMA_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("gamma", "rounds", "tokens_per_round", "acceptance_length", "accepted_per_drafted")),
+    **dict.fromkeys(("break_even_length", "marginal", "conditional")),
+    "speedup": INTERVAL,
+}
+
+
+def missing(wanted: Mapping[str, Any], found: Any, path: str = "") -> list[str]:
+    """Keys that are not there."""
+    absent = [f"{path}{key}" for key in wanted if key not in found]
+    nested = ((key, value) for key, value in wanted.items() if isinstance(value, Mapping) and key in found)
+    return absent + [name for key, value in nested for name in missing(value, found[key], f"{path}{key}.")]
+
+
+def test_json_holds_what_was_promised(tmp_path: Path) -> None:
+    content = as_json(reported(tmp_path))
+    assert (content["format"], content["version"], content["confidence"]) == ("alphaprof-report", 1, 0.95)
+    assert missing(KEYS, content) == []
+    for result in content["results"]:
+        assert missing(RESULT_KEYS, result) == []
+        assert [name for item in result["gammas"] for name in missing(GAMMA_KEYS, item)] == []
+    assert all(set(warning) == {"code", "message", "remedy"} for warning in content["warnings"])
+
+
+def test_json_holds_the_report(report: Report) -> None:
+    """Every number of the value, where it belongs."""
+    content = as_json(report)
+    found, result = content["results"][0], report.results[0]
+    assert found["alpha"] == dataclasses.asdict(result)["alpha"]
+    assert [item["rounds"] for item in found["gammas"]] == [item.rounds for item in result.gammas]
+    assert content["cost"]["target_ms"] == {str(n): 10 + 0.5 * (n - 1) for n in range(1, 6)}
+
+
+def test_unknown_is_null_and_unbounded_is_inf(tmp_path: Path) -> None:
+    """One document: the point is known, and of its interval what step times allow: with 10.5 and 1 ms, 1.15 / 2 to 1.15."""
+    content = as_json(reported(tmp_path, Recipe(domains={"code": Domain(documents=1)})))
+    (result,) = content["results"]
+    assert (result["alpha"]["low"], result["alpha"]["high"]) == (0.0, 1.0)
+    speedup = result["gammas"][0]["speedup"]
+    assert (1 / speedup["high"], 1 / speedup["low"]) == pytest.approx((1.15 / 2, 1.15), rel=0.03)  # and their error
+    assert [(item["tokens_per_round"]["low"], item["tokens_per_round"]["high"]) for item in result["gammas"]] == [
+        (1.0, gamma + 1.0) for gamma in Recipe().gammas
+    ]
+    assert result["best_gamma"] is None or result["verdict"] == "UNDECIDED"
+    assert content["cost"]["overhead_ms"] is None
+
+
+def test_nan_never_reaches_the_json(report: Report) -> None:
+    poisoned = dataclasses.replace(report, confidence=math.nan)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        render_json(poisoned)
+
+
+@pytest.mark.parametrize("shards", [None, 3])
+def test_an_interrupted_run_gives_the_numbers_of_its_shards(
+    run: Run, report: Report, tmp_path: Path, shards: int | None
+) -> None:
+    """Without stored totals they are computed, and nothing is written; the report says that it is partial."""
+    copy = interrupted(run, tmp_path / "partial", shards)
+    before = sorted(copy.path.rglob("*"))
+    partial = build_report(copy)
+    assert sorted(copy.path.rglob("*")) == before
+    assert not partial.run.complete
+    assert "partial" in {warning.code for warning in partial.warnings}
+    assert "PARTIAL" in as_terminal(partial)
+    write_totals(copy)
+    assert build_report(copy) == partial
+    if shards is None:
+        assert (partial.results, partial.traffic) == (report.results, report.traffic)
+    else:
+        assert partial.run.documents == shards * RICH.shard_documents < report.run.documents
+
+
+def test_a_run_without_a_complete_shard_has_an_empty_report(run: Run, tmp_path: Path) -> None:
+    empty = build_report(interrupted(run, tmp_path / "empty", 0))
+    assert empty.results == ()
+    assert (empty.traffic.verdict, empty.traffic.reason) == ("UNDECIDED", "no document is complete yet")
+    assert "UNDECIDED" in as_terminal(empty)
+    assert as_json(empty)["run"]["documents"] == 0
+
+
+def test_a_domain_with_one_document_is_undecided(tmp_path: Path) -> None:
+    found = reported(tmp_path, Recipe(domains={"code": Domain(documents=12), "rare": Domain(documents=1)}))
+    assert only(found, "rare").verdict == "UNDECIDED"
+    assert "at least 5 independent documents" in only(found, "rare").reason
+    assert found.traffic.documents == 6  # of 13: those of both domains are one sample
+    assert only(found, "code").verdict in VERDICTS
+
+
+FIXED = {"draft": "small", "gamma": 2}
+
+
+def test_fixed_draft_and_gamma_are_judged_by_all_documents(tmp_path: Path) -> None:
+    found = reported(tmp_path, Recipe(decision=FIXED))
+    assert (found.traffic.draft, found.traffic.gamma, found.traffic.documents) == ("small", 2, 12)
+    assert found.traffic.speedup is not None
+    assert found.traffic.tested is not None
+    assert found.traffic.tested.value == found.traffic.speedup.value
+    assert all(result.best_gamma == 2 for result in found.results)
+    assert "held-out" not in found.traffic.reason
+
+
+def test_auto_chooses_the_better_draft_and_tests_it_on_the_other_half(tmp_path: Path) -> None:
+    recipe = Recipe(domains={"code": Domain(documents=20, alpha=0.4)}, drafts={"poor": -0.3, "good": 0.5})
+    written = write_run(tmp_path / "run", recipe)
+    traffic = build_report(written).traffic
+    assert traffic.draft == "good"
+    assert (
+        traffic.documents == sum(held_out({"code": lots_of(written.documents()["prompt_hash"].to_pylist())})["code"]) == 10
+    )
+    assert "10 independent held-out documents" in traffic.reason
+    assert traffic.tested is not None
+    assert traffic.speedup is not None
+    assert traffic.speedup_of_all is not None
+    assert traffic.tested.value == traffic.speedup.value != traffic.speedup_of_all.value  # one half, and all
+    assert traffic.speedup.low < traffic.tested.low  # two-sided, and one-sided
+
+
+def test_the_draft_that_was_asked_for_is_judged_even_if_another_is_better(tmp_path: Path) -> None:
+    recipe = Recipe(drafts={"poor": -0.3, "good": 0.2}, decision={"draft": "poor"})
+    assert reported(tmp_path, recipe).traffic.draft == "poor"
+
+
+def test_given_weights_weigh_times(tmp_path: Path) -> None:
+    """1 / (0.9 / S_code + 0.1 / S_chat) at the fixed gamma; the same for tokens per round."""
+    recipe = Recipe(decision=FIXED | {"weights": {"code": 0.9, "chat": 0.1}})
+    found = reported(tmp_path, recipe)
+    code, chat = (only(found, domain).gammas[1] for domain in ("code", "chat"))
+    assert code.speedup is not None
+    assert chat.speedup is not None
+    assert found.traffic.speedup is not None
+    assert found.traffic.speedup.value == pytest.approx(1 / (0.9 / code.speedup.value + 0.1 / chat.speedup.value))
+    assert not found.traffic.weights_observed
+    assert "shares of tokens from the profile" in as_terminal(found)
+
+
+def test_observed_weights_are_shares_of_tokens(tmp_path: Path) -> None:
+    found = reported(tmp_path)
+    size = {result.domain: result.positions for result in found.results}
+    assert found.traffic.weights == pytest.approx({domain: count / sum(size.values()) for domain, count in size.items()})
+    assert found.traffic.weights_observed
+    assert "observed shares of tokens" in as_terminal(found)
+
+
+@pytest.mark.parametrize("weights", [{"code": 1.0}, {"code": 0.5, "chat": 0.3, "maths": 0.2}])
+def test_weights_for_other_domains_give_no_verdict(tmp_path: Path, weights: dict[str, float]) -> None:
+    found = reported(tmp_path, Recipe(decision={"weights": weights}))
+    (odd,) = set(weights) ^ {"code", "chat"}
+    assert found.traffic.verdict == "UNDECIDED"
+    assert f"({odd})" in found.traffic.reason
+
+
+def test_without_step_times_acceptance_is_reported_alone(tmp_path: Path) -> None:
+    found = reported(tmp_path, Recipe(latency=False))
+    assert found.cost is None
+    assert {result.verdict for result in found.results} == {"UNDECIDED"}
+    assert "no step times" in found.traffic.reason
+    assert "no_step_times" in {warning.code for warning in found.warnings}
+    for item in only(found, "code").gammas:
+        assert item.tokens_per_round is not None
+        assert (item.speedup, item.break_even_length, item.draft_cost, item.verify_cost) == (None, None, None, None)
+    assert as_json(found)["cost"] is None
+    assert "UNDECIDED" in as_terminal(found)
+
+
+def test_the_engine_free_answer_needs_no_step_times(tmp_path: Path) -> None:
+    """Where draft and gamma are fixed, tokens per round of the traffic are known all the same."""
+    traffic = reported(tmp_path, Recipe(latency=False, decision=FIXED)).traffic
+    assert (traffic.verdict, traffic.draft, traffic.gamma) == ("UNDECIDED", "small", 2)
+    assert traffic.tokens_per_round is not None
+    assert (traffic.speedup, traffic.break_even_length) == (None, None)
+
+
+def test_a_domain_with_two_kinds_of_own_text_counts_both(tmp_path: Path) -> None:
+    """Two results, kept apart by name; the traffic rests on the documents of both."""
+    recipe = Recipe(
+        domains={"code": Domain(documents=6)},
+        sources=[("code", Domain(documents=5, continuation="given"))],
+        decision=FIXED,
+    )
+    found = reported(tmp_path, recipe)
+    assert [(result.continuation, result.documents) for result in found.results] == [("greedy", 6), ("given", 5)]
+    assert found.traffic.documents == 11
+    text = as_terminal(found, 150)
+    assert "code (greedy)" in text
+    assert "code (given)" in text
+
+
+@pytest.mark.parametrize(
+    "options", [{"clusters": ["a", "a", "b", "b", "c", None]}, {"prompts": ["a", "a", "b", "b", "c", "d"]}]
+)
+def test_dependent_documents_count_as_one(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Documents of one conversation, and documents with equal prompts."""
+    found = reported(tmp_path, Recipe(domains={"code": Domain(documents=6, **options)}, decision=FIXED))
+    result = only(found, "code")
+    assert (result.documents, result.clusters, found.traffic.documents) == (6, 4, 4)
+    assert "4 of 6" in as_terminal(found)
+    assert "there are 4" in result.reason
+    apart = only(reported(tmp_path / "apart", Recipe(domains={"code": Domain(documents=6)}, decision=FIXED)), "code")
+    assert result.alpha is not None
+    assert apart.alpha is not None
+    assert result.alpha.value == apart.alpha.value
+    assert (result.alpha.low, result.alpha.high) != (apart.alpha.low, apart.alpha.high)
+
+
+def test_a_conversation_in_two_domains_counts_once(tmp_path: Path) -> None:
+    names = [f"conversation {index}" for index in range(6)]
+    domains = {name: Domain(documents=6, clusters=names) for name in ("code", "chat")}
+    assert reported(tmp_path, Recipe(domains=domains, decision=FIXED)).traffic.documents == 6
+
+
+def test_documents_of_one_token_have_no_rounds(tmp_path: Path) -> None:
+    """Prefill emits the only token: alpha is known, and nothing about rounds."""
+    found = reported(tmp_path, Recipe(domains={"yes": Domain(shortest=1, longest=1)}))
+    result = only(found, "yes")
+    assert result.alpha is not None
+    assert result.verdict == "UNDECIDED"
+    for item in result.gammas:
+        assert item.rounds == 0
+        assert (item.tokens_per_round, item.speedup, item.acceptance_length, item.accepted_per_drafted) == (None,) * 4
+        assert set(item.marginal) | set(item.conditional) == {None}
+    assert "n/a" in as_terminal(found)
+    as_json(found)
+
+
+def test_a_draft_without_any_proposal_has_no_alpha(tmp_path: Path) -> None:
+    found = reported(tmp_path, Recipe(domains={"code": Domain(documents=20, coverage=0.0)}))
+    result = only(found, "code")
+    assert (result.alpha, result.coverage) == (None, 0.0)
+    assert result.gammas[0].tokens_per_round is not None
+    assert result.gammas[0].tokens_per_round.value == 1.0
+    assert result.gammas[0].speedup is not None
+    assert result.gammas[0].speedup.value == pytest.approx(1.0)
+    assert (result.gammas[0].acceptance_length, result.gammas[0].accepted_per_drafted) == (None, None)
+    as_json(found)
+
+
+@pytest.mark.parametrize(("alpha", "verdict"), [(0.9, "GO"), (0.05, "NO-GO")])
+def test_clear_cases_are_clear(tmp_path: Path, alpha: float, verdict: str) -> None:
+    found = reported(tmp_path, Recipe(domains={"code": Domain(documents=30, alpha=alpha, spread=0.03)}))
+    assert found.traffic.verdict == verdict
+    assert found.traffic.reason.startswith("by step times measured here in alphaprof's own loop")
+    assert only(found, "code").verdict == verdict
+
+
+def test_verification_that_seems_free_is_doubted(tmp_path: Path) -> None:
+    found = reported(tmp_path, Recipe(extra_ms=-0.5))
+    assert "slow_baseline" in {warning.code for warning in found.warnings}
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_names_from_the_data_are_harmless(tmp_path: Path, name: str) -> None:
+    """Only printable characters and line ends reach a terminal, markup is text, and JSON holds the name as it is."""
+    found = reported(tmp_path, Recipe(domains={name: Domain(), "chat": Domain(documents=1)}))
+    text = as_terminal(found)
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert max(map(cell_len, text.splitlines())) <= 100
+    assert len(text) < 20_000
+    shown = re.sub(r"\s|[^\x20-\x7e]", "", text)
+    beginning = re.sub(r"\s", "", "".join(char if char.isprintable() else repr(char)[1:-1] for char in name[:20]))
+    assert re.sub(r"[^\x20-\x7e]", "", beginning) in shown
+    rendered = render_json(found)
+    assert rendered.isascii()
+    assert {result["domain"] for result in json.loads(rendered)["results"]} == {name, "chat"}
+    assert name in json.loads(rendered)["traffic"]["weights"]
+
+
+MANY = Recipe(
+    domains={
+        f"domain-{index}-{'abcdefghij'[index] * 3 * index}": Domain(documents=4, alpha=0.1 * index) for index in range(9)
+    },
+    drafts={"small": 0.0, "large": 0.1},
+    gammas=tuple(range(1, 13)),
+)
+
+
+@pytest.mark.parametrize("width", [100, 150])
+def test_terminal_shows_every_domain_verdict_and_number(tmp_path: Path, width: int) -> None:
+    """Nothing is cut off, whatever the width: a number that ends in an ellipsis is another number."""
+    found = reported(tmp_path, MANY)
+    text = as_terminal(found, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for draft in MANY.drafts:
+        start = text.index(f"draft {draft}, rule strict: by domain")
+        table = text[start : text.index("tokens per round / speedup", start)]
+        for result in (item for item in found.results if item.draft == draft):
+            line = next(line for line in table.splitlines() if result.domain[:12] in line)
+            assert re.search(rf"\b{result.verdict}\b", line)
+    for result in found.results:
+        assert all(fmt.number(item.tokens_per_round.value) in text for item in result.gammas if item.tokens_per_round)
+        assert result.alpha is not None
+        assert f"[{fmt.share(result.alpha.low, 2)}, {fmt.share(result.alpha.high, 2)}]" in text
+    assert found.traffic.verdict in text
+
+
+def test_terminal_states_definitions_and_level(report: Report) -> None:
+    text = as_terminal(dataclasses.replace(report, confidence=0.995))
+    assert "99.5% intervals" in text
+    for word in ("alpha:", "tokens/round:", "break-even:", "speedup:", "verdict:"):
+        assert word in text
+
+
+@pytest.mark.parametrize("output", ["terminal", "json"])
+def test_rendered_text_holds_no_colour_where_stdout_is_no_terminal(report: Report, output: str) -> None:
+    text = answer_text(ReportAnswer.of(report), output)
+    assert "\x1b" not in text
+    assert text.endswith("\n")
+    assert (json.loads(text)["format"] == "alphaprof-report") if output == "json" else ("verdict" in text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "n/a"), (0.0, "0.000"), (0.0004, "<0.001"), (0.0005001, "0.001"), (0.5, "0.500"), (0.9994, "0.999"),
+     (0.9996, ">0.999"), (1.0, "1.000")],
+)  # fmt: skip
+def test_shares_are_not_rounded_to_certainty(value: float | None, text: str) -> None:
+    assert fmt.share(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0%"), (0.004, "<1%"), (0.006, "1%"), (0.5, "50%"), (0.994, "99%"), (0.996, ">99%"), (1.0, "100%")],
+)
+def test_percentages_are_not_rounded_to_certainty(value: float, text: str) -> None:
+    assert fmt.percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "n/a"), (0.0, "0.00x"), (0.004, "<0.01x"), (0.006, "0.01x"), (1.8249, "1.82x"), (math.inf, "infx")],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert fmt.number(value, unit="x") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "n/a"),
+        (Interval(1.8, 1.7, 1.9), "1.80x [1.70, 1.90]"),
+        (Interval(1.8, 0.0, math.inf), "1.80x [0.00, inf]"),
+    ],
+)
+def test_intervals_stand_beside_their_value(value: Interval | None, text: str) -> None:
+    assert fmt.interval(value, "x") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "n/a"), (Interval(0.78, 0.74, 0.81), "0.780 [0.74, 0.81]"), (Interval(1.0, 0.998, 1.0), "1.000 [>0.99, 1.00]")],
+)
+def test_share_intervals(value: Interval | None, text: str) -> None:
+    assert fmt.share_with_interval(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.95, "95%"), (0.995, "99.5%"), (0.999, "99.9%"), (0.57, "57%")])
+def test_levels_keep_their_digits(value: float, text: str) -> None:
+    assert fmt.level(value) == text
+
+
+def test_counts_are_readable() -> None:
+    assert fmt.count(1234567) == "1,234,567"
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # any import of torch fails
+from pathlib import Path
+from alphaprof.report.build import build_report
+from alphaprof.render.answer import answer_text
+from alphaprof.render.report import ReportAnswer
+from alphaprof.log.store import Run
+from tests.synthetic import interrupted, write_run
+run = write_run(Path(sys.argv[1]) / "run")
+for one in (Run.open(run.path), interrupted(run, Path(sys.argv[1]) / "partial")):
+    for output in ("terminal", "json"):
+        print(len(answer_text(ReportAnswer.of(build_report(one)), output)))
+sys.exit(", ".join({"transformers", "datasets", "pydantic"} & set(sys.modules)) or 0)
+"""
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    """Right of the log nothing imports torch: a laptop without it builds the whole report, partial runs included."""
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) == 4
+
+
+def documents_of(prompts: list[str], clusters: list[str | None]) -> pa.Table:
+    return pa.table({"prompt_hash": prompts, "cluster": pa.array(clusters, pa.string())})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "clusters", "expected"),
+    [
+        (["a", "b", "c"], [None, None, None], [0, 1, 2]),
+        (["a", "a", "b"], [None, None, None], [0, 0, 1]),  # the same prompt twice is one observation
+        (["a", "b", "c"], ["x", "x", None], [0, 0, 1]),
+        (["a", "a", "b"], ["x", "y", "y"], [0, 0, 0]),  # connected through the prompt and through the cluster
+        (["a", "b", "a", "c", "d"], ["x", "y", "z", "z", None], [0, 1, 0, 0, 2]),
+    ],
+)
+def test_documents_that_share_a_cluster_or_a_prompt_are_one_unit(
+    prompts: list[str], clusters: list[str | None], expected: list[int]
+) -> None:
+    found = Units.of(documents_of(prompts, clusters)).codes.tolist()
+    order = list(dict.fromkeys(found))
+    assert [order.index(unit) for unit in found] == expected
+
+
+def test_a_go_that_rests_on_a_slow_baseline_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(decision={"min_speedup": 0.1, "gamma": 2, "draft": "small"}))
+    table = run.latency().to_pandas()
+    table.loc[(table["model"] == "target") & (table["tokens"] == 3), "median_ms"] = 0.5 * table["median_ms"][0]
+    run.write_latency(pa.Table.from_pandas(table, schema=run.latency().schema, preserve_index=False))
+    report = build_report(run)
+    found = [result for result in report.results if result.draft == "small" and result.verdict == "GO"]
+    assert found
+    assert all("decoding is slow here (v = 0.50 < 1)" in result.reason for result in found)
+    assert "slow_baseline" in {warning.code for warning in report.warnings}
+
+
+def test_step_times_at_another_context_are_pointed_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    report = build_report(run)
+    assert report.run.mean_context is not None
+    ratio = report.run.mean_context / report.cost.context
+    assert ("other_context" in {warning.code for warning in report.warnings}) == (not 0.5 <= ratio <= 2)
+
+
+def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    whole = run.manifest.config
+    config = changed_question(whole, ["decision.min_speedup=50", "decision.confidence=0.9"])
+    report = build_report(run, config=config)
+    assert (report.traffic.min_speedup, report.confidence) == (50, 0.9)
+    assert {result.verdict for result in report.results if result.on_policy} == {"NO-GO"}
+    with pytest.raises(ProfileInvalid, match=r"decision\.\* and costs\.\* only"):
+        changed_question(whole, ["target.dtype=float32"])

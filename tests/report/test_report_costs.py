@@ -1,0 +1,480 @@
+"""Step times in reports: every source, every concurrency, whole requests and single documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from alphaprof.cli.app import app
+from alphaprof.commands.latency import Latency
+from alphaprof.config.load import changed_question, load_profile
+from alphaprof.costs.cost_model import RooflineSetting
+from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.steps import StepTable
+from alphaprof.errors import CostsUnreadable, ProfileInvalid
+from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
+from alphaprof.log.store import Run
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.model import AtConcurrency, GammaResult
+from alphaprof.report.speeds import pays_up_to
+from tests.costs.test_roofline import LLAMA, QWEN3
+from tests.profiling.test_pipeline import profile_file
+from tests.reporting import as_json, as_terminal, codes, only
+from tests.synthetic import Domain, Recipe, stored_totals, write_run
+
+RECIPE = Recipe(
+    domains={"code": Domain(documents=8, alpha=0.8), "chat": Domain(documents=8, alpha=0.4)},
+    drafts={"small": 0.0},
+    lookups=("ngram",),
+    gammas=(1, 3),
+    timing_error=0.0,
+)
+
+
+def step(model: str, kind: str, tokens: int, batch: int, context: int, ms: float) -> dict[str, Any]:
+    return {
+        "model": model,
+        "step": kind,
+        "tokens": tokens,
+        "batch": batch,
+        "context": context,
+        "median_ms": ms,
+        "p10_ms": ms,
+        "p90_ms": ms,
+        "relative_error": 0.0,
+        "repeats": 5,
+        "mode": "eager",
+        "rounds_ms": [],
+    }
+
+
+def verified(tokens: int, batch: int, context: int) -> float:
+    """Verification gets dearer with the batch, and everything with the context."""
+    return 10 + 0.1 * batch * (tokens - 1) + context / 100
+
+
+def rows(batches: tuple[int, ...] = (1, 16, 64), contexts: tuple[int, ...] = (8, 2008)) -> list[dict[str, Any]]:
+    found = []
+    for batch in batches:
+        for context in contexts:
+            found += [
+                step("target", "decode" if n == 1 else "verify", n, batch, context, verified(n, batch, context))
+                for n in range(1, 5)
+            ]
+            found += [
+                step("target", "bookkeeping", 1, batch, context, 0.25),
+                step("small", "bookkeeping", 1, batch, context, 0.5),
+            ]
+            found += [step("small", "draft", 1, batch, context, 1.0), step("small", "draft", 2, batch, context, 1.5)]
+            found.append(step("ngram", "lookup", 1, batch, context, 0.1))
+    for model, ms in (("target", 20.0), ("small", 4.0)):
+        found += [step(model, "prefill", 2, 1, 0, ms), step(model, "prefill", 1002, 1, 0, 11 * ms)]
+    return found
+
+
+def timed(path: Path, table: list[dict[str, Any]] | None = None, recipe: Recipe = RECIPE, **costs: Any) -> Run:
+    """A synthetic run with these step times."""
+    run = write_run(path, recipe)
+    run.write_latency(pa.Table.from_pylist(table or rows(), schema=arrow_schema(LATENCY_COLUMNS)))
+    settings = {"source": "measured", "concurrency": [1, 16, 64], "context": [8, 2008], "repeats": 5, "mode": "eager"}
+    run.write_manifest(dataclasses.replace(run.manifest, config=run.manifest.config | {"costs": settings | costs}))
+    return Run.open(path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return timed(tmp_path_factory.mktemp("costs") / "run")
+
+
+@pytest.fixture(scope="module")
+def report(run: Run) -> Report:
+    return build_report(run)
+
+
+def totals(run: Run, domain: str, draft: str) -> pd.DataFrame:
+    """Strict totals of a domain's documents, with what is known of them."""
+    frame = stored_totals(run, draft)
+    frame = frame[frame["rule"].astype(str) == "strict"].merge(run.documents().to_pandas(), on="document")
+    return frame[frame["domain"].astype(str) == domain]
+
+
+def context_of(run: Run) -> float:
+    documents = run.documents().to_pandas()
+    length = documents["continuation_tokens"]
+    return float(((documents["prompt_tokens"] + length / 2) * length).sum() / length.sum())
+
+
+def spent_of(run: Run, domain: str, draft: str, gamma: int, batch: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Decode times in ms of each document with the draft and without, one round after the other."""
+    frame, context = totals(run, domain, draft), context_of(run)
+    with_draft, plain = [], []
+    for _, row in frame.iterrows():
+        depths = np.append(row[f"drafted_depths_{gamma}"], 0.0)
+        ms = (row[f"rounds_{gamma}"] - depths[0]) * (verified(1, batch, context) + (0.1 if draft == "ngram" else 0.0))
+        for drafted in range(1, gamma + 1):
+            count = depths[drafted - 1] - depths[drafted]
+            own = 0.1 + 0.25 if draft == "ngram" else drafted * 1.0 + 0.25 + 0.5
+            ms += count * (own + verified(drafted + 1, batch, context))
+        if draft == "small":
+            ms += row[f"accepted_depths_{gamma}"][-1] * 0.5
+        with_draft.append(ms)
+        plain.append(row["tokens"] * verified(1, batch, context))
+    return np.array(with_draft), np.array(plain)
+
+
+def at(report: Report, domain: str, draft: str, gamma: int) -> GammaResult:
+    return next(item for item in only(report, domain, draft, "strict").gammas if item.gamma == gamma)
+
+
+@pytest.mark.parametrize("draft", ["small", "ngram"])
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_times_are_interpolated_at_the_documents_context_and_every_part_of_a_round_is_charged(
+    run: Run, report: Report, draft: str, gamma: int
+) -> None:
+    for domain in ("code", "chat"):
+        spent, plain = spent_of(run, domain, draft, gamma, 1)
+        found = at(report, domain, draft, gamma)
+        assert found.speedup is not None
+        assert found.speedup.value == pytest.approx(plain.sum() / spent.sum())
+        each = plain / spent
+        assert found.of_documents is not None
+        assert dataclasses.astuple(found.of_documents) == pytest.approx(
+            (*np.percentile(each, [10, 50, 90]), (each < 1).mean())
+        )
+
+
+def test_speedups_at_every_concurrency(run: Run, report: Report) -> None:
+    result = only(report, "code", "small", "strict")
+    assert [item.concurrency for item in result.concurrencies] == [1, 16, 64]
+    for item in result.concurrencies:
+        values = []
+        for gamma, speedup in zip(item.gammas, item.speedups, strict=True):
+            spent, plain = spent_of(run, "code", "small", gamma, item.concurrency)
+            assert speedup is not None
+            assert speedup.value == pytest.approx(plain.sum() / spent.sum())
+            assert speedup.low < speedup.value < speedup.high
+            values.append(speedup.value)
+        assert item.best_gamma == item.gammas[int(np.argmax(values))]
+    one = result.concurrencies[0]
+    assert one.speedups == tuple(item.speedup for item in result.gammas)
+    assert one.request_speedups == tuple(item.request_speedup for item in result.gammas)
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, report: Report, batch: int) -> None:
+    frame = totals(run, "code", "small")
+    prompts = frame["prompt_tokens"].to_numpy()
+    reading = 20 * (1 + 10 * (prompts - 2) / 1000)
+    spent, plain = spent_of(run, "code", "small", 3, batch)
+    expected = (reading + plain / batch).sum() / (reading * 1.2 + spent / batch).sum()
+    item = next(one for one in only(report, "code", "small", "strict").concurrencies if one.concurrency == batch)
+    found = item.request_speedups[1]
+    assert found is not None
+    assert found.value == pytest.approx(expected)
+    # Prompt lookup reads nothing.
+    spent, plain = spent_of(run, "code", "ngram", 3, batch)
+    item = next(one for one in only(report, "code", "ngram", "strict").concurrencies if one.concurrency == batch)
+    found = item.request_speedups[1]
+    assert found is not None
+    assert found.value == pytest.approx((reading + plain / batch).sum() / (reading + spent / batch).sum())
+
+
+def test_what_the_textbook_formula_would_have_said(run: Run, report: Report) -> None:
+    result = only(report, "code", "small", "strict")
+    found = at(report, "code", "small", 3)
+    assert result.alpha is not None
+    alpha, context = result.alpha.value, context_of(run)
+    ms = 3 * 1.0 + verified(4, 1, context) + 0.75
+    assert found.full_round_cost == pytest.approx(ms / verified(1, 1, context))
+    # A share of alpha^3 of its rounds would be full, and the next step half a millisecond longer.
+    cost = (ms + 0.5 * alpha**3) / verified(1, 1, context)
+    assert found.iid_speedup == pytest.approx((1 + alpha + alpha**2 + alpha**3) / cost)
+    assert found.speedup is not None
+    assert found.iid_speedup_error == pytest.approx(found.iid_speedup / found.speedup.value - 1)
+
+
+def line(concurrency: int, *values: float | None) -> AtConcurrency:
+    from alphaprof.stats.estimate import Interval
+
+    intervals = tuple(None if value is None else Interval(value, value, value) for value in values)
+    return AtConcurrency(concurrency, tuple(range(1, len(values) + 1)), intervals, (), None)
+
+
+@pytest.mark.parametrize(
+    ("found", "last"),
+    [
+        ([line(1, 1.5, 1.4), line(8, 0.9, 1.01), line(32, 0.9, 0.8), line(64, 1.2, 1.1)], 8),
+        ([line(1, 0.9, 0.99)], None),
+        ([line(1, 1.5), line(8, None), line(32, 1.5)], 1),
+        ([line(1, 1.0), line(8, 1.0)], 8),
+        ([], None),
+    ],
+)
+def test_it_pays_up_to_the_last_concurrency_before_the_first_that_loses(
+    found: list[AtConcurrency], last: int | None
+) -> None:
+    assert pays_up_to(found) == last
+
+
+def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> None:
+    config = run.manifest.config
+    report = build_report(
+        run, config=config | {"decision": config["decision"] | {"concurrency": 64, "draft": "small", "gamma": 3}}
+    )
+    spent, plain = spent_of(run, "code", "small", 3, 64)
+    found = at(report, "code", "small", 3).speedup
+    assert found is not None
+    assert found.value == pytest.approx(plain.sum() / spent.sum())
+    assert report.cost is not None
+    assert report.cost.concurrency == 64
+    between = build_report(run, config=config | {"decision": config["decision"] | {"concurrency": 40}})
+    assert between.cost is not None
+    assert between.cost.target_ms[4] == pytest.approx(verified(4, 40, context_of(run)))
+
+
+def test_a_concurrency_outside_has_no_times_and_the_reason_says_so(run: Run) -> None:
+    config = run.manifest.config
+    report = build_report(run, config=config | {"decision": config["decision"] | {"concurrency": 65}})
+    assert report.traffic.verdict == "UNDECIDED"
+    assert "batch 65 lies outside" in report.traffic.reason
+    assert all(item.speedup is None for result in report.results for item in result.gammas)
+    assert as_terminal(report)
+    with pytest.raises(ProfileInvalid, match=r"decision.concurrency 65 lies outside costs.concurrency"):
+        changed_question(config, ["decision.concurrency=65"])
+
+
+def test_a_context_outside_takes_the_nearest_and_a_note_says_so(tmp_path: Path) -> None:
+    report = build_report(timed(tmp_path / "run", rows(contexts=(1000, 2000)), context=[1000, 2000]))
+    assert report.cost is not None
+    assert (report.cost.context, report.cost.contexts) == (1000, (1000, 2000))
+    assert report.cost.target_ms[1] == verified(1, 1, 1000)
+    assert "other_context" in codes(report)
+    assert "timed at 1000, 2000; documents:" in as_terminal(report)
+
+
+def test_prompts_longer_than_any_that_was_timed_are_told(tmp_path: Path) -> None:
+    short = [row | {"tokens": row["tokens"] // 500 + 1} if row["step"] == "prefill" else row for row in rows()]
+    report = build_report(timed(tmp_path / "run", short))
+    assert "beyond_prefill" in codes(report)
+    assert report.cost is not None
+    assert 0 < (report.cost.beyond_prefill or 0) <= 1
+    without = build_report(timed(tmp_path / "none", [row for row in rows() if row["step"] != "prefill"]))
+    assert at(without, "code", "small", 3).request_speedup is None
+    assert without.cost is not None
+    assert without.cost.beyond_prefill is None
+
+
+def test_a_table_without_contexts_stands_for_all(tmp_path: Path) -> None:
+    run = timed(tmp_path / "run")
+    table = tmp_path / "own.csv"
+    table.write_text(
+        "model,tokens,ms\n" + "".join(f"target,{n},{9 + n}\n" for n in range(1, 5)) + "small,1,1\nngram,1,0.1\n"
+    )
+    report = build_report(run, config=changed_question(run.manifest.config, ["costs.source=table", f"costs.path={table}"]))
+    assert "other_context" in codes(report)
+    found = at(report, "code", "small", 3)
+    assert found.full_round_cost == pytest.approx((3 + 13) / 10)
+
+
+def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
+    part = [row for row in rows() if not (row["model"] == "ngram" and row["batch"] == 1)]
+    report = build_report(timed(tmp_path / "run", part))
+    assert at(report, "code", "ngram", 3).speedup is None
+    assert "lookup of draft ngram" in only(report, "code", "ngram", "strict").reason
+    assert [item.concurrency for item in only(report, "code", "ngram", "strict").concurrencies] == [16, 64]
+    assert at(report, "code", "small", 3).speedup is not None
+    assert report.traffic.verdict == "UNDECIDED"
+
+
+def test_a_latency_table_without_a_decode_step_is_none(tmp_path: Path) -> None:
+    report = build_report(timed(tmp_path / "run", [row for row in rows() if row["step"] == "prefill"]))
+    assert report.cost is None
+    assert "no_step_times" in codes(report)
+
+
+def test_times_of_one_batch_make_no_table_of_concurrencies(tmp_path: Path) -> None:
+    report = build_report(timed(tmp_path / "run", rows(batches=(1,)), concurrency=[1]))
+    assert all(result.concurrencies == () for result in report.results)
+    assert report.traffic.concurrencies == ()
+    assert "sequences decoded at a time" not in as_terminal(report)
+
+
+# --- other sources ---
+
+
+def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False))
+    run.write_manifest(dataclasses.replace(run.manifest, config=run.manifest.config | {"costs": {"source": "none"}}))
+    run = Run.open(run.path)
+    plain = build_report(run)
+    assert (plain.cost, plain.traffic.verdict, plain.traffic.speedup) == (None, "UNDECIDED", None)
+    assert all(result.alpha is not None and result.gammas[0].tokens_per_round is not None for result in plain.results)
+    (warning,) = [item for item in plain.warnings if item.code == "no_step_times"]
+    assert "no step times were asked for (costs.source: none)" in warning.message
+    assert "--set costs.source=table" in warning.remedy
+    assert warning.message in " ".join(as_terminal(plain).split())
+    path = tmp_path / "own.csv"
+    path.write_text(Latency.of(timed(tmp_path / "timed")).csv())
+    config = changed_question(run.manifest.config, ["costs.source=table", f"costs.path={path}"])
+    later = build_report(run, config=config)
+    assert later.cost is not None
+    assert later.traffic.speedup is not None
+    assert "no_step_times" not in codes(later)
+    with pytest.raises(ProfileInvalid, match="step times are measured during a run"):
+        changed_question(run.manifest.config, ["costs.source=measured"])
+
+
+def test_a_report_may_leave_measured_times_out(run: Run) -> None:
+    report = build_report(run, config=changed_question(run.manifest.config, ["costs.source=none"]))
+    assert report.cost is None
+    assert "no step times were asked for" in " ".join(as_terminal(report).split())
+
+
+def values(report: Report) -> list[Any]:
+    return [as_json(report)["results"], as_json(report)["traffic"]["speedup"], as_json(report)["traffic"]["concurrencies"]]
+
+
+def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, report: Report, tmp_path: Path) -> None:
+    """What `alphaprof latency --format csv` writes is what `costs.path` reads."""
+    path = tmp_path / "h100.csv"
+    path.write_text(Latency.of(run).csv())
+    found = CliRunner().invoke(
+        app, ["report", str(run.path), "--format", "json", "--set", "costs.source=table", "--set", f"costs.path={path}"]
+    )
+    assert found.exit_code == 0, found.output
+    config = changed_question(run.manifest.config, ["costs.source=table", f"costs.path={path}"])
+    other = build_report(run, config=config)
+    for mine, measured in zip(other.results, report.results, strict=True):
+        assert mine.gammas == measured.gammas
+        assert mine.concurrencies == measured.concurrencies
+    assert other.cost is not None
+    assert (other.cost.source, other.cost.device) == ("table", "h100.csv")
+    assert other.traffic.reason.startswith("by the step times in h100.csv, ")
+    overhead = build_report(run, config=changed_question(config, ["costs.overhead_ms=1000"]))
+    # Where every target step takes a second, drafting is free: the speedup is tokens per round.
+    item = at(overhead, "code", "small", 3)
+    assert item.speedup is not None
+    assert item.tokens_per_round is not None
+    assert item.speedup.value == pytest.approx(item.tokens_per_round.value, rel=0.01)
+    assert "1000.00 ms of overhead in every target step" in " ".join(as_terminal(overhead).split())
+
+
+def shaped(run: Run, path: Path) -> Run:
+    """The run with models of known shapes."""
+    shapes = {"target": ModelShape.from_config(LLAMA), "small": ModelShape.from_config(QWEN3)}
+    fields = {name: dataclasses.asdict(shape) for name, shape in shapes.items()}
+    manifest = run.manifest
+    drafts = {name: dataclasses.replace(facts, shape=fields.get(name)) for name, facts in manifest.drafts.items()}
+    target = dataclasses.replace(manifest.target, shape=fields["target"])
+    run.write_manifest(dataclasses.replace(manifest, target=target, drafts=drafts))
+    return Run.open(path)
+
+
+def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> None:
+    run = shaped(timed(tmp_path / "run"), tmp_path / "run")
+    overrides = ["costs.source=roofline", "costs.accelerator=h100-sxm", "costs.tp=2", "costs.overhead_ms=0.5"]
+    report = build_report(run, config=changed_question(run.manifest.config, overrides))
+    assert report.traffic.reason.startswith("by step times computed for 2 x h100-sxm, not measured, ")
+    assert "not_measured" in codes(report)
+    assert report.cost is not None
+    target = ModelShape.from_config(LLAMA)
+    setting = RooflineSetting("h100-sxm", tp=2)
+    for tokens in (1, 4):
+        context = round(context_of(run))
+        assert report.cost.target_ms[tokens] == pytest.approx(setting.ms(target, True, tokens, 1, context) + 0.5, rel=1e-3)
+    (memory,) = report.cost.memory
+    small = ModelShape.from_config(QWEN3)
+    assert (memory.draft, memory.weight_bytes) == ("small", small.total_weight_bytes)
+    assert memory.kv_share == pytest.approx(
+        small.kv_bytes_per_token / (small.kv_bytes_per_token + target.kv_bytes_per_token)
+    )
+    assert memory.lost_share is not None
+    assert memory.kv_share < memory.lost_share < memory.kv_share + 0.05
+    assert "of the context that fits beside the target" in as_terminal(report)
+    assert [item.concurrency for item in report.traffic.concurrencies] == [1, 8, 32, 64, 128, 256]
+    # An 8B target on one 24 GB device holds; on a memory that it does not fit, no share is claimed.
+    tight = [*overrides[:1], "costs.accelerator=l4", "costs.weight_bytes=4"]
+    other = build_report(run, config=changed_question(run.manifest.config, tight))
+    assert other.cost is not None
+    assert other.cost.memory[0].lost_share is None
+    halved = build_report(run, config=changed_question(run.manifest.config, [*overrides, "costs.weight_bytes=1"]))
+    assert halved.cost is not None
+    assert halved.cost.target_ms[1] < report.cost.target_ms[1]
+
+
+def test_a_roofline_needs_shapes(run: Run) -> None:
+    config = changed_question(run.manifest.config, ["costs.source=roofline", "costs.accelerator=h100-sxm"])
+    with pytest.raises(CostsUnreadable, match=r"the shape of (small|target)"):
+        build_report(run, config=config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["costs.source=roofline", "costs.accelerator=h100"], "'h100' is none of the known accelerators: a10"),
+        (["costs.source=roofline"], "accelerator"),
+        (["costs.source=table"], "path"),
+        (["costs.source=guessed"], "source"),
+        (["costs.context=512"], "cannot be measured afterwards"),
+        (["costs.source=table", "costs.path=x.csv", "costs.overhead_ms=-1"], "overhead_ms"),
+        (["costs.source=table", "costs.path=x.csv", "costs.tp=2"], "unknown key costs.tp"),
+    ],
+)
+def test_costs_that_cannot_be_asked_for_are_refused(run: Run, overrides: list[str], problem: str) -> None:
+    with pytest.raises(ProfileInvalid, match=re.escape(problem)):
+        changed_question(run.manifest.config, overrides)
+
+
+def test_the_source_of_times_is_set_before_its_options_and_naming_the_same_one_changes_nothing(
+    tiny: Path, tmp_path: Path, run: Run
+) -> None:
+    path = profile_file(tmp_path, tiny, costs={"context": [16, 24], "repeats": 4})
+    same = load_profile(path, ["costs.source=measured"]).costs
+    assert (same.context, same.repeats) == ([16, 24], 4)  # type: ignore[union-attr]
+    later = load_profile(path, ["costs.path=own.csv", "costs.source=table"]).costs
+    assert later.path.endswith("own.csv")  # type: ignore[union-attr]
+    asked = changed_question(run.manifest.config, ["costs.tp=2", "costs.accelerator=h200", "costs.source=roofline"])
+    assert (asked["costs"]["tp"], asked["costs"]["accelerator"]) == (2, "h200")
+
+
+def test_one_number_is_a_list_and_lists_are_sorted(tiny: Path, tmp_path: Path) -> None:
+    path = profile_file(tmp_path, tiny)
+    assert load_profile(path, ["costs.context=99"]).costs.context == [99]  # type: ignore[union-attr]
+    found = load_profile(path, ["costs.concurrency=[8,1,8]"]).costs
+    assert found.concurrency == [1, 8]  # type: ignore[union-attr]
+    for bad in ("costs.concurrency=[]", "costs.concurrency=0", "costs.context=7", "costs.concurrency=1.5"):
+        with pytest.raises(ProfileInvalid, match=r"costs\.con"):
+            load_profile(path, [bad])
+    with pytest.raises(ProfileInvalid, match=r"lies outside costs\.concurrency"):
+        load_profile(path, ["decision.concurrency=2"])
+    table = load_profile(path, ["costs.source=table", "costs.path=own.csv"]).costs
+    assert table.path == str((tmp_path / "own.csv").resolve())  # type: ignore[union-attr]
+
+
+def test_the_fewest_rows_still_make_a_report(tmp_path: Path) -> None:
+    """One batch, one context, no steps over two tokens, nothing of prefill."""
+    report = build_report(write_run(tmp_path / "run", dataclasses.replace(RECIPE, lookups=())))
+    item = at(report, "code", "small", 3)
+    assert item.speedup is not None
+    assert item.request_speedup is None
+    assert item.full_round_cost == pytest.approx((3 * 1.0 + 11.5) / 10)
+
+
+def test_the_table_of_a_mapping_is_that_of_its_rows() -> None:
+    """A guard of this file's own arithmetic: the table that reports read agrees with `verified`."""
+    from alphaprof.costs.cost_model import measured_rows
+
+    table = StepTable(measured_rows(rows()))
+    times = table.times("small", 3, 16, 1008)
+    assert times is not None
+    assert times.target[4].ms == pytest.approx(verified(4, 16, 1008))
+    assert isinstance(times.target, Mapping)

@@ -1,0 +1,597 @@
+"""Certificates of acceptance: against golden values, convex programs, hostile drafts, and what their definition implies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import linprog, minimize
+from scipy.special import rel_entr
+
+from alphaprof.rules import RULES, BoundRule, parse_rule
+from alphaprof.theory.certificates import (
+    ACCEPTED,
+    CHUNK,
+    DIVERGENCES,
+    Accepted,
+    Divergence,
+    Target,
+    certify,
+    draft_width,
+    pooled,
+    thresholds,
+)
+from tests.reference import threshold
+
+Array = np.ndarray[Any, Any]
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "certificates.json").read_text())["cases"]
+GOLDEN_RULES = {
+    "greedy_index": "strict",
+    "greedy_value": "additive:0",
+    "additive": "additive:{eps}",
+    "mult": "multiplicative:{c}",
+    "topm": "top_m:{m}",
+    "typical": "typical:{eps},{delta}",
+}
+SPECIFICATIONS = [
+    "strict",
+    "additive:0",
+    "additive:0.1",
+    "additive:0.3",
+    "additive:1",
+    "multiplicative:0",
+    "multiplicative:0.3",
+    "multiplicative:1",
+    "top_m:1",
+    "top_m:3",
+    "top_m:9",
+    "typical:0.09,0.3",
+    "typical:0.3,0.55",
+    "typical:0,1",
+    "trtllm:2,0.6",
+    "trtllm:4,0.1",
+    "trtllm:9,0.3",
+    "tree:1",
+    "tree:3",
+]
+TIGHT = {"kl": 0.7, "rkl": 0.7, "tv": 0.8, "js": 0.7}  # median of lower bounds over thresholds, from 8 of 40 probabilities
+PARTS = {  # what one token adds to each divergence
+    "kl": rel_entr,
+    "rkl": lambda p, q: rel_entr(q, p),
+    "tv": lambda p, q: np.abs(p - q) / 2,
+    "js": lambda p, q: (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)) / 2,
+}
+every_divergence = pytest.mark.parametrize("divergence", DIVERGENCES)
+every_rule = pytest.mark.parametrize("rule", [parse_rule(name) for name in SPECIFICATIONS], ids=lambda rule: rule.id)
+
+
+def distance(p: Array, q: Array, divergence: Divergence) -> Array:
+    """A divergence by its definition, over the last axis."""
+    return np.asarray(PARTS[divergence](p, q).sum(-1))
+
+
+def distributions(count: int, size: int, seed: int) -> Array:
+    """Flat, peaked and very peaked distributions, [count, size], the largest probability first."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(count, size)) * rng.choice([0.05, 0.5, 1.5, 4.0], size=(count, 1))
+    p = np.exp(logits)
+    return -np.sort(-p / p.sum(1, keepdims=True))
+
+
+def entropies(p: Array) -> Array:
+    return np.asarray(-np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(-1))
+
+
+def whole(p: Array) -> Target:
+    """Everything is known of distributions [n, V]."""
+    return Target(p, p.shape[-1], entropies(p))
+
+
+@st.composite
+def ranked(draw: st.DrawFn, least: int = 1, most: int = 7) -> Array:
+    """A distribution, the largest probability first, often with ties and zeros, [V]."""
+    weights = draw(st.lists(st.integers(0, 12), min_size=least, max_size=most).filter(any))
+    return np.sort(np.array(weights) / sum(weights))[::-1]
+
+
+def infinities_and(expected: object) -> Any:
+    return math.inf if math.isinf(float(expected)) else pytest.approx(float(expected), abs=1e-6)  # type: ignore[arg-type]
+
+
+@every_divergence
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['id']}: {case['note']}")
+def test_golden_cases_are_met(case: dict[str, Any], divergence: Divergence) -> None:
+    p, width = np.sort(case["p"])[::-1], case["draft_width"]
+    target = whole(p[None])
+    rule = parse_rule(GOLDEN_RULES[case["rule"]].format(**case["params"]))
+    accepted = ACCEPTED[rule.name](target, **rule.arguments)
+    assert (accepted.count.tolist(), accepted.known.tolist()) == ([case["n_accepted"]], [True])
+    found = thresholds(target, accepted, width, divergence)
+    assert found.exact.tolist() == [True]
+    assert found.value[0] == infinities_and(case[divergence])
+    assert threshold(case["p"], case["n_accepted"], width, divergence) == infinities_and(case[divergence])
+
+
+@every_divergence
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['id']}: {case['note']}")
+def test_golden_cases_are_not_exceeded_when_less_is_known(case: dict[str, Any], divergence: Divergence) -> None:
+    p = np.sort(case["p"])[::-1]
+    rule = parse_rule(GOLDEN_RULES[case["rule"]].format(**case["params"]))
+    for known in range(1, len(p)):
+        target = Target(p[None, :known], len(p), entropies(p[None]))
+        found = thresholds(target, ACCEPTED[rule.name](target, **rule.arguments), case["draft_width"], divergence)
+        assert found.value[0] <= float(case[divergence]) + 1e-6
+        assert not found.exact[0] or found.value[0] == infinities_and(case[divergence])
+        assert found.exact[0] or case["n_accepted"] + case["draft_width"] > known
+
+
+@every_divergence
+def test_the_two_implementations_agree(divergence: Divergence) -> None:
+    for size, seed in ((2, 0), (5, 1), (24, 2)):
+        p = distributions(60, size, seed)
+        for count, width in itertools.product(range(size + 2), (1, 2, 5, size)):
+            accepted = Accepted(np.full(60, count), np.ones(60, dtype=bool), np.full(60, np.inf))
+            found = thresholds(whole(p), accepted, width, divergence)
+            assert found.exact.all()
+            chosen = range(60) if size < 10 else range(count, 60, 25)
+            assert found.value[chosen] == pytest.approx(
+                [threshold(p[i], count, width, divergence) for i in chosen], abs=1e-12
+            )
+
+
+@every_divergence
+@given(p=ranked(), count=st.integers(0, 8), width=st.integers(1, 8))
+def test_the_two_implementations_agree_on_ties_and_zeros(p: Array, count: int, width: int, divergence: Divergence) -> None:
+    accepted = Accepted(np.array([count]), np.array([True]), np.array([np.inf]))
+    found = thresholds(whole(p[None]), accepted, width, divergence).value[0]
+    assert found == pytest.approx(threshold(p, count, width, divergence), abs=1e-12)
+    assert found >= 0
+
+
+@every_divergence
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("size", [2, 5, 50, 2000])
+def test_the_two_implementations_agree_on_float32_softmaxes(size: int, temperature: float, divergence: Divergence) -> None:
+    """Their sums are off by about 1e-7, which leaves a block that holds all of p more than everything to give away."""
+    logits = (np.random.default_rng(size).normal(size=(100, size)) * 3 / temperature).astype(np.float32)
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    assert p.dtype == np.float32
+    assert (p.astype(np.float64).sum(1) > 1).any()
+    for count, width in ((1, 1), (2, 1), (1, 2), (3, 2)):
+        if count + width <= size:
+            accepted = Accepted(np.full(100, count), np.ones(100, dtype=bool), np.full(100, np.inf))
+            logged = Target(-np.sort(-p, 1)[:, : count + width], size)
+            found = thresholds(logged, accepted, width, divergence)
+            assert found.exact.all()
+            expected = [threshold(row, count, width, divergence) for row in p]
+            assert found.value == pytest.approx(expected, rel=1e-13, abs=1e-14)
+
+
+@given(p=ranked(least=2), divergence=st.sampled_from(DIVERGENCES), shuffle=st.randoms(use_true_random=False))
+def test_the_order_of_the_tokens_does_not_matter(p: Array, divergence: Divergence, shuffle: Any) -> None:
+    mixed = list(p)
+    shuffle.shuffle(mixed)
+    assert threshold(np.array(mixed), 1, 1, divergence) == threshold(p, 1, 1, divergence)
+
+
+def least_by_program(p: Array, drafted: tuple[int, ...], divergence: Divergence) -> float:
+    """min D(p, q) with `drafted` at the top of q: a linear program for tv, else a descent on the simplex."""
+    size = len(p)
+    pairs = [(top, other) for top in drafted for other in range(size) if other not in drafted]
+    order = np.zeros((len(pairs), size))
+    for row, (top, other) in enumerate(pairs):
+        order[row, top], order[row, other] = 1.0, -1.0
+    if divergence == "tv":  # minimise sum e / 2 with e >= |p - q|
+        eye, none = np.eye(size), np.zeros((len(pairs), size))
+        above = np.block([[eye, -eye], [-eye, -eye], [-order, none]])
+        limits = np.concatenate([p, -p, np.zeros(len(pairs))])
+        one = np.concatenate([np.ones(size), np.zeros(size)])[None]
+        return float(linprog(np.repeat([0, 0.5], size), above, limits, one, [1.0]).fun)
+    slopes = {
+        "kl": lambda q: -p / q,
+        "rkl": lambda q: np.log(q / p) + 1,
+        "js": lambda q: np.log(2 * q / (p + q)) / 2,
+    }
+    start = np.where(np.isin(np.arange(size), drafted), 2.0, 1.0)
+    found = minimize(
+        lambda q: float(distance(p, q, divergence)),
+        start / start.sum(),
+        jac=slopes[divergence],
+        method="SLSQP",
+        bounds=[(1e-9, 1)] * size,
+        constraints=[
+            {"type": "ineq", "fun": lambda q: order @ q, "jac": lambda _: order},
+            {"type": "eq", "fun": lambda q: [q.sum() - 1], "jac": lambda _: np.ones((1, size))},
+        ],
+        options={"ftol": 1e-13, "maxiter": 300},
+    )
+    return float(found.fun)
+
+
+@pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")  # of SLSQP in older versions of scipy
+@every_divergence
+@pytest.mark.parametrize(("size", "count", "width"), [(3, 1, 1), (4, 2, 1), (4, 1, 2), (5, 2, 2), (5, 3, 1), (6, 2, 3)])
+def test_convex_programs_over_every_rejected_draft_agree_and_the_most_probable_is_cheapest(
+    size: int, count: int, width: int, divergence: Divergence
+) -> None:
+    rng = np.random.default_rng(7)
+    for p in -np.sort(-rng.dirichlet(np.full(size, 1.5), 5)):
+        costs = {
+            drafted: least_by_program(p, drafted, divergence)
+            for drafted in itertools.combinations(range(count, size), width)
+        }
+        expected = threshold(p, count, width, divergence)
+        assert costs[tuple(range(count, count + width))] == pytest.approx(expected, abs=2e-6)
+        assert min(costs.values()) == pytest.approx(expected, abs=2e-6)
+
+
+def hostile(p: Array, count: int, width: int, drafts: int, rng: np.random.Generator) -> Array:
+    """Drafts [drafts, V] whose `width` top tokens are rejected ones, ties allowed: at random, and close to the cheapest."""
+    size = len(p)
+    block = np.arange(size) >= count
+    lifted = np.where(block & (np.arange(size) < count + width), np.maximum(p, p[0]), p)
+    near = np.exp(rng.normal(size=(drafts // 2, size)) * rng.choice([1e-4, 1e-2, 0.3], size=(drafts // 2, 1)))
+    mix = rng.uniform(size=(drafts // 2, 1))
+    q = np.vstack([near * (mix * p + (1 - mix) * lifted), rng.dirichlet(np.ones(size), drafts - drafts // 2)])
+    keys = rng.random((drafts, size)) - (q > np.median(q)) + np.where(block, 0, 9)
+    keys[: drafts // 2, count : count + width] -= 5  # the cheapest choice, as often as any
+    drafted = np.zeros((drafts, size), dtype=bool)
+    np.put_along_axis(drafted, np.argsort(keys, 1)[:, :width], True, 1)
+    best = np.where(drafted, 0, q).max(1, keepdims=True)
+    level = np.where(rng.random((drafts, 1)) < 0.5, best, rng.uniform(q.min(1, keepdims=True), best))
+    q = np.where(drafted, np.maximum(q, level), np.minimum(q, level))  # lift the drafts, lower the others
+    return np.asarray(q / q.sum(1, keepdims=True))
+
+
+@every_divergence
+def test_no_draft_below_the_threshold_has_all_its_top_tokens_rejected(divergence: Divergence) -> None:
+    """And some come close to it: no larger number would do."""
+    rng = np.random.default_rng(11)
+    closest = []
+    for index, size in enumerate([3, 4, 5, 6, 8] * 5):
+        p = distributions(1, size, index)[0]
+        count = int(rng.integers(1, size - 1))
+        width = int(rng.integers(1, min(3, size - count) + 1))
+        q = hostile(p, count, width, 1000, rng)
+        top = np.sort(q, 1)[:, -width]
+        assert ((q >= top[:, None] - 1e-15)[:, count:].sum(1) >= width).all()  # rejected, for a tie-break at least
+        found = distance(p, q, divergence)
+        limit = threshold(p, count, width, divergence)
+        assert found.min() >= limit - 1e-12
+        closest.append(found.min() / limit)
+    assert np.median(closest) < 1.01
+
+
+@every_divergence
+@given(p=ranked(), count=st.integers(0, 6), width=st.integers(1, 6))
+def test_accepting_or_drafting_more_never_lowers_the_threshold(
+    p: Array, count: int, width: int, divergence: Divergence
+) -> None:
+    here = threshold(p, count, width, divergence)
+    assert threshold(p, count + 1, width, divergence) >= here - 1e-12
+    assert threshold(p, count, width + 1, divergence) >= here - 1e-12
+
+
+@every_divergence
+def test_a_truncated_log_gives_lower_bounds_and_says_so(divergence: Divergence) -> None:
+    p = distributions(400, 40, 5)
+    full, ratios = whole(p), []
+    target = Target(p[:, :8], 40, full.entropy)
+    for rule in map(parse_rule, SPECIFICATIONS):
+        for width in (1, 2, 4, 12):
+            truth = thresholds(full, ACCEPTED[rule.name](full, **rule.arguments), width, divergence)
+            found = thresholds(target, ACCEPTED[rule.name](target, **rule.arguments), width, divergence)
+            assert truth.exact.all()
+            assert (found.value <= truth.value + 1e-12).all()
+            assert found.value[found.exact] == pytest.approx(truth.value[found.exact], abs=1e-12)
+            lower = ~found.exact & np.isfinite(truth.value) & (truth.value > 1e-3)
+            ratios.append(found.value[lower] / truth.value[lower])
+    assert np.median(np.concatenate(ratios)) > TIGHT[divergence]
+
+
+@every_divergence
+def test_a_truncated_log_in_float32_gives_lower_bounds_too(divergence: Divergence) -> None:
+    """Of ten tokens, the logged ones are nearly everything: what they leave must not be lost in rounding."""
+    p = distributions(2000, 10, 6)
+    full = whole(p)
+    rounded = p.astype(np.float32)
+    target = Target(rounded[:, :8], 10)
+    for count, width in ((8, 1), (6, 3), (8, 2)):
+        rule = parse_rule(f"top_m:{count}")
+        truth = thresholds(full, ACCEPTED[rule.name](full, **rule.arguments), width, divergence)
+        found = thresholds(target, ACCEPTED[rule.name](target, **rule.arguments), width, divergence)
+        assert not found.exact.any()
+        assert (found.value <= truth.value * (1 + 1e-5) + 1e-7).all()
+
+
+def test_what_is_left_over_limits_tokens_that_are_not_logged() -> None:
+    """Rank 4 has at most 0.02; ranks 4 and 5 at best 0.01 each (and what rounding may hide)."""
+    target = Target(np.array([[0.5, 0.3, 0.18]]), 9)
+    everything = ACCEPTED["top_m"](target, m=3)
+    high = np.array([[0.5], [0.3], [0.18]])
+    for width in (1, 2):
+        found = thresholds(target, everything, width)
+        low = np.full((width, 1), 0.02 / width)
+        assert found.value == pytest.approx(pooled(high, low, "kl"), abs=1e-5)
+        assert (found.value < pooled(high, low, "kl")).all()
+        assert not found.exact.any()
+
+
+def test_what_a_rule_rejects_limits_tokens_that_are_not_logged() -> None:
+    """All that is logged is accepted, and the next token has less than 0.1: not 0.2, like the last one logged."""
+    target = Target(np.full((1, 4), 0.2), 9)
+    accepted = ACCEPTED["additive"](target, epsilon=0.1)
+    assert (accepted.count[0], accepted.known[0]) == (4, False)
+    expected = pooled(np.full((4, 1), 0.2), np.array([[0.1]]), "kl")
+    assert thresholds(target, accepted).value == pytest.approx(expected, abs=1e-12)
+
+
+def test_tokens_that_are_not_logged_have_no_more_than_the_last_one_logged() -> None:
+    target = Target(np.array([[0.4, 0.1]]), 9)
+    expected = pooled(np.array([[0.4]]), np.full((3, 1), 0.1), "kl")
+    assert thresholds(target, ACCEPTED["strict"](target), 3).value == pytest.approx(expected, abs=1e-12)
+
+
+def test_zeros_at_the_end_of_the_log_are_all_that_follows() -> None:
+    target = Target(np.array([[0.6, 0.4, 0.0], [0.6, 0.3, 0.1]]), 50)
+    found = thresholds(target, ACCEPTED["strict"](target), 5, "kl")
+    assert found.exact.tolist() == [True, False]
+    assert found.value[0] == pytest.approx(threshold([0.6, 0.4, 0, 0, 0, 0], 1, 5), abs=1e-12)  # type: ignore[arg-type]
+
+
+@every_divergence
+def test_many_positions_are_what_they_are_one_by_one(divergence: Divergence) -> None:
+    p = distributions(CHUNK + 37, 6, 3)
+    target = whole(p)
+    rule = parse_rule("multiplicative:0.4")
+    found = thresholds(target, ACCEPTED[rule.name](target, **rule.arguments), 2, divergence)
+    for row in (0, 1, CHUNK - 1, CHUNK, CHUNK + 36):
+        alone = whole(p[row : row + 1])
+        expected = thresholds(alone, ACCEPTED[rule.name](alone, **rule.arguments), 2, divergence)
+        assert found.value[row] == pytest.approx(expected.value[0], abs=1e-14)
+        assert found.exact[row]
+
+
+@every_divergence
+def test_no_positions_have_no_thresholds(divergence: Divergence) -> None:
+    target = Target(np.zeros((0, 4)), 9, np.zeros(0))
+    for name in SPECIFICATIONS:
+        assert certify(parse_rule(name), target, divergence).value.shape == (0,)
+
+
+@every_divergence
+def test_float32_columns_are_computed_with_in_float64(divergence: Divergence) -> None:
+    p = np.array([[0.5, 0.4999, 0.0001]], dtype=np.float32)
+    found = certify(parse_rule("strict"), Target(p, 3), divergence).value
+    assert found.dtype == np.float64
+    assert found[0] == pytest.approx(threshold(p[0].astype(np.float64), 1, 1, divergence), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "gap", "expected"),
+    [("kl", 1e-9, 5e-19 / 0.74), ("rkl", 1e-9, 5e-19 / 0.74), ("tv", 1e-9, 5e-10), ("js", 1e-6, 1.25e-13 / 0.74)],
+)
+def test_a_near_tie_keeps_its_precision(divergence: Divergence, gap: float, expected: float) -> None:
+    """With p = 0.37 and 0.37 - x: x^2/(2 * 0.74) for kl, a quarter of it for js."""
+    found = pooled(np.array([[0.37]]), np.array([[0.37 - gap]]), divergence)[0]
+    assert found == pytest.approx(expected, rel=1e-2 if divergence == "js" else 1e-5, abs=0)
+
+
+@every_divergence
+def test_a_wide_tree_over_tokens_without_probability_keeps_its_precision(divergence: Divergence) -> None:
+    p = np.concatenate([[0.6, 0.3, 0.1], np.zeros(40)])
+    for width in (3, 12, 30):
+        expected = threshold(p, 1, width, divergence)
+        assert pooled(p[:1, None], p[width:0:-1, None], divergence)[0] == pytest.approx(expected, abs=1e-13)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_the_largest_thresholds_are_log_2_and_for_trees_log_of_the_width_and_1(width: int) -> None:
+    sure = np.eye(1, 12)
+    assert thresholds(whole(sure), ACCEPTED["strict"](whole(sure)), width).value[0] == pytest.approx(math.log(width + 1))
+    p = distributions(500, 12, 1)
+    found = thresholds(whole(p), ACCEPTED["strict"](whole(p)), width).value
+    assert (found < math.log(width + 1)).all()
+    assert found.max() > 0.7 * math.log(width + 1)
+
+
+def test_a_top_probability_of_969_in_a_thousand_gives_at_least_the_known_threshold() -> None:
+    assert threshold([0.969, 0.031], 1) == pytest.approx(0.555, abs=1e-3)  # type: ignore[arg-type]
+    assert threshold([0.969, 0.02, 0.011], 1) > 0.56  # type: ignore[arg-type]
+
+
+def test_one_draft_is_pooled_with_as_many_accepted_tokens_as_make_the_mean_largest() -> None:
+    p = distributions(300, 9, 8)
+    for count in range(1, 9):
+        means = (p[:, [count]] + np.cumsum(p[:, :count], 1)) / np.arange(2, count + 2)
+        expected = np.maximum(0, p[:, :count] - means.max(1, keepdims=True)).sum(1)
+        assert pooled(p[:, :count].T, p[:, [count]].T, "tv") == pytest.approx(expected, abs=1e-12)
+        assert pooled(p[:, :count].T, p[:, [count]].T, "tv") == pytest.approx(means.max(1) - p[:, count], abs=1e-12)
+
+
+def test_a_tree_is_pooled_from_the_bottom() -> None:
+    p = distributions(300, 9, 8)
+    for width in range(1, 9):
+        low = p[:, width:0:-1]
+        level = ((p[:, [0]] + np.cumsum(low, 1)) / np.arange(2, width + 2)).min(1)
+        assert pooled(p[:, :1].T, low.T, "tv") == pytest.approx(p[:, 0] - level, abs=1e-12)
+
+
+def test_a_target_that_gives_all_rejected_tokens_nothing_is_out_of_reach_in_one_direction_only() -> None:
+    p = np.array([0.7, 0.2, 0.1, 0.0])
+    for found in (threshold(p, 3, 1, "rkl"), certify(parse_rule("top_m:3"), whole(p[None]), "rkl").value[0]):
+        assert found == math.inf
+    assert threshold(p, 3, 1, "kl") == pytest.approx(0.7 * math.log(0.7 / 0.35) + 0.0)
+    assert threshold(p, 2, 2, "rkl") == pytest.approx(-math.log(0.1))  # the last 0.1 is all that q may keep
+
+
+def test_where_nothing_is_accepted_nothing_is_certified_and_where_too_little_is_rejected_everything() -> None:
+    p = np.array([0.6, 0.3, 0.1])
+    none = Accepted(np.array([0]), np.array([True]), np.array([np.inf]))
+    for width in (1, 3, 9):
+        assert threshold(p, 0, width) == 0
+        assert thresholds(whole(p[None]), none, width).value[0] == 0
+    assert threshold(p, 2, 2) == math.inf
+    assert threshold(p, 2, 1) < math.inf
+
+
+# Accepted sets
+
+
+@every_rule
+@given(p=ranked(), kind=st.sampled_from([np.float32, np.float64]))
+def test_the_accepted_tokens_are_those_that_the_rule_keeps(rule: BoundRule, p: Array, kind: Any) -> None:
+    """Rank by rank against the rule on the columns of a log."""
+    p, size, ranks = p.astype(kind), len(p), np.arange(len(p))
+    columns = {
+        "draft_top": ranks,
+        "target_top": np.zeros(size, dtype=int),
+        "token": np.zeros(size, dtype=int),
+        "greedy": np.ones(size, dtype=bool),
+        "target_top_prob": np.full(size, p[0]),
+        "target_prob_of_draft_top": p,
+        "target_rank_of_draft_top": ranks + 1,
+        "target_entropy": np.full(size, entropies(p)),
+        "draft_rank_of_token": ranks + 1,
+    }
+    accepted = ACCEPTED[rule.name](whole(p[None]), **rule.arguments)
+    kept = parse_rule("strict").accept(columns) if rule.name == "tree" else rule.accept(columns)
+    assert (ranks < accepted.count[0]).tolist() == (kept > 0).tolist()
+    assert accepted.known.all()
+    assert (p[accepted.count[0] :] <= accepted.ceiling[0]).all()
+
+
+@every_rule
+@given(p=ranked(least=2), cut=st.integers(1, 6))
+def test_what_a_truncated_log_says_of_the_accepted_tokens_is_true(rule: BoundRule, p: Array, cut: int) -> None:
+    full = whole(p[None])
+    truth = ACCEPTED[rule.name](full, **rule.arguments)
+    found = ACCEPTED[rule.name](Target(p[None, :cut], len(p), full.entropy), **rule.arguments)
+    assert found.count[0] <= truth.count[0]
+    assert not found.known[0] or found.count[0] == truth.count[0]
+    assert (p[truth.count[0] :] <= found.ceiling[0]).all()
+    assert found.known[0] or found.count[0] == min(cut, len(p))  # as much as can be known
+
+
+@pytest.mark.parametrize(
+    ("specification", "count", "known"),
+    [
+        ("strict", 1, True),
+        ("additive:0", 2, True),
+        ("additive:0.25", 3, True),
+        ("additive:0.3125", 4, False),
+        ("additive:0.375", 9, True),
+        ("multiplicative:1", 2, True),
+        ("multiplicative:0.25", 3, True),
+        ("multiplicative:0", 9, True),
+        ("top_m:6", 6, True),
+        ("top_m:20", 9, True),
+        ("trtllm:2,0.25", 2, True),
+        ("trtllm:5,0.25", 3, True),
+        ("trtllm:4,0.3125", 4, True),
+        ("trtllm:5,0.3125", 4, False),
+        ("tree:5", 1, True),
+        ("typical:0.5,0.3", 2, True),
+        ("typical:0.125,1", 3, True),
+    ],
+)
+def test_accepted_tokens_by_hand(specification: str, count: int, known: bool) -> None:
+    """3/8, 3/8, 1/8 and 1/16 are logged of nine tokens; exp(-H) = 3/4."""
+    target = Target(np.array([[0.375, 0.375, 0.125, 0.0625]]), 9, np.array([-math.log(0.75)]))
+    rule = parse_rule(specification)
+    found = ACCEPTED[rule.name](target, **rule.arguments)
+    assert (found.count.tolist(), found.known.tolist()) == ([count], [known])
+
+
+def test_the_top_token_is_accepted_whatever_rounding_says() -> None:
+    """Where p is flat, exp(-H) is the top probability, and may come out above it."""
+    target = Target(np.full((1, 4), 0.25), 4, np.array([math.log(4) - 1e-12]))
+    assert ACCEPTED["typical"](target, epsilon=1, delta=1).count == [4]
+
+
+def test_a_count_that_is_a_lower_bound_makes_lower_bounds() -> None:
+    p = np.array([[0.4, 0.3, 0.2, 0.1]])
+    some = Accepted(np.array([1]), np.array([False]), np.array([np.inf]))
+    found = thresholds(whole(p), some, 1)
+    assert (found.value[0], found.exact[0]) == (pytest.approx(threshold(p[0], 1), abs=1e-12), False)
+    found = thresholds(whole(p), some, 4)  # with one accepted token or more, there are never four rejected ones
+    assert (found.value[0], found.exact[0]) == (math.inf, True)
+
+
+def test_rules_in_float32_are_compared_with_in_float64() -> None:
+    """0.05 - 0.01 is 0.04 in float32, and a little more when the float32 numbers are subtracted in float64."""
+    target = Target(np.array([[0.05, 0.04]], dtype=np.float32), 99)
+    assert ACCEPTED["additive"](target, epsilon=0.01).count == [1]
+
+
+def test_every_rule_that_compares_with_the_target_has_an_accepted_set() -> None:
+    assert set(RULES) - set(ACCEPTED) == {"lossless", "one_hot", "multi_draft"}
+    assert set(ACCEPTED) <= set(RULES)
+
+
+@pytest.mark.parametrize("name", ["lossless", "one_hot", "multi_draft:2"])
+def test_rules_of_chance_have_no_certificate(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{parse_rule(name).name} has no accepted set; .*strict, .*tree"):
+        certify(parse_rule(name), whole(np.array([[0.6, 0.4]])))
+
+
+@every_rule
+@every_divergence
+def test_a_rule_is_certified_with_its_own_tokens_and_width(rule: BoundRule, divergence: Divergence) -> None:
+    target = whole(distributions(40, 7, 4))
+    width = 3 if rule.id == "tree_3" else 1
+    accepted = ACCEPTED[rule.name](target, **rule.arguments)
+    assert draft_width(rule) == width
+    expected = thresholds(target, accepted, width, divergence).value
+    assert np.array_equal(certify(rule, target, divergence).value, expected)
+    truth = [threshold(p, count, width, divergence) for p, count in zip(target.top, accepted.count, strict=True)]
+    assert expected == pytest.approx(truth, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        [0.5, 0.3],
+        [[[0.5, 0.3]]],
+        [[]],
+        [[0.3, 0.5]],
+        [[0.5, -0.1]],
+        [[0.5, float("nan")]],
+        [[0.5, float("nan"), 0.1]],
+        [[float("nan"), 0.5]],
+        [[0.9, 0.2]],
+        [[0.0, 0.0]],
+        [[0.4, 0.3, 0.2, 0.1]],
+        [[float("inf"), 0.1]],
+    ],
+    ids=str,
+)
+def test_what_is_no_list_of_top_probabilities_is_refused(top: Any) -> None:
+    with pytest.raises(ValueError, match="top must"):
+        Target(np.array(top), 3)
+
+
+def test_rounding_of_probabilities_is_no_error() -> None:
+    assert certify(parse_rule("strict"), Target(np.array([[0.6, 0.4000001]]), 2)).value[0] > 0
+
+
+def test_the_typical_rule_needs_entropies() -> None:
+    with pytest.raises(ValueError, match="entropy"):
+        certify(parse_rule("typical:0.09,0.3"), Target(np.array([[0.6, 0.4]]), 2))
+
+
+@pytest.mark.parametrize(
+    ("width", "divergence", "says"), [(0, "kl", "at least 1"), (1, "hellinger", "known: kl, rkl, tv, js")]
+)
+def test_widths_and_divergences_that_do_not_exist_are_refused(width: int, divergence: Any, says: str) -> None:
+    target = whole(np.array([[0.6, 0.4]]))
+    with pytest.raises(ValueError, match=says):
+        thresholds(target, ACCEPTED["strict"](target), width, divergence)

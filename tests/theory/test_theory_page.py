@@ -1,0 +1,222 @@
+"""The page on theory is true: its worked numbers are what the library computes, and the functions that it names exist."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.special import entr, rel_entr
+
+from alphaprof.report.sections.certificates import SLACK
+from alphaprof.report.sections.predictability import certain_runs
+from alphaprof.rules import RULES, BoundRule
+from alphaprof.stats import sequential
+from alphaprof.theory import bounds, trees
+from alphaprof.theory.certificates import ACCEPTED, DIVERGENCES, Target, certify, draft_width
+from tests.reference import MultiDraft, threshold
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "theory.md").read_text()
+PAGE = " ".join(TEXT.split())  # line breaks do not matter
+P = np.array([0.5, 0.3, 0.12, 0.08])  # the page's example
+COIN, ONE = np.array([0.5, 0.3, 0.2]), np.array([0])
+STRICT, TREE = BoundRule("strict"), BoundRule("tree", (2,))
+
+
+def known(count: int = 4) -> Target:
+    return Target(P[None, :count], 4, entr(P).sum(keepdims=True))
+
+
+def kl(p: object, q: object) -> float:
+    return float(rel_entr(np.asarray(p), np.asarray(q)).sum())
+
+
+def numbers(values: object) -> str:
+    """As cells of a table."""
+    return " | ".join(f"{float(value):.4f}" for value in np.asarray(values))
+
+
+def of_thresholds() -> Iterator[str]:
+    limit = threshold(P, 1)
+    yield f"p = (0.50, 0.30, 0.12, 0.08), strict, D\\* = {limit:.4f}"
+    for q, top, words in (
+        ((0.45, 0.35, 0.10, 0.10), "accepted", "certified"),
+        ((0.50, 0.10, 0.20, 0.20), "accepted", "not certified: accepted all the same"),
+        ((0.38, 0.42, 0.12, 0.08), "rejected", "rejected, so it cannot be certified"),
+    ):
+        shown = ", ".join(f"{value:.2f}" for value in q)
+        assert (top == "accepted", words == "certified") == (np.argmax(q) == 0, kl(P, q) + SLACK < limit)
+        yield f"| ({shown}) | {kl(P, q):.4f} | {top} | {words} |"
+    for rules in (
+        (STRICT,),
+        (BoundRule("additive", (0.3,)), BoundRule("multiplicative", (0.3,)), BoundRule("trtllm", (2, 0.6))),
+        (BoundRule("top_m", (3,)), BoundRule("typical", (0.09, 0.3))),
+        (TREE,),
+        (BoundRule("tree", (3,)),),
+    ):
+        names = ", ".join(f"`{rule.name}:{','.join(map(str, rule.values))}`".replace(":`", "`") for rule in rules)
+        for rule in rules:
+            count = ACCEPTED[rule.name](known(), **rule.arguments).count[0]
+            values = [certify(rule, known(), divergence).value[0] for divergence in DIVERGENCES]
+            yield f"| {names} | {count} | {numbers(values)} |"
+    yield f"mean {(P[0] + P[2]) / 2:.2f}; 0.30 lies below it and joins, t = {P[:3].mean():.4f}"
+    assert threshold(P, 1, 2) == pytest.approx(kl(P[:3], np.full(3, P[:3].mean())))
+    assert threshold(P, 1, 2, "tv") == pytest.approx(P[0] - P[:3].mean())
+    geometric = math.sqrt(P[0] * P[2])
+    reverse = -math.log(1 - P[0] - P[2] + 2 * geometric)
+    assert threshold(P, 1, 2, "rkl") == pytest.approx(reverse)
+    yield f"With the geometric mean, {geometric:.4f}, it stays out, and D\\* = {reverse:.4f} for KL(q‖p)"
+    least, most = (threshold(np.array([0.969, *rest]), 1) for rest in ([0.031], [1e-9] * 2))
+    yield f"p₍₁₎ = 0.969 has a threshold of at least {least:.3f} (one other token has all the rest) and at most {most:.3f}"
+    sure = np.eye(1, 6)[0]
+    yield f"Strict: D\\* ≤ log 2 = {threshold(sure, 1):.3f}"
+    yield f"log(w + 1), so {threshold(sure, 1, 2):.3f} for 2 and {threshold(sure, 1, 4):.3f} for 4"
+    few = certify(TREE, known(2))
+    assert not few.exact[0]
+    yield f"`tree:2` then gives {few.value[0]:.4f} instead of {threshold(P, 1, 2):.4f}"
+    assert SLACK == 1e-5
+    yield "max(KL(p‖q), 0) + 10⁻⁵ < D\\*"
+
+
+def of_margins() -> Iterator[str]:
+    found = bounds.margin_bound(STRICT, np.array([0.1, 0.5, 0.9]), 1)
+    yield "at m = 0.1, 0.5, 0.9 the KL bound is " + ", ".join(f"{value:.4f}" for value in found)
+    lead, coverage = P[0] - P[1], P[0] - P[2]
+    by_lead = bounds.margin_bound(TREE, np.array([lead]), draft_width(TREE))[0]
+    by_coverage = bounds.coverage_bound(np.array([coverage]), 2)[0]
+    yield f"D\\* = {threshold(P, 1, 2):.4f}: the lead over the second token ({lead:.2f}) gives {by_lead:.4f}"
+    yield f"the coverage margin ({coverage:.2f}) {by_coverage:.4f}"
+
+
+def of_many_positions() -> Iterator[str]:
+    values = np.array([0.02, 0.05, 0.1, 0.3, 0.6])
+    yield f"Thresholds {', '.join(f'{value:.2f}' for value in values)} and a mean of 0.03"
+    yield f"0.02 + 0.05 ≤ {0.03 * 5:.2f} < 0.02 + 0.05 + 0.10, so at most {bounds.budget(values, 0.03)} of the positions"
+    values = np.array([0.6, 0.5, 0.02, 0.4, 0.3, 0.01, 0.5, 0.6])
+    runs = bounds.certified_runs(values, 0.1, ONE, np.array([8]))
+    yield f"D\\* = {', '.join(map(str, values))} at eight positions and ε = 0.1: runs {', '.join(map(str, runs))}."
+    rounds = certain_runs(values, np.array([8]), 0.1, 3).rounds
+    assert (rounds.rounds.tolist(), rounds.tokens.tolist()) == ([3], [7])
+    yield f"three rounds the other 7: at least {7 / 3:.2f} tokens a round. The median of D\\* is {np.median(values)}."
+
+
+def of_lossless() -> Iterator[str]:
+    divergences = np.array([0.01, 0.03, 0.1, 0.3, 1, 3])
+    yield f"| KL | {' | '.join(f'{value:g}' for value in divergences)} |"
+    rows = {"best": bounds.beta_bound(divergences), "Pinsker": (1 - np.sqrt(divergences / 2)).clip(0)}
+    rows["Bretagnolle-Huber"] = 1 - np.sqrt(1 - np.exp(-divergences))
+    for name, values in rows.items():
+        yield f"| {name} | {numbers(values)} |"
+    two = np.array([0.02, 0.5])
+    first, second = bounds.beta_bound(two)
+    mean = f"{(first + second) / 2:.4f} on average; their mean alone gives {bounds.mean_beta_bound(two):.4f}"
+    yield f"KLs of 0.02 and 0.5 give {first:.4f} and {second:.4f}, {mean}"
+    both = 1 - brentq(lambda v: 2 * v * math.log((1 + v) / (1 - v)) - 0.2, 1e-9, 0.9)
+    one = bounds.beta_bound(np.array([0.1]))[0]
+    yield f"with 0.1 each, β ≥ {both:.4f} instead of {one:.4f}"
+    by_kl, by_tv = brentq(lambda y: kl(np.array([0.2, 0.8]), np.array([y, 1 - y])) - 0.05, 0.2, 0.9), 0.2 + 0.05
+    yield f"p(R) = 0.2; a KL of 0.05 allows {by_kl:.4f}, a TV of 0.05 allows {by_tv:.4f}"
+    p, q = np.array([0.6, 0.4]), np.array([1.0, 0.0])
+    assert kl(p, q) == math.inf
+    beta = np.minimum(p, q).sum()
+    yield f"p = (0.6, 0.4) and q = (1, 0) have β = {beta}, KL(p‖q) = ∞, KL(q‖p) = {kl(q, p):.3f}"
+    entropy = entr(P).sum()
+    yield f"H = {entropy:.3f} and"
+    yield f"= {math.exp(-entropy):.3f}, and its p₍₁₎ is {P[0]}"
+
+
+def of_trees() -> Iterator[str]:
+    shares = np.array([0.6, 0.2, 0.1])
+    best = trees.optimal_tree(shares, 6)
+    paths = ", ".join("-".join(map(str, path)) for path in best.paths)
+    chain = trees.expected_tokens(trees.Tree.chain(6), shares)
+    value = f"{trees.expected_tokens(best, shares):.3f} tokens a round; a chain of 6 has {chain:.3f}"
+    yield f"with b = (0.6, 0.2, 0.1) and n = 6 the paths {paths} with {value}"
+    chain_of_4 = trees.Tree.chain(4)
+    replayed = []
+    for stretch in (20, 1):
+        ranks = np.tile(np.repeat([1, 9], stretch), 500 // stretch)
+        assert trees.rank_shares(ranks, 1) == 0.5
+        rounds = trees.replay_tree(ranks, ONE, np.array([1000]), chain_of_4)
+        replayed.append((rounds.tokens / rounds.rounds)[0])
+    model = trees.expected_tokens(chain_of_4, np.array([0.5]))
+    yield "b₁ = 0.5 in runs of 20 right and 20 wrong, a chain of 4:"
+    yield f"the model says {model:.3f}, replay {replayed[0]:.3f}."
+    yield f"alternate it is the other way round, {replayed[1]:.3f}."
+    draws = MultiDraft.of(COIN, COIN[[2, 1, 0]], 2)
+    beta, kept = draws.beta, draws.emitted(0)
+    yield f"two draws from q = (0.2, 0.3, 0.5) for p = (0.5, 0.3, 0.2) have β₁ = {beta[0]:.1f} and β₂ = {beta[1]:.1f}"
+    yield f"together {draws.total:.2f}; a⁽¹⁾ and a⁽²⁾ of the first token are {kept[0]:.2f} and {kept[1]:.2f}"
+
+
+def of_verdicts_at_any_time() -> Iterator[str]:
+    cost, size, threshold = 1.4, np.full(400, 200.0), np.array([1.1])
+    spent = np.full(400, 76 * cost)
+    limits = [sequential.Bounds(cost / 6, cost, float(most - 1)) for most in (512, 256)]
+    least, largest = limits[0].of_gains(threshold)
+    yield f"best = {limits[0].best:.4f}, worst = {limits[0].worst}"
+    fair = -least[0] / (largest[0] - least[0])
+    yield f"{-least[0]:.2f} and largest = {largest[0]:.2f}, m = {fair:.4f}"
+    gain = size[:3] - threshold * spent[:3]
+    won = np.exp(sequential.log_wealth(gain[None], least, largest)[0])
+    yield f"S = {size[0] / spent[0]:.4f} and Z = {gain[0]:.2f}"
+    yield f"the first three like it make K {', '.join(f'{wealth:.4f}' for wealth in won)}"
+    stops = []
+    for bounds_of_documents in limits:
+        for asked in (1.1, 1.3, 1.5):
+            found = sequential.decide_sequentially(size, spent, 1.0, bounds_of_documents, asked, 0.95)
+            assert found.verdict == "GO"
+            stops.append(found.documents)
+    first, second, third, *shorter = stops
+    yield f"GO comes after {first} documents; for s = 1.3 and 1.5 after {second} and {third}"
+    yield f"with max_new_tokens 256 after {shorter[0]}, {shorter[1]} and {shorter[2]}"
+
+
+PARTS = (of_thresholds, of_margins, of_many_positions, of_lossless, of_trees, of_verdicts_at_any_time)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_worked_numbers_are_what_the_library_computes(part: Callable[[], Iterator[str]]) -> None:
+    assert [text for text in part() if text not in PAGE] == []
+
+
+def test_no_worked_number_is_left_unchecked() -> None:
+    checked = " ".join(text for part in PARTS for text in part())
+    numbers_of_page = re.findall(r"\d+\.\d{3,}", re.sub(r"arXiv:\S+", "", PAGE))
+    assert len(numbers_of_page) > 60
+    assert [number for number in numbers_of_page if number not in checked] == []
+
+
+FOLDERS = ("stats", "totals", "theory", "report")
+
+
+def test_functions_named_in_the_page_exist() -> None:
+    modules = {path.stem: path for path in (ROOT / "alphaprof").glob("*/*.py") if path.parent.name in FOLDERS}
+    named = {(module, name) for module, name in re.findall(r"`([a-z_]+)\.([A-Za-z_]+)`", PAGE) if module in modules}
+    assert len(named) > 20
+    missing = [
+        item
+        for item in named
+        if not hasattr(importlib.import_module(f"alphaprof.{modules[item[0]].parent.name}.{item[0]}"), item[1])
+    ]
+    assert missing == []
+
+
+def test_every_rule_is_in_the_page() -> None:
+    notation, margins = (TEXT.split("\n## ")[part] for part in (1, 3))
+    assert set(re.findall(r"^\| `([a-z_]+)", notation, re.MULTILINE)) == set(ACCEPTED)
+    assert [name for name in RULES if f"`{name}" not in notation] == []
+    rows = "".join(line for line in margins.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`([a-z_]+)[:`]", rows)) == set(bounds.BEST_REJECTED)
+
+
+def test_links_within_the_page_lead_to_its_parts() -> None:
+    headings = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]*)\)", PAGE)) <= anchors

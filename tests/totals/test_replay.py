@@ -1,0 +1,652 @@
+"""Replay: rounds worked out by hand, against plain loops, and against every way that speculative sampling can go."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replay, replay, run_lengths, steps
+
+Array = np.ndarray[Any, Any]
+UNLIMITED = 10_000
+READY = 256  # `proposed` of a draft that is always ready
+every_flavour = pytest.mark.parametrize("flavour", get_args(Flavour))
+
+
+def trace(
+    agrees: list[int], proposed: list[int] | None = None, limit: int = UNLIMITED, ends: list[int] | None = None
+) -> Trace:
+    """One document."""
+    size = len(agrees)
+    start, stop = np.array([0]), np.array([size])
+    return Trace(
+        run=run_lengths(np.array(agrees), start, stop),
+        proposed=np.array(proposed if proposed is not None else [READY] * size),
+        start=start,
+        stop=stop,
+        limit=np.array([limit]),
+        draft_ends=np.array(ends if ends is not None else [0] * size, dtype=bool),
+    )
+
+
+def corpus(agrees: Array, proposed: Array, lengths: list[int], limit: Array | None = None) -> Trace:
+    """Several documents, one after the other; no EOS among the draft's tokens."""
+    stop = np.cumsum(lengths)
+    start = stop - np.array(lengths)
+    free = np.full(len(lengths), UNLIMITED) if limit is None else limit
+    return Trace(run_lengths(agrees, start, stop), proposed, start, stop, free, np.zeros(len(agrees), dtype=bool))
+
+
+def rounds(one: Trace, gamma: int, flavour: Any = "engine") -> list[tuple[int, int]]:
+    """The rounds of one document as (drafted, accepted)."""
+    found = steps(one, gamma, flavour)
+    return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
+
+
+def simulate(agrees: list[int], proposed: list[int], gamma: int) -> list[tuple[int, int, int, int]]:
+    """Engine rounds as (drafted, accepted, emitted, tested), token by token: the plain loop that an engine runs."""
+    found = []
+    place = 1
+    while place < len(agrees):
+        drafted = min(gamma, proposed[place])
+        accepted = emitted = tested = 0
+        while place < len(agrees):
+            good = accepted < drafted and agrees[place]
+            tested += accepted < drafted
+            place += 1
+            emitted += 1
+            accepted += good
+            if not good:
+                break
+        found.append((drafted, accepted, emitted, tested))
+    return found
+
+
+documents = st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=1, max_size=30), min_size=1, max_size=6)
+
+
+def test_run_lengths_by_hand() -> None:
+    runs = run_lengths(np.array([1, 1, 0, 1, 1, 0, 1]), np.array([0, 4]), np.array([4, 7]))
+    assert runs.tolist() == [2, 1, 0, 1, 1, 0, 1]
+
+
+def test_engine_rounds_by_hand() -> None:
+    # Prefill emits token 0; 1 1 0 are two accepted drafts and a correction; 1 1 1 | 1: three drafts and a bonus.
+    one = trace([0, 1, 1, 0, 1, 1, 1, 1, 0])
+    assert rounds(one, 3) == [(3, 2), (3, 3), (3, 0)]
+    counted = replay(one, 3)
+    assert counted.rounds.tolist() == [3]
+    assert counted.tokens.tolist() == [8]
+    assert counted.drafted.tolist() == [[3, 3, 3]]
+    assert counted.tested.tolist() == [[3, 2, 2]]
+    assert counted.accepted.tolist() == [[2, 2, 1]]
+
+
+def test_llamacpp_rounds_by_hand() -> None:
+    # As engine's, but with three, two and one token left a round drafts two, one and none.
+    assert rounds(trace([0, 1, 1, 1, 0, 0], limit=6), 3, "llamacpp") == [(3, 3), (0, 0)]
+    assert rounds(trace([0, 1, 0, 0, 0], limit=5), 3, "llamacpp") == [(3, 1), (1, 0), (0, 0)]
+    assert rounds(trace([0, 1, 0, 0, 0], limit=9), 3, "llamacpp") == [(3, 1), (3, 0), (3, 0)]  # EOS ended the text
+
+
+def test_a_flavour_counts_the_tokens_left_in_each_document_of_some() -> None:
+    """The second and third of three documents, as where only some have rounds."""
+    three = corpus(np.zeros(9), np.full(9, READY), [2, 3, 4], np.array([2, 3, 5]))
+    some = dataclasses.replace(three, **{name: getattr(three, name)[1:] for name in ("start", "stop", "limit")})
+    assert steps(some, 4, "llamacpp").drafted.tolist() == [1, 0, 3, 2, 1]
+    assert steps(some, 4, "hf").drafted.tolist() == [2, 1, 0, 4, 3, 2, 1]
+
+
+def test_hf_rounds_by_hand() -> None:
+    # Six tokens allowed: the first round starts at the first token, and the last ones draft at most what is left minus one.
+    assert rounds(trace([1, 1, 1, 0, 1, 1], limit=6), 2, "hf") == [(2, 2), (2, 0), (1, 1)]
+    assert rounds(trace([0, 0, 0], limit=3), 4, "hf") == [(2, 0), (1, 0), (0, 0)]
+
+
+def test_hf_stops_the_draft_after_its_own_eos_and_counts_a_matched_eos_as_the_targets() -> None:
+    matched = trace([1, 1, 1], limit=20, ends=[0, 0, 1])
+    assert rounds(matched, 5, "hf") == [(3, 2)]
+    wrong = trace([1, 0, 1, 1], limit=20, ends=[0, 1, 0, 0])
+    assert rounds(wrong, 5, "hf") == [(2, 1), (5, 1)]
+    off_path = trace([0, 1, 1, 0], limit=20, ends=[0, 0, 1, 0])  # after its first wrong token the draft is elsewhere
+    assert rounds(off_path, 4, "hf")[0] == (4, 0)
+
+
+def test_a_draft_that_ends_in_the_next_document_ends_no_round_of_this_one() -> None:
+    """The first text is accepted to its end, and the second begins with a draft of EOS."""
+    first, second, lengths = [1, 1, 1], [0, 0], np.array([3, 2])
+    both = corpus(np.array(first + second), np.full(5, READY), lengths.tolist())
+    both = dataclasses.replace(both, draft_ends=np.array([0, 0, 0, 1, 0], dtype=bool))
+    alone = [trace(first), trace(second, ends=[1, 0])]
+    for gamma in (1, 2, 3, 7):
+        found = steps(both, gamma, "hf")
+        each = [rounds(one, gamma, "hf") for one in alone]
+        assert list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True)) == [*each[0], *each[1]]
+        counted = replay(both, gamma, "hf").drafted
+        assert counted.tolist() == [replay(one, gamma, "hf").drafted[0].tolist() for one in alone]
+
+
+@given(documents, st.integers(1, 6))
+@settings(max_examples=300, deadline=None)
+def test_documents_side_by_side_equal_the_plain_loop(given_documents: list[list[tuple[bool, int]]], gamma: int) -> None:
+    agrees, proposed = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
+    counted = replay(corpus(agrees, proposed, [len(document) for document in given_documents]), gamma)
+    for index, document in enumerate(given_documents):
+        expected = simulate([agrees for agrees, _ in document], [proposed for _, proposed in document], gamma)
+        assert counted.rounds[index] == len(expected)
+        assert counted.tokens[index] == sum(emitted for _, _, emitted, _ in expected) == len(document) - 1
+        for depth in range(1, gamma + 1):
+            assert counted.drafted[index, depth - 1] == sum(drafted >= depth for drafted, _, _, _ in expected)
+            assert counted.accepted[index, depth - 1] == sum(accepted >= depth for _, accepted, _, _ in expected)
+            assert counted.tested[index, depth - 1] == sum(tested >= depth for _, _, _, tested in expected)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_more_drafts_never_need_more_rounds(agrees: list[bool]) -> None:
+    one = trace([int(item) for item in agrees])
+    counts = [float(replay(one, gamma).rounds[0]) for gamma in range(1, 9)]
+    assert counts == sorted(counts, reverse=True)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=60), st.integers(1, 8))
+@settings(max_examples=200, deadline=None)
+def test_rounds_between_two_misses_are_the_ceiling_of_their_length(agrees: list[bool], gamma: int) -> None:
+    # A run of ones closed by a miss, n tokens in all, takes ceil(n / (gamma + 1)) rounds: a bonus token may be the miss.
+    segments, length = [], 0
+    for agreed in agrees[1:]:
+        length += 1
+        if not agreed:
+            segments.append(length)
+            length = 0
+    segments += [length] if length else []
+    expected = sum(-(-segment // (gamma + 1)) for segment in segments)
+    assert replay(trace([int(item) for item in agrees]), gamma).rounds[0] == expected
+
+
+def test_always_agreeing_gives_gamma_plus_one_tokens_a_round_and_never_agreeing_one() -> None:
+    full, none = replay(trace([1] * 41), 4), replay(trace([0] * 41), 4)
+    assert (full.tokens / full.rounds).tolist() == [5.0]
+    assert (none.tokens / none.rounds).tolist() == [1.0]
+
+
+@every_flavour
+def test_a_document_of_one_token(flavour: Any) -> None:
+    counted = replay(trace([1], limit=1), 3, flavour)
+    assert counted.rounds.tolist() == ([1] if flavour == "hf" else [0])
+    assert counted.drafted.sum() == 0
+
+
+def test_markov_agreement_matches_the_closed_form() -> None:
+    # theory: tokens/round = 1 + a/(1-a) * (1-r^k)/(1-rho r^k), r = a + rho (1-a), for a two-state chain of agreements.
+    mean, rho, gamma, size = 0.8, 0.6, 4, 400_000
+    generator = np.random.default_rng(5)
+    stay, enter = mean + rho * (1 - mean), mean * (1 - rho)
+    uniform = generator.random(size)
+    state, chain = True, np.empty(size, dtype=bool)
+    for index in range(size):
+        state = uniform[index] < (stay if state else enter)
+        chain[index] = state
+    counted = replay(trace(chain.astype(int).tolist()), gamma)
+    expected = 1 + mean / (1 - mean) * (1 - stay**gamma) / (1 - rho * stay**gamma)
+    assert float((counted.tokens / counted.rounds)[0]) == pytest.approx(expected, rel=0.01)
+    independent = sum(mean**depth for depth in range(gamma + 1))
+    assert float((counted.tokens / counted.rounds)[0]) < independent  # burstiness: the textbook formula overestimates
+
+
+COUNTS = ("rounds", "tokens", "drafted", "tested", "accepted")
+
+
+def assert_equal(found: Rounds, expected: Rounds) -> None:
+    """The same counts, exactly."""
+    for item in dataclasses.fields(Rounds):
+        assert getattr(found, item.name).tolist() == getattr(expected, item.name).tolist(), item.name
+
+
+@every_flavour
+@given(documents, st.integers(1, 6), st.integers(0, 3))
+@settings(max_examples=300, deadline=None)
+def test_expectations_of_what_is_certain_are_the_facts(
+    flavour: Flavour, given_documents: list[list[tuple[bool, int]]], gamma: int, room: int
+) -> None:
+    """Where every a_t is 0 or 1, the program over states is the plain replay, whatever is proposed."""
+    agrees, proposed = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
+    lengths = [len(document) for document in given_documents]
+    many = corpus(agrees, proposed, lengths, limit=np.array(lengths) + room)
+    kept = agrees.astype(float)
+    assert_equal(expected_replay(many, kept, kept, gamma, flavour), replay(many, gamma, flavour))
+
+
+@dataclass(frozen=True)
+class Models:
+    """A target and a draft: next-token distributions [vocabulary] by history, which may be anything.
+
+    `eos` ends a text; no text is longer than `limit`. `context`: tokens after which the draft has nothing to propose.
+    """
+
+    p: dict[tuple[int, ...], Array]
+    q: dict[tuple[int, ...], Array]
+    limit: int
+    eos: int | None
+    context: int
+
+    def proposed(self, place: int) -> int:
+        """Tokens that a round starting there would propose at most."""
+        return max(0, min(READY, self.context - place))
+
+    def ended(self, text: tuple[int, ...]) -> bool:
+        return len(text) == self.limit or (self.eos is not None and self.eos in text)
+
+
+def random_models(
+    seed: int, vocabulary: int, limit: int, gamma: int, eos: int | None = None, context: int = READY
+) -> Models:
+    """Tables for every history that a round can draft in, also beyond the end of the text; zeros here and there."""
+    rng = np.random.default_rng(seed)
+    tables: tuple[dict[tuple[int, ...], Array], ...] = ({}, {})
+    for size in range(limit + gamma + 1):
+        for history in itertools.product(range(vocabulary), repeat=size):
+            for table in tables:
+                weights = rng.dirichlet(np.full(vocabulary, 0.7)) * (rng.random(vocabulary) < 0.9)
+                weights = weights if weights.sum() > 0 else np.ones(vocabulary)
+                table[history] = weights / weights.sum()
+    return Models(*tables, limit, eos, context)
+
+
+def one_round(models: Models, history: tuple[int, ...], drafts: int) -> Iterator[tuple[float, tuple[int, ...], int]]:
+    """Every way that a round can go, as (probability, emitted tokens, accepted drafts): every tuple of drafts, every place
+    of the first rejection, every token drawn from the residual distribution or as a bonus.
+    """
+    for tokens in itertools.product(range(len(models.p[history])), repeat=drafts):
+        chance = math.prod(float(models.q[history + tokens[:depth]][token]) for depth, token in enumerate(tokens))
+        for accepted, token in enumerate(tokens):
+            p, q = models.p[history + tokens[:accepted]], models.q[history + tokens[:accepted]]
+            keep = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
+            residual = np.maximum(p - q, 0.0)
+            for other in np.flatnonzero(residual) if keep < 1 else ():
+                own = chance * (1 - keep) * residual[other] / residual.sum()
+                yield float(own), (*tokens[:accepted], int(other)), accepted
+            chance *= keep
+        for bonus, share in enumerate(models.p[history + tokens]):
+            yield chance * float(share), (*tokens, bonus), drafts
+
+
+Outcome = tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]]  # a text, and (drafted, tested, accepted) of its rounds
+
+
+def process(models: Models, gamma: int, flavour: Flavour) -> dict[Outcome, float]:
+    """The joint law of text and rounds under speculative sampling, by enumeration of every way that it can go."""
+
+    @functools.cache
+    def after(history: tuple[int, ...]) -> dict[Outcome, float]:
+        if models.ended(history):
+            return {(history, ()): 1.0}
+        left = models.limit - len(history)
+        drafts = min(gamma, models.proposed(len(history)), gamma if flavour == "engine" else left - 1)
+        law: Counter[Outcome] = Counter()
+        for chance, emitted, accepted in one_round(models, history, drafts):
+            text = cut(models, history + emitted)
+            inside = len(text) - len(history)
+            tested = min(drafts, accepted + 1, inside)
+            counted = min(accepted, inside - 1 if flavour == "hf" else inside)  # hf: the last token is the target's own
+            for (whole, rounds), share in after(text).items() if chance > 0 else ():
+                law[whole, ((drafts, tested, counted), *rounds)] += chance * share
+        return law
+
+    if flavour == "hf":
+        return after(())
+    law: Counter[Outcome] = Counter()
+    for first, share in enumerate(models.p[()]):  # the prefill emits the first token
+        for outcome, chance in after((first,)).items() if share > 0 else ():
+            law[outcome] += float(share) * chance
+    return law
+
+
+def cut(models: Models, text: tuple[int, ...]) -> tuple[int, ...]:
+    """A text up to its end."""
+    return next((text[:size] for size in range(len(text) + 1) if models.ended(text[:size])), text)
+
+
+def texts(models: Models) -> dict[tuple[int, ...], float]:
+    """Every text that the target can write by itself, and how probable it is."""
+    found, unfinished = {}, {(): 1.0}
+    while unfinished:
+        grown = {
+            (*text, token): chance * float(share)
+            for text, chance in unfinished.items()
+            for token, share in enumerate(models.p[text])
+            if share > 0
+        }
+        found |= {text: chance for text, chance in grown.items() if models.ended(text)}
+        unfinished = {text: chance for text, chance in grown.items() if not models.ended(text)}
+    return found
+
+
+def logged(models: Models, written: list[tuple[int, ...]]) -> tuple[Trace, Array, Array]:
+    """What profiling would log of some texts: a trace, a_t and beta_t."""
+    places = [(text, place) for text in written for place in range(len(text))]
+    proposed = np.array([models.proposed(place) for _, place in places])
+    kept, accept = np.zeros(len(places)), np.zeros(len(places))
+    for index, (text, place) in enumerate(places):
+        p, q = models.p[text[:place]], models.q[text[:place]]
+        kept[index] = min(1.0, q[text[place]] / p[text[place]])
+        accept[index] = np.minimum(p, q).sum()
+    lengths = [len(text) for text in written]
+    many = corpus(np.zeros(len(places)), proposed, lengths, limit=np.full(len(written), models.limit))
+    return many, np.where(proposed > 0, kept, 0.0), np.where(proposed > 0, accept, 0.0)
+
+
+def conditional_counts(law: dict[Outcome, float], written: list[tuple[int, ...]], gamma: int) -> Rounds:
+    """Expected counts given each text, from the joint law."""
+    found, chance, index = Rounds.none(len(written), gamma), Counter[tuple[int, ...]](), {}
+    for (text, _), share in law.items():
+        chance[text] += share
+    index = {text: row for row, text in enumerate(written)}
+    depth = np.arange(1, gamma + 1)
+    for (text, rounds), share in law.items():
+        row, weight = index[text], share / chance[text]
+        found.rounds[row] += weight * len(rounds)
+        for name, column in (("drafted", 0), ("tested", 1), ("accepted", 2)):
+            getattr(found, name)[row] += weight * sum(depth <= one[column] for one in rounds)
+    return found
+
+
+SETTINGS = [  # vocabulary, limit, gamma, eos, context
+    *((vocabulary, limit, gamma, None, READY) for vocabulary, limit in ((2, 6), (3, 5)) for gamma in (1, 2, 3)),
+    *((2, 6, gamma, None, context) for gamma in (2, 3) for context in (0, 2, 4)),
+    *((3, 4, gamma, 0, READY) for gamma in (1, 2, 3)),
+    (2, 6, 3, 1, 4),
+]
+
+
+@pytest.fixture(scope="module", params=range(len(SETTINGS)), ids=lambda index: str(SETTINGS[index]))
+def tiny_models(request: pytest.FixtureRequest) -> tuple[Models, int]:
+    """Random language models, and gamma."""
+    vocabulary, limit, gamma, eos, context = SETTINGS[request.param]
+    return random_models(request.param, vocabulary, limit, gamma, eos, context), gamma
+
+
+@every_flavour
+def test_speculative_sampling_writes_the_targets_texts(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+    """The law of the text is the target's own: the enumeration is of the right process."""
+    models, gamma = tiny_models
+    law: Counter[tuple[int, ...]] = Counter()
+    for (text, _), chance in process(models, gamma, flavour).items():
+        law[text] += chance
+    assert law == pytest.approx(texts(models), abs=1e-12)
+
+
+@every_flavour
+def test_expected_counts_are_those_of_every_way_it_can_go(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+    """Given each text: rounds, and drafted, tested and accepted tokens by depth."""
+    models, gamma = tiny_models
+    written = list(texts(models))
+    found = expected_replay(*logged(models, written), gamma, flavour)
+    enumerated = conditional_counts(process(models, gamma, flavour), written, gamma)
+    for name in ("rounds", "drafted", "tested", "accepted"):
+        assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
+    assert found.tokens.tolist() == [len(text) - (0 if flavour == "hf" else 1) for text in written]
+
+
+@every_flavour
+def test_control_is_zero_on_average_over_texts(flavour: Flavour, tiny_models: tuple[Models, int]) -> None:
+    """But not on each of them; given a text it is the tested positions' a_t less beta_t."""
+    models, gamma = tiny_models
+    chances = texts(models)
+    control = expected_replay(*logged(models, list(chances)), gamma, flavour).control
+    assert float(np.array(list(chances.values())) @ control) == pytest.approx(0, abs=1e-12)
+    if models.context > 1:
+        assert np.abs(control).max() > 0.1
+
+
+def test_control_by_hand() -> None:
+    """gamma 1, four tokens: the second is tested, the third where the second was rejected, the fourth where the third was
+    accepted or not tested... : P(tested) = 1, 1 - a_1, 1 - (1 - a_1) a_2.
+    """
+    kept, accept = np.array([0.3, 0.5, 0.25, 1.0]), np.array([0.9, 0.6, 0.5, 0.25])
+    found = expected_replay(trace([0, 0, 0, 0]), kept, accept, 1)
+    assert found.tested.tolist() == [[1 + 0.5 + (1 - 0.5 * 0.25)]]
+    assert found.control == pytest.approx([1 * -0.1 + 0.5 * -0.25 + 0.875 * 0.75])
+    assert found.accepted == pytest.approx(np.array([[0.5 + 0.5 * 0.25 + 0.875]]))
+    assert found.rounds == pytest.approx([1 + 0.5 + 0.875])
+
+
+def two_token_models(limit: int) -> Models:
+    """The draft writes more 0 than the target: a 0 is always accepted. After a 0 it is a better draft than after a 1."""
+    after = {0: (np.array([0.7, 0.3]), np.array([1.0, 0.0])), 1: (np.array([0.1, 0.9]), np.array([1.0, 0.0]))}
+    histories = [text for size in range(limit + 5) for text in itertools.product((0, 1), repeat=size)]
+    p, q = ({text: after[text[-1] if text else 0][model] for text in histories} for model in (0, 1))
+    return Models(p, q, limit, None, READY)
+
+
+def test_acceptance_before_the_token_is_known_must_not_be_propagated() -> None:
+    """The emitted token ties neighbouring positions together: with beta_t for a_t, rounds come out wrong by per cents."""
+    models, gamma = two_token_models(6), 2
+    true = sum(chance * len(rounds) for (_, rounds), chance in process(models, gamma, "engine").items())
+    chances = texts(models)
+    many, kept, accept = logged(models, list(chances))
+    weights = np.array(list(chances.values()))
+    right, wrong = (float(weights @ expected_replay(many, column, accept, gamma).rounds) for column in (kept, accept))
+    assert right == pytest.approx(true, abs=1e-12)
+    assert abs(wrong / true - 1) > 0.02
+
+
+bits = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=8)
+
+
+@every_flavour
+@given(bits, st.integers(1, 4), st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_expected_counts_are_the_mean_over_independent_acceptances(
+    flavour: Flavour, positions: list[tuple[float, int]], gamma: int, room: int
+) -> None:
+    """Every combination of accepted positions replayed, whatever a round proposes that starts there."""
+    size = len(positions)
+    kept, proposed = (np.array(column) for column in zip(*positions, strict=True))
+    outcomes = np.array(list(itertools.product((0, 1), repeat=size)))
+    chances = np.where(outcomes == 1, kept, 1 - kept).prod(1)
+    limit = np.full(len(outcomes), size + room)
+    every = corpus(outcomes.ravel(), np.tile(proposed, len(outcomes)), [size] * len(outcomes), limit)
+    facts = replay(every, gamma, flavour)
+    one = corpus(np.zeros(size), proposed, [size], limit[:1])
+    found = expected_replay(one, kept, kept, gamma, flavour)
+    for name in COUNTS:
+        assert getattr(found, name)[0] == pytest.approx(chances @ getattr(facts, name), abs=1e-9), name
+
+
+def test_lower_acceptance_never_needs_fewer_rounds_in_expectation() -> None:
+    """Over 200 documents with random a_t, each halved."""
+    kept = np.random.default_rng(3).random(200 * 30)
+    many = corpus(np.zeros(len(kept)), np.full(len(kept), READY), [30] * 200)
+    for gamma in (1, 2, 5):
+        plain, halved = (expected_replay(many, column, column, gamma).rounds for column in (kept, kept / 2))
+        assert (halved > plain).all()
+
+
+def sampled_text(p: Array, q: Array, gamma: int, size: int, rng: np.random.Generator) -> tuple[list[int], Array]:
+    """One text of speculative sampling with Markov models [token, next token], drawn round by round, and its rounds and
+    drafted, tested and accepted tokens by depth, [1 + 3 gamma].
+    """
+    text, counts = [0], np.zeros((4, gamma))
+    uniform = rng.random
+    to, from_draft = p.cumsum(1), q.cumsum(1)
+    while len(text) < size:
+        last, left, tokens = text[-1], size - len(text), []
+        counts[0, 0] += 1
+        counts[1] += 1
+        for depth in range(min(gamma, left)):
+            draft = min(int(np.searchsorted(from_draft[last], uniform())), len(p) - 1)
+            counts[2, depth] += 1
+            if uniform() * q[last, draft] >= p[last, draft]:
+                residual = np.maximum(p[last] - q[last], 0).cumsum()
+                tokens.append(int(np.searchsorted(residual, uniform() * residual[-1])))
+                break
+            counts[3, depth] += 1
+            tokens.append(draft)
+            last = draft
+        else:
+            tokens.append(min(int(np.searchsorted(to[last], uniform())), len(p) - 1))
+        text = (text + tokens)[:size]
+    return text, np.concatenate([counts[0, :1], counts[1:].ravel()])
+
+
+def test_long_texts_drawn_round_by_round_agree_within_their_error() -> None:
+    """A 12-token Markov model: counts of 300 simulated texts less what is expected of these texts, 4 standard errors."""
+    rng, gamma, size, documents = np.random.default_rng(8), 4, 150, 300
+    p = rng.dirichlet(np.full(12, 0.4), 12)
+    q = 0.6 * p + 0.4 * rng.dirichlet(np.full(12, 0.4), 12)
+    drawn = [sampled_text(p, q, gamma, size, rng) for _ in range(documents)]
+    tokens = np.array([text for text, _ in drawn])
+    before, after = tokens[:, :-1], tokens[:, 1:]
+    first = np.ones((documents, 1))
+    kept = np.hstack([first, np.minimum(1, q[before, after] / p[before, after])]).ravel()
+    accept = np.hstack([first, np.minimum(p, q).sum(1)[before]]).ravel()
+    many = corpus(np.zeros(tokens.size), np.full(tokens.size, READY), [size] * documents)
+    found = expected_replay(many, kept, accept, gamma)
+    expected = np.column_stack([found.rounds, found.drafted, found.tested, found.accepted])
+    simulated = np.array([counts for _, counts in drawn])
+    off = simulated - expected
+    assert (np.abs(off.mean(0)) < 4 * off.std(0) / math.sqrt(documents)).all()
+    assert simulated[:, 0].var() > 2 * expected[:, 0].var()  # the lot of each round is averaged out
+    assert abs(found.control.mean()) < 4 * found.control.std() / math.sqrt(documents)
+
+
+def plain_lookup(run: list[int], proposed: list[int], limit: int, gamma: int, flavour: Flavour) -> list[tuple[int, ...]]:
+    """Rounds of one document under prompt lookup as (drafted, tested, accepted, emitted), in a plain loop."""
+    found, size = [], len(run)
+    place = 0 if flavour == "hf" else 1
+    while place < size:
+        inside, left = size - place, limit - place
+        room = {"engine": gamma, "llamacpp": left - 1, "hf": 0 if left == 1 else gamma}[flavour]
+        drafted = min(gamma, proposed[place], room)
+        matched = min(drafted, run[place])
+        emitted = matched + 1 if matched < inside else inside
+        accepted = emitted - 1 if flavour == "hf" else matched
+        found.append((drafted, min(drafted, accepted + 1, inside), accepted, emitted))
+        place += emitted
+    return found
+
+
+@st.composite
+def lookups(draw: st.DrawFn) -> list[tuple[list[int], list[int], int]]:
+    """Documents of prompt lookup: run and proposed at every position, and the limit on tokens."""
+    found = []
+    for size in draw(st.lists(st.integers(1, 20), min_size=1, max_size=5)):
+        proposed = [draw(st.integers(0, 6)) for _ in range(size)]
+        run = [draw(st.integers(0, min(most, size - place))) for place, most in enumerate(proposed)]
+        found.append((run, proposed, size + draw(st.integers(0, 3))))
+    return found
+
+
+@every_flavour
+@given(lookups(), st.integers(1, 7))
+@settings(max_examples=200, deadline=None)
+def test_rounds_of_prompt_lookup_are_those_of_the_plain_loop(
+    flavour: Flavour, given_documents: list[tuple[list[int], list[int], int]], gamma: int
+) -> None:
+    """What it proposes depends on where the round starts, so runs do not follow from one another."""
+    run, proposed = (np.concatenate([item[part] for item in given_documents]).astype(int) for part in (0, 1))
+    lengths = [len(item[0]) for item in given_documents]
+    plain = corpus(np.zeros(len(run)), proposed, lengths, np.array([limit for _, _, limit in given_documents]))
+    counted = replay(dataclasses.replace(plain, run=run, looked_up=True), gamma, flavour)
+    depth = np.arange(1, gamma + 1)
+    for index, (its_run, its_proposed, limit) in enumerate(given_documents):
+        expected = np.array(plain_lookup(its_run, its_proposed, limit, gamma, flavour), dtype=int).reshape(-1, 4)
+        assert counted.rounds[index] == len(expected)
+        assert counted.tokens[index] == expected[:, 3].sum() == lengths[index] - (flavour != "hf")
+        for name, column in (("drafted", 0), ("tested", 1), ("accepted", 2)):
+            assert getattr(counted, name)[index].tolist() == (depth <= expected[:, column, None]).sum(0).tolist(), name
+        assert counted.control[index] == 0
+
+
+@pytest.mark.parametrize(
+    ("flavour", "expected"),
+    [("engine", [(3, 2), (3, 2)]), ("llamacpp", [(3, 2), (1, 1)]), ("hf", [(0, 0), (3, 2), (3, 1)])],
+)
+def test_rounds_of_prompt_lookup_by_hand(flavour: Flavour, expected: list[tuple[int, int]]) -> None:
+    """Six tokens, no more allowed: with two left llama.cpp drafts one. Hugging Face drafts three, and counts the last one as
+    the target's own.
+    """
+    offered = trace([0] * 6, proposed=[0, 5, 4, 3, 3, 3], limit=6)
+    assert rounds(dataclasses.replace(offered, run=np.array([0, 2, 1, 0, 2, 0]), looked_up=True), 3, flavour) == expected
+
+
+def test_prompt_lookup_drafts_beyond_what_is_left_but_not_for_one_token() -> None:
+    """Three tokens left and three drafted, where a model would draft two; at the last token none."""
+    offered = trace([0, 0, 0, 0], proposed=[5] * 4, limit=4)
+    found = dataclasses.replace(offered, run=np.zeros(4, dtype=int), looked_up=True)
+    assert rounds(offered, 3, "hf") == [(3, 0), (2, 0), (1, 0), (0, 0)]
+    assert rounds(found, 3, "hf") == [(3, 0), (3, 0), (3, 0), (0, 0)]
+
+
+# Rounds that a real vLLM ran; golden/vllm/README.md says how they were recorded.
+def recorded(name: str, way: str) -> Iterator[tuple[dict[str, Any], dict[str, list[int]], list[int], PromptLookup]]:
+    """Requests of a file, each with what vLLM counted when it decoded them in a way, the text, and prompt lookup for it."""
+    content = json.loads((Path(__file__).parents[1] / "golden" / "vllm" / name).read_text())
+    lookup = PromptLookup("ngram", 3, tuple(content["eos"]), 50_000, "float32")
+    for request in content["requests"]:
+        if counted := request["vllm"].get(way):
+            yield request, counted, request["continuation_ids"][: counted["tokens"]], lookup
+
+
+def looked_up(prompt: list[int], text: list[int], lookup: PromptLookup, before_eos: bool = False) -> Trace:
+    """One document of prompt lookup."""
+    found = lookup.columns(np.array(prompt + text), len(prompt))
+    proposed = found["proposed_before_eos" if before_eos else "proposed"]
+    return dataclasses.replace(trace([0] * len(text), proposed.tolist()), run=found["accepted_run"], looked_up=True)
+
+
+def with_a_proposal(one: Trace, gamma: int) -> tuple[list[int], list[int], list[int]]:
+    """Of one document's rounds that drafted something, as vLLM lists them: drafted, accepted, and the tokens left."""
+    found = steps(one, gamma)
+    chosen = found.drafted > 0
+    return found.drafted[chosen].tolist(), found.accepted[chosen].tolist(), (one.stop[0] - found.at[chosen]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("way", "requests", "rounds", "accepted"),
+    [
+        ("draft_model 1", 8, 402, 233),
+        ("draft_model 3", 30, 2187, 2351),
+        ("draft_model 5", 8, 276, 361),
+        ("ngram 3", 30, 1874, 853),
+        ("ngram 5", 8, 248, 67),
+    ],
+)
+def test_rounds_that_vllm_ran_are_replayed_one_by_one(way: str, requests: int, rounds: int, accepted: int) -> None:
+    """All 84 pairs of a request and a way to decode it. vLLM counts drafts that it accepted after the text's end as well."""
+    totals = np.zeros(3, dtype=int)
+    for request, counted, text, lookup in recorded("rounds-stories15m.json", way):
+        by_model = trace([int(top == token) for top, token in zip(request["draft_top"], text, strict=False)])
+        one = looked_up(request["prompt_ids"], text, lookup) if way.startswith("ngram") else by_model
+        drafted, kept, left = with_a_proposal(one, int(way[-1]))
+        assert drafted == counted["drafted"]
+        assert kept == np.minimum(counted["accepted"], left).tolist()
+        totals += 1, len(kept), sum(kept)
+    assert totals.tolist() == [requests, rounds, accepted]
+
+
+def test_prompt_lookup_in_chats_drafts_what_vllm_did_and_less_before_an_eos() -> None:
+    """Each prompt has ends of turns, which are EOS ids: three of ten chats come out otherwise where proposals end there."""
+    otherwise = 0
+    for request, counted, text, lookup in recorded("rounds-smollm2-chat.json", "ngram 3"):
+        drafted, kept, left = with_a_proposal(looked_up(request["prompt_ids"], text, lookup), 3)
+        assert drafted == counted["drafted"]
+        assert kept == np.minimum(counted["accepted"], left).tolist()
+        before_eos, _, _ = with_a_proposal(looked_up(request["prompt_ids"], text, lookup, before_eos=True), 3)
+        otherwise += before_eos != counted["drafted"]
+    assert otherwise == 3
