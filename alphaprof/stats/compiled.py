@@ -44,7 +44,7 @@ def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambd
     """Have another process call `compile_all` of a module, once for its `file` as it is: this one loads what is kept.
 
     What numba runs right after compiling has loops that call each other put together otherwise than what it keeps, and sums
-    of float32 in another order: rows of a run must not hang on which process compiled. Where nothing can be kept every
+    of float32 in another order: rows of a run must not depend on which process compiled. Where nothing can be kept every
     process compiles, each in the same way. `say`: called before, since it takes a while.
     """
     folder = _folder()

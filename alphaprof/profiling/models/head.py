@@ -15,7 +15,7 @@ from alphaprof.profiling.models.load import Model, is_out_of_memory
 
 
 def shared_layers(target: Any, draft: Any) -> int:
-    """How many layers, from the first on, have the same parameters in two decoders; 0 where that cannot be told."""
+    """How many layers, from the first on, have the same parameters in two decoders; 0 where that cannot be known."""
     if draft is target or not all(isinstance(getattr(base, "layers", None), nn.ModuleList) for base in (target, draft)):
         return 0
     if target.get_input_embeddings().weight is not draft.get_input_embeddings().weight:

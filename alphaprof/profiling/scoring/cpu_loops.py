@@ -144,7 +144,7 @@ def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, flo
 @vectorised
 def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, top_q: Any, share_q: Any) -> Any:
     """Sums over ids that both have: min(p, q), p and q times how far logits are apart, and -m log m, m half of p + q.
-    `share_p` is 1 / total of the row. Of equal rows both divergences are exactly 0: a budget may hang on it.
+    `share_p` is 1 / total of the row. Of equal rows both divergences are exactly 0: a budget may depend on it.
     """
     overlap, p_apart, q_apart, mixed = ZERO, ZERO, ZERO, ZERO
     for i in range(len(zp)):

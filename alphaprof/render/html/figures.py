@@ -88,7 +88,7 @@ def points(x: Sequence[Any], y: Sequence[Any], text: Sequence[str], mode: str = 
     return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), "text": list(text), "hoverinfo": "text", **more}
 
 
-def said(*lines: str) -> str:
+def hover_text(*lines: str) -> str:
     """Lines of a hover text."""
     return "<br>".join(line for line in lines if line)
 
@@ -234,7 +234,7 @@ def _alpha_said(item: Result, name: str) -> str:
     lossy = "lossy: one step at a time along the target's own text" if item.lossy else ""
     covered = f"coverage {fmt.share(item.coverage)}" if item.coverage is not None and item.coverage < 1 else ""
     counted = f"{fmt.documents(item.documents, item.clusters)} documents, {fmt.count(item.positions)} positions"
-    return said(who(item, name), f"α {fmt.share_with_interval(item.alpha)}", covered, counted, off, lossy)
+    return hover_text(who(item, name), f"α {fmt.share_with_interval(item.alpha)}", covered, counted, off, lossy)
 
 
 def speedups(report: Report, style: Style) -> Figure:
@@ -275,7 +275,7 @@ def _speed_said(result: Result, name: str, item: GammaResult) -> str:
     best = " (best here)" if item.gamma == result.best_gamma else ""
     breaks = f"pays from {fmt.number(item.break_even_length)} on" if item.break_even_length is not None else ""
     cost = f"c {fmt.number(item.draft_cost)}, v {fmt.number(item.verify_cost)}" if item.verify_cost is not None else ""
-    return said(
+    return hover_text(
         f"{who(result, name)}, γ {item.gamma}{best}",
         f"speedup {fmt.interval(item.speedup, 'x')}" if item.speedup else "",
         f"whole requests {fmt.interval(item.request_speedup, 'x')}" if item.request_speedup else "",
@@ -304,7 +304,7 @@ def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: St
     text = []
     for depth, (value, drafts) in enumerate(zip(values, last.reached, strict=True), 1):
         of = f"{fmt.number(drafts, 0)} drafts that were reached" if conditional else "all rounds with a proposal"
-        text.append(said(who(result, name), f"depth {depth}: {kind} {fmt.share(value)}", f"of {of}"))
+        text.append(hover_text(who(result, name), f"depth {depth}: {kind} {fmt.share(value)}", f"of {of}"))
     symbols = [style.symbol(result.rule, not conditional or (reached or 0) >= FEW) for reached in last.reached]
     line = style.line(result.draft, dash="solid" if conditional else "dot")
     marks, about = {"size": 5, "symbol": symbols}, meta(result.draft, result.rule)
@@ -319,12 +319,12 @@ def bursts(report: Report, style: Style) -> Figure:
     for place, (name, results) in enumerate(texts.items()):
         for item in results:
             if item.burstiness is not None:
-                text = said(who(item, name), f"burstiness {fmt.difference(item.burstiness, 2)}")
+                text = hover_text(who(item, name), f"burstiness {fmt.difference(item.burstiness, 2)}")
                 point = _point(item, place, item.burstiness.value, text, style)
                 traces.append(point | {"error_x": errors(item.burstiness, style.colour(item.draft))})
             wrong, words = _textbook(item)
             if wrong is not None:
-                point = _point(item, place, wrong, said(who(item, name), words), style)
+                point = _point(item, place, wrong, hover_text(who(item, name), words), style)
                 traces.append(point | {"xaxis": "x2", "yaxis": "y2"})
     rows = categories(list(texts))
     zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
@@ -345,7 +345,7 @@ def _textbook(item: Result) -> tuple[float | None, str]:
         return None, ""
     side = "high" if best.iid_error >= 0 else "low"
     promised = f"the textbook formula promises {fmt.number(best.iid_tokens_per_round)} tokens per round at γ {wanted}"
-    return best.iid_error, said(promised, f"that is {fmt.signed_percent(abs(best.iid_error)).lstrip('+')} too {side}")
+    return best.iid_error, hover_text(promised, f"that is {fmt.signed_percent(abs(best.iid_error)).lstrip('+')} too {side}")
 
 
 def step_times(report: Report, style: Style) -> Figure | None:
@@ -423,7 +423,7 @@ def _cause_said(item: Attribution, cause: Cause) -> str:
     now, then = reached(item.tokens_per_round, item.speedup), reached(cause.tokens_per_round, cause.speedup)
     what = "speedup" if cause.speedup is not None else "tokens per round"
     gained = f"{what} at γ {item.gamma}: {now} now, at most {then} with it" if then != fmt.NOTHING else ""
-    return said(
+    return hover_text(
         f"<b>{label(fmt.short(item.domain))}</b>, {label(item.draft)}, {item.rule}: {cause.name}",
         f"{fmt.share_with_interval(cause.share)} of the positions; lost in all {fmt.share_with_interval(item.lost)}",
         gained,
@@ -484,7 +484,7 @@ def _curve(items: Sequence[Decile], share: str) -> Trace:
 def _decile_said(item: Decile) -> str:
     low = "" if item.low is None else f"from {item.low:.3g} "
     high = "" if item.high is None else f"below {item.high:.3g}"
-    return said(
+    return hover_text(
         f"{label(item.draft)}, {item.rule}",
         f"{item.axis} {low}{high}, {fmt.count(item.positions)} positions",
         f"certified {fmt.share_with_interval(item.certified)}" if item.certified is not None else "",
