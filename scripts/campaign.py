@@ -59,7 +59,7 @@ from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
 from alphaprof.log import manifest as manifests
 from alphaprof.log.store import Run
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe, write_anew, write_run
 
 ROOT = Path(__file__).parent.parent
 Case = Callable[[random.Random], "Outcome"]
@@ -663,6 +663,10 @@ def writing(run: Path) -> Scene:
     recipe = Recipe(domains={"code": Domain(3, shortest=8, longest=14)}, gammas=(1,), shard_documents=1)
     whole = rows_of(write_run(run, recipe).path)
 
+    def write() -> str:
+        write_anew(run, recipe)
+        return str(run)
+
     def after(outcome: Outcome) -> Outcome:
         if outcome.kind == "answer":
             return finished(outcome, run, whole)
@@ -672,7 +676,7 @@ def writing(run: Path) -> Scene:
         return outcome
 
     begin = partial(shutil.rmtree, run, ignore_errors=True)
-    return Scene(begin, partial(outcome_of, lambda: str(write_run(run, recipe).path)), after)
+    return Scene(begin, partial(outcome_of, write), after)
 
 
 def profiling(folder: Path) -> Scene:

@@ -120,7 +120,7 @@ def write_run(path: Path, recipe: Recipe | None = None) -> Run:
     recipe = recipe or Recipe()
     written = _written() / hashlib.sha256(repr(recipe).encode()).hexdigest()
     if not written.exists():
-        _write(written, recipe)
+        write_anew(written, recipe)
     shutil.copytree(written, path, dirs_exist_ok=True)
     return Run.open(path)
 
@@ -133,7 +133,8 @@ def _written() -> Path:
     return folder
 
 
-def _write(path: Path, recipe: Recipe) -> None:
+def write_anew(path: Path, recipe: Recipe) -> None:
+    """A complete run in `path`, by the store's own writer."""
     rng = np.random.default_rng(recipe.seed)
     run = Run(path, manifest(recipe))
     documents = _documents(recipe, rng)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from alphaprof.profiling.scoring import columns as declared
 from alphaprof.profiling.scoring import gpu_kernels as kernels
-from alphaprof.profiling.scoring.columns import IDS
 from alphaprof.profiling.scoring.statistics import Columns, ProcessedLogits
 
 # Fixed, not tuned where they run: results must not depend on the machine. A thread has 8 ids of a block, which are 16 bytes
@@ -89,7 +89,8 @@ def measured(
         for side in drafts:
             theirs = _one_side(side, token, ranked=True)
             pair = _run(kernels.two_sides, target.logits, ours, theirs)
-            columns.append(_columns(theirs.found, DRAFT) | _columns(pair, PAIR))
+            both = _columns(theirs.found, DRAFT) | _columns(pair, PAIR)
+            columns.append({name: both[name] for name in declared.DRAFT})
         columns += [_columns(_run(kernels.one_id, target.logits, ours, ids), PROPOSAL) for ids in proposals]
     return columns
 
@@ -110,4 +111,6 @@ def _run(kernel: Any, logits: torch.Tensor, *given: Any, **flags: bool) -> _Foun
 
 
 def _columns(found: _Found, places: Mapping[str, Any]) -> Columns:
-    return {name: (found.integers if name in IDS else found.floats)[:, place.value] for name, place in places.items()}
+    return {
+        name: (found.integers if name in declared.IDS else found.floats)[:, place.value] for name, place in places.items()
+    }
