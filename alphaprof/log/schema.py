@@ -31,8 +31,8 @@ CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}: of mean 0."
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. `low` and `high` are inclusive; None: unbounded. `needs`: the one of NEEDS without which it is
-    null; None: the log of every draft has its values.
+    """One column of a table. `low` and `high` are inclusive; None: unbounded. In the log a `nullable` one is null where the
+    draft proposes nothing, and everywhere where the draft lacks what it `needs`, one of NEEDS (None: every draft has it).
     """
 
     name: str
@@ -189,8 +189,8 @@ LATENCY_COLUMNS = (
         "step",
         CATEGORY,
         "decode: one token; verify: several tokens at once; draft: a step of the draft, over two tokens where the round "
-        "before was accepted in full; prefill: a prompt into an empty cache; lookup: one search of each text, once a round; "
-        "bookkeeping: taking rejected tokens out of the model's cache, once a round.",
+        "before was accepted in full; prefill: a prompt into an empty cache; lookup: what a draft without a model does, a "
+        "search of each text once a round; bookkeeping: taking rejected tokens out of the model's cache, once a round.",
     ),
     Column("tokens", pa.int32(), "New tokens per sequence in the timed step.", "tokens", 1),
     Column("batch", pa.int32(), "Sequences in the batch.", "sequences", 1),

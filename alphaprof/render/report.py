@@ -1,4 +1,4 @@
-"""A report as an answer: its Markdown, for pull requests, and what writes its other texts."""
+"""Joins a report to what draws it, and writes its short Markdown. Its tables are in `terminal.py`."""
 
 from __future__ import annotations
 

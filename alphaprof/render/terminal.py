@@ -368,7 +368,7 @@ def _predictability(texts: Sequence[Predictability], console: Console) -> None:
     }
     if any(item.free for item in texts):
         columns |= {
-            "prompt\nlookup: alpha": lambda item: fmt.share_with_interval(item.free[0].alpha if item.free else None),
+            "free draft:\nalpha": lambda item: fmt.share_with_interval(item.free[0].alpha if item.free else None),
             "coverage": lambda item: fmt.share(item.free[0].coverage if item.free else None),
             "tokens/round": lambda item: fmt.interval(item.free[0].tokens_per_round if item.free else None),
         }

@@ -51,15 +51,15 @@ def _files(facts: RunFacts, run: Run) -> Iterator[ReportWarning]:
     if not run.has_log and manifest.imported is None and manifest.shards:
         yield ReportWarning(
             "no_log",
-            "the run's directory has no position log: why tokens are rejected, where drafts are right, and certificates are "
-            "not shown",
+            "the run's directory has no position log: sections that read it are left out, such as why tokens are rejected "
+            "and where drafts are right",
             "copy positions/ there too",
         )
     if logged is not None and logged < documents:  # verdicts and results rest on totals, which are always read whole
         yield ReportWarning(
             "part_of_log",
-            f"some sections read {logged} of {documents} documents, in shards spread over the run: why tokens are rejected, "
-            "where drafts are right, certificates, and what the target alone says; verdicts and results use all documents",
+            f"sections from the position log read {logged} of {documents} documents, in shards spread over the run, such as "
+            "why tokens are rejected and where drafts are right; verdicts and results use all documents",
             "alphaprof report --whole-log reads the whole position log",
         )
 

@@ -1012,9 +1012,9 @@ def test_predictability_in_the_terminal_by_hand(report: Report) -> None:
     shown = text[text.index("the target alone") : text.index("certain of any draft: share")]
     lines = [line.rstrip() for line in shown.splitlines() if line.strip() and BAR not in line]
     assert lines[0] == "the target alone: how predictable is it? Median, and from the tenth to the ninetieth percentile"
-    assert squeezed(lines[1]).split("  ") == ["entropy,", "mean top", "prompt"]
+    assert squeezed(lines[1]).split("  ") == ["entropy,", "mean top", "free draft:"]
     assert squeezed(lines[2]).split("  ") == [
-        *("domain", "docs", "nats", "margin", "probability", "lookup: alpha", "coverage", "tokens/round")
+        *("domain", "docs", "nats", "margin", "probability", "alpha", "coverage", "tokens/round")
     ]
     assert [line.split("  ") for line in map(squeezed, lines[3:7])] == [
         ["code", "5", "1.50 [1.49, 1.51]", "0.55 [0.54, 0.56]", "0.700 [0.69, 0.71]", "0.350 [0.34, 0.36]", "0.550",

@@ -1,4 +1,7 @@
-"""What a draft model proposes while a text is decoded, from a KV cache of its own, and how tokens are chosen."""
+"""What a draft model proposes while a text is decoded, from a KV cache of its own, and how tokens are chosen.
+
+Other kinds of draft bring their own `Drafter` (`models/drafts.py`).
+"""
 
 from __future__ import annotations
 

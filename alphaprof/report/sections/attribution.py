@@ -65,7 +65,7 @@ REMEDIES = {
 }
 WITHOUT_MODEL = {  # of drafts that run none, and so can but copy
     NO_PROPOSAL: "a draft model where the text so far holds nothing to copy",
-    SPECIAL: "none: prompt lookup never proposes the end of a text, and copies other markers from where they occurred",
+    SPECIAL: "none: a draft that copies never proposes the end of a text, and copies other markers from where they occurred",
     DRAFT: "a draft model: what followed there before is not what follows here",
 }
 BY_CHANCE = "none by a better draft: the target draws another token than its likeliest"

@@ -52,7 +52,7 @@ class CertainRun:
 
 @dataclass(frozen=True)
 class FreeDraft:
-    """What prompt lookup reaches in a domain under the rule that a verdict would concern."""
+    """What a draft that runs no model reaches in a domain under the rule that a verdict would concern."""
 
     draft: str
     rule: str
@@ -77,7 +77,7 @@ class Predictability:
     top_prob: Interval  # mean; the ceiling of one_hot for any draft, where this text was sampled
     budgets: tuple[Budget, ...]  # by rule: how close in KL a draft would have to come
     runs: tuple[CertainRun, ...]  # by rule and KL: runs of certain tokens
-    free: tuple[FreeDraft, ...]  # what prompt lookup reaches
+    free: tuple[FreeDraft, ...]  # what drafts that run no model reach
 
 
 @dataclass(frozen=True)
