@@ -607,6 +607,7 @@ def test_steps_of_a_run_are_timed_at_the_contexts_of_its_documents(tmp_path: Pat
     assert max(row["context"] for row in latency if row["model"] == "brief") < 24 < found.contexts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.models
 @pytest.mark.usefixtures("one_thread")
 def test_generate_writes_the_texts_of_our_loop_and_is_shown_beside_it(

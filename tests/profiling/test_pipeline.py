@@ -59,6 +59,7 @@ from alphaprof.report.build import build_report
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
+from tests.conftest import slow
 from tests.tiny import tokenizer
 
 pytestmark = pytest.mark.models
@@ -291,7 +292,7 @@ def test_a_repeated_run_passes_its_check_and_one_changed_bit_of_a_weight_makes_i
         assert all("but another draft (fingerprint)" in str(item.note) for item in found.items)
 
 
-@pytest.mark.parametrize(("whole", "written"), [("finished", profile_file), ("mixed", mixed_file)])
+@pytest.mark.parametrize(("whole", "written"), [("mixed", mixed_file), *slow([("finished", profile_file)])])
 def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     whole: str, written: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

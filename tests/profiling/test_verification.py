@@ -128,7 +128,6 @@ CUT = Processing(1.3, 0, 0.8)
 LAWS = [
     # rule, gamma, processing, how the draft is processed, sizes of both vocabularies
     ("lossless", 2, CUT, "temperature", (5, 5)),
-    ("lossless", 2, PLAIN, "same", (5, 7)),  # the draft may draw what the target does not have
     ("one_hot", 4, PLAIN, "same", (6, 5)),
 ]
 MORE_LAWS = [
@@ -137,6 +136,7 @@ MORE_LAWS = [
     ("lossless", 2, CUT, "same", (5, 5)),
     ("lossless", 3, Processing(0.7, 3), "same", (5, 5)),
     ("lossless", 2, PLAIN, "same", (5, 4)),
+    ("lossless", 2, PLAIN, "same", (5, 7)),  # the draft may draw what the target does not have
     ("one_hot", 2, CUT, "same", (5, 5)),
 ]
 
