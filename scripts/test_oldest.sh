@@ -31,7 +31,7 @@ for version in 3.11 3.12; do
   versions="$("$venv/bin/python" --version): $("$venv/bin/python" -m pip freeze | grep -E "^($packages)==" | paste -sd ' ')"
   echo "== tests with $versions"
   # Loops that numba compiles are kept apart: two versions of it would compile each other's anew.
-  if NUMBA_CACHE_DIR=$PWD/$venv/numba "$venv/bin/pytest" -m "not demo_model" --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; then
+  if NUMBA_CACHE_DIR=$PWD/$venv/numba "$venv/bin/python" -m pytest -m "not demo_model" --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; then
     outcomes+=("passed with $versions")
   else
     outcomes+=("FAILED with $versions")
