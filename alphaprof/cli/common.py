@@ -109,6 +109,8 @@ def interruptible(out: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
+        if terminable:  # a second one ends the process, whatever the next lines wait for
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         begun = out is not None and (out / "manifest.json").exists()
         hint = f"complete shards are in {out}: finish with the same command and --resume"
         nothing = "nothing was written yet" if out is not None else "start again, with another --out if you gave one"

@@ -244,6 +244,7 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
 
 
 def _pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Pools:
+    """The pools of the paired documents. `rules`: their ids."""
     totals = read_totals(side.run, side.draft, TotalsRequest(rules, side.run.gammas))
     return {
         (domain, pool.continuation, pool.policy, str(pool.sampling), rule): pool

@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from alphaprof.commands.preflight import memory
+from alphaprof.commands.preflight.facts import MemoryNeeds
 from alphaprof.commands.preflight.memory import Cells, needed
 from alphaprof.commands.preflight.trial import length
 from alphaprof.costs.roofline import mlp_elements
@@ -56,7 +57,7 @@ def model(name: str, seed: int, **shape: Any) -> Model:
     return DraftModel(name, network.requires_grad_(False), "model", name)
 
 
-def promised(scorer: Scorer, asked: list[Document], cells: Cells | None = None) -> memory.Memory:
+def promised(scorer: Scorer, asked: list[Document], cells: Cells | None = None) -> MemoryNeeds:
     """What a dry run says of documents that make one batch."""
     return needed(scorer, asked, len(asked) * max(map(length, asked)), len(asked), cells)
 

@@ -106,7 +106,7 @@ def test_the_loop_over_a_batch_waits_for_the_device_once_at_its_end(
     scoring.score(batch)  # libraries load at the first use of a kernel, and that waits
     crossed: list[tuple[int, ...]] = []
     calls: list[int] = []
-    cpu, statistics, look_up, to_host = torch.Tensor.cpu, scoring._statistics, module._joined_proposals, module._to_host
+    cpu, statistics, look_up, to_host = torch.Tensor.cpu, scoring._statistics, module._joined_columns, module._to_host
 
     def spy(tensor: torch.Tensor) -> torch.Tensor:
         crossed.append(tuple(tensor.shape))
@@ -126,7 +126,7 @@ def test_the_loop_over_a_batch_waits_for_the_device_once_at_its_end(
         return to_host(groups)
 
     monkeypatch.setattr(torch.Tensor, "cpu", spy)
-    monkeypatch.setattr(module, "_joined_proposals", begun)
+    monkeypatch.setattr(module, "_joined_columns", begun)
     monkeypatch.setattr(module, "_to_host", ended)
     monkeypatch.setattr(scoring, "_statistics", counted)
     found = scoring.score(batch)

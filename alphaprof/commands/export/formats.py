@@ -148,7 +148,7 @@ def vllm(chain: Acceptance) -> str:
 
 
 def llamacpp(chain: Acceptance) -> str:
-    """Arguments of llama-server and llama-cli with synthetic chain."""
+    """Arguments of llama-server and llama-cli with synthetic acceptance."""
     options = f"--spec-draft-n-max {chain.gamma}"
     if chain.draft.engine_method == NGRAM:
         longest = chain.draft.settings["max_ngram"]

@@ -83,9 +83,9 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for
     what is asked, `RunExists` and `DiskFull`.
     """
+    _require_names(asked)
     with claimed(out, None) as claim:
         begin(claim, "choose another --out")
-        _require_names(asked)
         read = Read()
         for source, path in enumerate(asked.files):
             _read_file(read, source, path, asked)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.preflight.facts import ModelSeen, PreflightFacts, Refusal, SourceSeen, estimated
+from alphaprof.commands.preflight.facts import Bos, ModelSeen, PreflightFacts, Refusal, SourceSeen, estimated
 from alphaprof.commands.preflight.memory import Cells, needed
 from alphaprof.commands.preflight.trial import bos_of, differing_specials, first_documents, in_turns, outside, try_out
 from alphaprof.config.options import MeasuredCosts
@@ -67,7 +67,8 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     drafts, views = _drafts(options, tokenizer, target, refusals)
     with refusals.kept("costs", options.costs.source):
         require_costs(options, target.facts(), {draft.name: draft.facts() for draft in drafts})
-    sources, documents = _data(options, tokenizer, target, refusals, progress)
+    bos = bos_of(tokenizer)
+    sources, documents = _data(options, tokenizer, target, bos, refusals, progress)
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
@@ -89,7 +90,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
         drafts=tuple(dataclasses.replace(view, beyond=beyond, silent=silent) for view, beyond, silent in reached),
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
-        bos=bos_of(tokenizer),
+        bos=bos,
         sources=tuple(sources),
         repeated=len(every) - len({document.prompt.tobytes() for document in every}),
         warnings=tuple(early_warnings(options, scorer, bool(tokenizer.chat_template))),
@@ -134,11 +135,16 @@ def _drafts(
 
 
 def _data(
-    options: ProfileOptions, tokenizer: PreTrainedTokenizerBase, target: Model, refusals: _Refusals, progress: Progress
+    options: ProfileOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    target: Model,
+    bos: Bos,
+    refusals: _Refusals,
+    progress: Progress,
 ) -> tuple[list[SourceSeen], list[list[Document]]]:
     """The first documents of every source that can be read, and what they look like."""
     progress.start("looking at data", len(options.data), "sources")
-    sources, documents, bos = [], [], bos_of(tokenizer)
+    sources, documents = [], []
     for index, source in enumerate(options.data):
         untemplated = (source.chat or source.messages is not None) and not tokenizer.chat_template
         with refusals.kept("chat template" if untemplated else "data", Path(source.path).name):

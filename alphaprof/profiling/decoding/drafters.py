@@ -47,8 +47,9 @@ class Cached:
         """
         rows = self.last(self.tensor(ids))
         # A layer that is not initialised keeps its state elsewhere.
-        takes_back = self._cache.is_croppable and self._cache.is_initialized
-        if _tokens_in(self._cache) != len(ids) or (rewinds and not takes_back):
+        if _tokens_in(self._cache) != len(ids) or (
+            rewinds and not (self._cache.is_croppable and self._cache.is_initialized)
+        ):
             raise ModelUnloadable(
                 f"{self.model.name} ({type(self.model.network).__name__}) cannot take tokens back from its cache",
                 "speculative decoding needs a model with attention layers only: recurrent states cannot be taken back",

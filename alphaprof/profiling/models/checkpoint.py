@@ -128,7 +128,7 @@ class _Gguf:
         inner, count = self._numbers("IQ")
         if inner == self.STRING:
             for _ in range(count):
-                self._string()
+                self._skip(self._number("Q"))
         else:
             self._skip(count * struct.calcsize(f"<{self.NUMBERS[inner]}"))
         return None
@@ -208,11 +208,12 @@ def _require_room(groups: list[dict[str, Any]], path: Path, tensors: int | None,
     network of absurd sizes takes for ever or all memory before transformers compares it with the files.
     """
     hint = "correct config.json, or give the complete checkpoint"
+    published = "correct config.json, or take the model from where it was published"
     for name, value in _numbers(groups, LAYERS):
         if tensors is not None and value > tensors:
             raise ModelUnloadable(f"{path}: {name} is {_short(value)}, and the checkpoint holds {tensors} tensors", hint)
         if value > MOST_LAYERS:
-            raise ModelUnloadable(f"{path}: {name} is {_short(value)}, and no model has more than {MOST_LAYERS}", hint)
+            raise ModelUnloadable(f"{path}: {name} is {_short(value)}, and no model has more than {MOST_LAYERS}", published)
     if size is None:
         return
     sizes = dict(_numbers(groups, SIZES))

@@ -367,9 +367,9 @@ def _without_layers(network: Any, kept: list[int]) -> Any:
     config.num_hidden_layers = len(kept)
     with torch.device("meta"):
         draft = type(network)(config)
-    twins = nn.ModuleList(_renumbered(layers[old], new) for new, old in enumerate(kept))
     for child, module in network.base_model.named_children():
-        setattr(draft.base_model, child, twins if child == "layers" else module)
+        setattr(draft.base_model, child, module)
+    draft.base_model.layers = nn.ModuleList(_renumbered(layers[old], new) for new, old in enumerate(kept))
     for child, module in network.named_children():
         if module is not network.base_model:  # the head
             setattr(draft, child, module)
