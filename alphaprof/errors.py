@@ -39,9 +39,9 @@ class AlphaprofError(Exception):
 
     exit_code = 1
 
-    def __init_subclass__(cls, exit_code: int) -> None:
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
         super().__init_subclass__()
-        cls.exit_code = exit_code
+        cls.exit_code = cls.exit_code if exit_code is None else exit_code
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(bounded(message))

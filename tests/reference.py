@@ -142,7 +142,7 @@ def accepted_lengths(rounds: Any) -> Array:
 
 def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = "kl") -> float:
     """D* of one whole distribution p [V], in any order, whose `accepted` most probable tokens are accepted: `thresholds`
-    token by token. 0 where nothing is accepted, infinite where fewer than `width` tokens are rejected. Raises the same.
+    token by token. 0 where nothing is accepted, infinite where fewer than `width` tokens are rejected.
     """
     ranked = np.sort(np.asarray(p, dtype=np.float64))[::-1]
     if accepted == 0 or accepted + width > len(ranked):
@@ -204,7 +204,7 @@ class MultiDraft:
 
     @classmethod
     def of(cls, p: Array, q: Array, width: int) -> MultiDraft:
-        """From p and q, both [V] or [n, V]. ValueError where they are no distributions over the same V, or width < 1."""
+        """From p and q, both [V] or [n, V]. ValueError where they are no distributions over the same V."""
         if np.shape(p) != np.shape(q):
             raise ValueError(f"p has shape {np.shape(p)} and q {np.shape(q)}")
         draft, targets = _distribution("q", q), [_distribution("p", p)]

@@ -116,7 +116,10 @@ class Document:
 
 
 def write_run(path: Path, recipe: Recipe | None = None) -> Run:
-    """A complete run in `path`, totals and step times included: a copy where this process has written the recipe before."""
+    """A complete run in `path`, totals and step times included: a copy where this process has written the recipe before.
+
+    Two calls are thus no two writes; `write_anew` writes.
+    """
     recipe = recipe or Recipe()
     written = _written() / hashlib.sha256(repr(recipe).encode()).hexdigest()
     if not written.exists():

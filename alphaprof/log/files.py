@@ -89,7 +89,7 @@ def reading(path: Path, hint: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, KeyError) as error:
-        reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next(iter(str(getattr(error, "strerror", None) or error).splitlines()), type(error).__name__)
         raise RunUnreadable(f"{path} cannot be read: {reason}", hint) from None
 
 
@@ -143,8 +143,10 @@ class TotalsPart:
     def read(self, rules: Collection[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of some rules and some columns (None: all). Each row group is of one rule, as its statistics say."""
         place = self.metadata.schema.names.index("rule")
-        held = [self.metadata.row_group(index).column(place).statistics.min for index in range(self.metadata.num_row_groups)]
-        groups = [index for index, rule in enumerate(held) if rules is None or rule in rules]
+        held = [self.metadata.row_group(index).column(place).statistics for index in range(self.metadata.num_row_groups)]
+        if not all(rule and rule.has_min_max and rule.min == rule.max for rule in held):
+            raise RunUnreadable(f"{self.path} is not what alphaprof writes", "delete totals/, and make it again by --resume")
+        groups = [index for index, rule in enumerate(held) if rules is None or rule.min in rules]
         file = pq.ParquetFile(self.path, metadata=self.metadata, page_checksum_verification=True)
         table = file.read_row_groups(groups, columns=columns)
         return table if columns is None else table.select(columns)

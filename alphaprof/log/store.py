@@ -167,9 +167,11 @@ class Run:
             for leftover in self.path.rglob(".*.tmp"):
                 if WRITTEN.fullmatch(leftover.name):
                     leftover.unlink(missing_ok=True)
+            if self.manifest.status != "running":
+                return
             folders = [self.path / "continuations", *self.path.glob("positions/draft=*")]
             for part in [part for folder in folders for part in parts_in(folder)]:
-                if self.manifest.status == "running" and part.last >= len(self.shards):
+                if part.last >= len(self.shards):
                     part.path.unlink(missing_ok=True)
 
     def part(self, table: str, index: int, draft: str | None = None) -> Path:

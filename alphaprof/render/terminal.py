@@ -125,7 +125,13 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
         "alpha": lambda item: fmt.share_with_interval(item.alpha),
         "gamma": lambda item: str(item.best_gamma or fmt.NOTHING),
         "tokens/round": _of_best(lambda best: fmt.interval(best.tokens_per_round)),
-        "iid formula": _of_best(lambda best: _formula(fmt.number(best.iid_tokens_per_round), best.iid_error)),
+        "iid formula": _of_best(
+            lambda best: (
+                fmt.NOTHING  # a formula for rounds that there are none of
+                if best.iid_error is None
+                else _formula(fmt.number(best.iid_tokens_per_round), best.iid_error)
+            )
+        ),
         "break-even": _of_best(lambda best: fmt.number(best.break_even_length)),
         "speedup": lambda item: (
             fmt.interval(item.speedup, "x") + (f" [all {half}]" if (half := wording.of_all(item)) else "")

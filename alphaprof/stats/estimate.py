@@ -293,12 +293,12 @@ def quantile_interval(values: Array, counts: Array, clusters: Array, probability
     stops = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def reach(chosen: Array) -> float:
-        """How far the share of chosen values can be off: the longer side of its interval, the other one may be cut."""
+        """How far the share of chosen values can be off: the longer side of its interval; infinite where both are cut."""
         running = np.concatenate([[0.0], np.cumsum(chosen, dtype=np.float64)])
         sums = by_cluster(clusters, running[stops[1:]] - running[stops[:-1]], counts)
         share = share_interval(ratio(*sums), confidence)
-        cut = share.low <= 0 and share.high >= 1
-        return math.inf if cut else max(share.value - share.low, share.high - share.value)
+        both_cut = share.low <= 0 and share.high >= 1
+        return math.inf if both_cut else max(share.value - share.low, share.high - share.value)
 
     least, most = probability - reach(values < value), probability + reach(values <= value)
     low = _at(ordered, least) if least > 0 else 0.0

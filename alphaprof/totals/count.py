@@ -102,7 +102,7 @@ def counts(
 
 
 def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
-    """PAIR_COUNTS, [documents]."""
+    """PAIR_COUNTS of each document, [documents], from positions whose next one has a proposal too."""
     paired = proposed & np.roll(proposed, -1)
     paired[shape.stop - 1] = False  # the next position is another document's
     following = np.roll(kept, -1)
@@ -125,7 +125,7 @@ def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: Model
 
 def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
     """How many tokens a round of a flavour proposes at most, [positions], from columns of the log with nulls as -1. Only
-    `hf` ends proposals of prompt lookup before an EOS.
+    `hf` ends proposals of prompt lookup before an EOS; drafts that log no `proposed_before_eos` propose none.
     """
     if flavour != "hf":
         return columns["proposed"]

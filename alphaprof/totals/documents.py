@@ -25,19 +25,31 @@ SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
+class Names:
+    """The different names of units, in the order in which they occur; shared by all pools of a run."""
+
+    values: pa.Array
+
+    @cached_property
+    def lots(self) -> Array:
+        """What each of them draws, `lots_of`: worked out once."""
+        return lots_of(self.values)
+
+
+@dataclass(frozen=True)
 class Units:
     """The unit of each document: `codes` [documents] are places in `names`, the different names in the order in which they
     occur. Where no unit has two documents they ascend, and there is nothing to add up.
     """
 
     codes: Array
-    names: pa.Array
+    names: Names
 
     @classmethod
     def named(cls, names: Iterable[str]) -> Units:
         """From the name of each document's unit."""
         distinct, codes = numbered(pa.array(list(names), pa.string()))
-        return cls(codes, distinct)
+        return cls(codes, Names(distinct))
 
     @classmethod
     def of(cls, documents: pa.Table) -> Units:
@@ -51,7 +63,7 @@ class Units:
         if clusters.null_count < len(clusters):
             clustered = clusters.is_valid().to_numpy(zero_copy_only=False)
             prompts = _connected(prompts[clustered], clusters.drop_null().to_numpy(), len(distinct))[prompts]
-        return cls(prompts, distinct)
+        return cls(prompts, Names(distinct))
 
     def take(self, rows: Array | slice) -> Units:
         """Returns the units of some of the documents."""
@@ -59,8 +71,8 @@ class Units:
 
     @property
     def lots(self) -> Array:
-        """What each document's unit draws, `lots_of` its name, [documents]."""
-        return lots_of(self.names.take(pa.array(self.codes)))
+        """What each document's unit draws, [documents]."""
+        return np.asarray(self.names.lots[self.codes])
 
 
 def lots_of(names: pa.Array | Iterable[str]) -> Array:
@@ -203,7 +215,7 @@ class Documents:
         `limits`: by source, the number of documents at which it ends. A source that has them all is a stratum; all others
         are one together. A unit with documents from several strata belongs to the stratum of that set.
         """
-        strata = np.zeros(len(self.units.names), dtype=np.int64)
+        strata = np.zeros(len(self.units.names.values), dtype=np.int64)
         source = self.table["source"].to_numpy() if limits else strata
         if not (full := [place for place, limit in limits.items() if (source == place).sum() >= limit]):
             return strata

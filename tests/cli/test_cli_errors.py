@@ -34,11 +34,12 @@ SOURCE = {"domain": "code", "path": "data.jsonl", "prompt": "{text}"}
 
 
 def run(
-    folder: Path, *arguments: str, without: tuple[str, ...] = (), **environment: str
+    folder: Path, *arguments: str, without: tuple[str, ...] = (), apart: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """How `alphaprof` ends in a folder; in a process of its own where packages are missing or the environment differs."""
-    program = [sys.executable, "-c", WITHOUT.format(packages=without), *arguments]
-    if without or environment:
+    start = ["-c", WITHOUT.format(packages=without)] if without else ["-m", "alphaprof"]
+    program = [sys.executable, *start, *arguments]
+    if without or environment or apart:
         environment = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
         return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
     out, err = (
@@ -127,6 +128,14 @@ def test_a_data_file_without_content_is_refused_before_any_model_loads(tmp_path:
 
 def test_a_file_name_that_is_no_text_is_printed_in_two_lines(tmp_path: Path) -> None:
     assert_two_lines(run(tmp_path, "profile", "\udcff\n.yaml", "--out", "run"), 2, "cannot read the profile", "YAML")
+
+
+@pytest.mark.parametrize("name", ["unknown key", "no such data", "no such target"])
+def test_a_process_of_its_own_says_the_same_two_lines_and_nothing_else(tmp_path: Path, name: str) -> None:
+    """As a user sees it, with what packages print when they are imported and at the end: one case for each exit code."""
+    changes, options, code, problem, hint = PROFILING[name]
+    result = run(profile(tmp_path / "place", **changes), "profile", "profile.yaml", "--out", "run", *options, apart=True)
+    assert_two_lines(result, code, problem, hint)
 
 
 UNREADABLE: dict[str, tuple[bytes, str]] = {

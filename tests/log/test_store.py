@@ -44,6 +44,19 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == ["file"]
 
 
+def test_a_file_is_on_the_disk_before_it_takes_its_place_and_its_folder_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file after its rename could otherwise be empty where the power went."""
+    steps: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(os, "fsync", lambda number: steps.append(Path(os.readlink(f"/proc/self/fd/{number}")).name))
+    monkeypatch.setattr(Path, "replace", lambda one, other: steps.append("replaced") or replace(one, other))
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_text("whole")
+    assert steps == [temporary.name, "replaced", tmp_path.name]
+
+
 REMEDIES = {
     errno.ENOSPC: "free space; a profile goes on with --resume",
     errno.EDQUOT: "free space; a profile goes on with --resume",

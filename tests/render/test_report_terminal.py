@@ -255,3 +255,13 @@ GREEDY, COLD, WARM, CUT = (
 )
 def test_a_text_is_named_by_what_sets_it_apart(items: list[SimpleNamespace], off_policy: bool, expected: str) -> None:
     assert text_name(items[0], items, off_policy) == expected
+
+
+def test_a_text_without_rounds_has_no_textbook_formula(tmp_path: Path) -> None:
+    """Its alpha would give one, for rounds that there are none of."""
+    short = Domain(documents=6, shortest=1, longest=1)
+    run = write_run(tmp_path / "run", Recipe(domains={"code": short}, decision={"gamma": 2, "draft": "small"}))
+    report = build_report(run)
+    row = next(line.split() for line in as_terminal(report, 160).splitlines() if line.split()[:1] == ["code"])
+    assert report.results[0].gammas[1].iid_tokens_per_round is not None
+    assert row[row.index("2") + 1 :][:3] == ["n/a", "n/a", "n/a"]  # after gamma: tokens per round, formula, break-even

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
-from scipy.special import rel_entr
+from scipy.special import expit, rel_entr
 
 from alphaprof.rules import BoundRule, parse_rule
 from alphaprof.theory.bounds import (
@@ -343,13 +343,69 @@ def pairs(seed: int) -> tuple[Array, Array]:
     return p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
 
 
+def bisected(low: Array, high: Array, exceeds: Any) -> Array:
+    """Where a condition that holds from some number on begins to hold, between `low` and `high`."""
+    for _ in range(200):
+        middle = (low + high) / 2
+        beyond = exceeds(middle)
+        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+    return low
+
+
+def jeffreys_bound(total: Any) -> Array:
+    """The least beta at KL(p||q) + KL(q||p) = `total`, as docs/theory.md states it: 2 expit(-2z) with z tanh z = total / 4."""
+    quarter = np.maximum(np.asarray(total, dtype=np.float64), 0) / 4
+    z = bisected(np.zeros_like(quarter), quarter + 0.3, lambda z: z * np.tanh(z) > quarter)
+    return np.asarray(2 * expit(-2 * np.where(np.isinf(quarter), np.inf, z)))
+
+
+def rejection_bound(rejected: Any, amount: Any, divergence: Divergence) -> Array:
+    """The most q(R) at a divergence of `amount` with p(R) = `rejected`, as docs/theory.md states it: that of two coins."""
+    x, amount = (np.asarray(values, dtype=np.float64) for values in (rejected, amount))
+
+    def coins(y: Array) -> Array:
+        return distance(np.stack([x, 1 - x], -1), np.stack([y, 1 - y], -1), divergence)
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return bisected(x, np.ones_like(x), lambda y: coins(y) > np.maximum(amount, 0))
+
+
 def test_no_pair_violates_a_bound_on_lossless_acceptance() -> None:
     p, q = pairs(1)
     beta = np.minimum(p, q).sum(1)
     kl, rkl = distance(p, q, "kl"), distance(p, q, "rkl")
     for divergence in (kl, rkl):
         assert (beta_bound(divergence) <= beta + 1e-12).all()
+    assert (jeffreys_bound(kl + rkl) <= beta + 1e-12).all()
+    assert (beta - jeffreys_bound(kl + rkl)).min() < 1e-3
     assert (beta - beta_bound(kl)).min() < 1e-3
+
+
+@given(st.floats(1e-6, 1 - 1e-6))
+def test_the_bound_from_both_directions_is_attained_by_a_coin_and_its_mirror_image(x: float) -> None:
+    p = np.array([x, 1 - x])
+    total = distance(p, 1 - p, "kl") + distance(1 - p, p, "kl")
+    assert float(jeffreys_bound(total)) == pytest.approx(2 * min(x, 1 - x), rel=1e-9)
+
+
+@every_divergence
+def test_no_sampled_draft_is_rejected_more_often_than_its_bound(divergence: Divergence) -> None:
+    p, q = pairs(2)
+    amount = distance(p, q, divergence)
+    for rejected in ([True, False, False, False], [False, True, True, False]):
+        bound = rejection_bound(p[:, rejected].sum(1), amount, divergence)
+        assert (q[:, rejected].sum(1) <= bound + 1e-9).all()
+        assert (bound <= 1).all()
+
+
+@every_divergence
+@given(x=st.floats(0.01, 0.99), share=st.floats(0, 1))
+def test_the_bound_on_sampled_drafts_is_attained_by_coins(x: float, share: float, divergence: Divergence) -> None:
+    y = x + share * (0.999 - x) if x < 0.999 else x
+    amount = distance(np.array([x, 1 - x]), np.array([y, 1 - y]), divergence)
+    bound = rejection_bound(np.array([x]), np.array([amount]), divergence)[0]
+    assert bound == pytest.approx(y, abs=1e-5)
+    assert bound >= y - 1e-6
 
 
 @given(st.lists(st.floats(0, 30), min_size=1, max_size=6))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.errors import OptionInvalid
+from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.log.files import write_part
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.store import Run
@@ -625,6 +625,15 @@ def asked(run: Run, rules: Sequence[str], flavour: Any = "engine") -> TotalsRequ
 def sorted_rows(table: pa.Table, rules: Sequence[str]) -> list[dict]:
     rows = [row for row in table.to_pylist() if row["rule"] in rules]
     return sorted(rows, key=lambda row: (row["rule"], row["document"]))
+
+
+def test_totals_whose_row_groups_mix_rules_are_refused(tmp_path: Path) -> None:
+    """Rows of a rule are found by the statistics of row groups: others could be read as its own."""
+    run = write_run(tmp_path / "run", dataclasses.replace(STORED, rules=["strict", "additive:0.2"]))
+    (part,) = run.totals_parts("small")
+    pq.write_table(pq.ParquetFile(part.path).read(), part.path)
+    with pytest.raises(RunUnreadable, match="not what alphaprof writes"):
+        signed(run).totals_parts("small")[0].read(["strict"])
 
 
 def poison(run: Run, draft: str) -> Run:

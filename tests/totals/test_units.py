@@ -61,7 +61,7 @@ def test_units_are_those_of_a_loop_over_documents(width: int, rows: list[tuple[s
     clusters = [cluster for _, cluster in rows]
     table = pa.table({"prompt_hash": prompts, "cluster": pa.array(clusters, pa.string())})
     found = Units.of(table)
-    names = found.names.to_pylist()
+    names = found.names.values.to_pylist()
     assert [names[code] for code in found.codes] == slow_units(prompts, clusters)
     assert names == list(dict.fromkeys(prompts))
     assert found.lots.tolist() == [slow_lot(name) for name in slow_units(prompts, clusters)]

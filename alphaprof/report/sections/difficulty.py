@@ -97,6 +97,7 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
     run = part.run
     if not run.has_log or not run.shards:
         return ()
+    texts = over_domains(part.documents.groups)
     return tuple(
         Decile(
             draft=draft,
@@ -114,7 +115,7 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
         )
         for draft in run.manifest.drafts
         for (rule, axis), counts in decile_counts(run, draft, rules_of(rules), part.edges).items()
-        for text in over_domains(part.documents.groups)
+        for text in texts
         for place, (low, high) in enumerate(itertools.pairwise([None, *map(float, part.edges[axis]), None]), 1)
         for proposed, accepted, judged, certified in [counts[:, place - 1].T]
     )

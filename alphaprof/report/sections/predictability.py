@@ -151,7 +151,7 @@ def predictability(part: LogPart, results: Sequence[Result], confidence: float) 
 
 
 def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft, ...], confidence: float) -> Predictability:
-    """What the target's columns at the positions of a text say. `free`: what prompt lookup reaches on it."""
+    """What the target's columns at the positions of a text say. `free`: what drafts without a model reach."""
 
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
         return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)
