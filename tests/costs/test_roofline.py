@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import (
@@ -248,6 +250,20 @@ def test_the_usual_efficiencies_give_published_ratios() -> None:
         verify, decode = (step_ms(shape, H100, efficiency, tokens, batch, 1024) for tokens in (4, 1))
         assert verify / decode == pytest.approx(ratio, rel=0.15 if batch in (8, 32, 64) else 0.01)
         assert verify / decode == pytest.approx(ratio, rel=0.03)  # what it reaches
+
+
+def test_the_ratio_of_efficiencies_in_the_docs_is_the_least_squares_fit_to_published_ends() -> None:
+    shape = ModelShape.from_config(LLAMA)
+
+    def misfit(log_weight: float) -> float:
+        efficiency, total = Efficiency(0.5, 0.5 / math.exp(log_weight)), 0.0
+        for load, ratio in ENDS:
+            verify, decode = (step_ms(shape, H100, efficiency, tokens, load.batch, 1024) for tokens in (4, 1))
+            total += math.log(verify / decode / ratio) ** 2
+        return total
+
+    fit = minimize_scalar(misfit, bounds=(-0.5, 0.69), method="bounded", options={"xatol": 1e-9})
+    assert math.exp(fit.x) == pytest.approx(1.2203, abs=5e-5)
 
 
 def test_fitted_efficiencies_are_those_that_made_the_times() -> None:

@@ -353,7 +353,7 @@ def bisected(low: Array, high: Array, exceeds: Any) -> Array:
 
 
 def jeffreys_bound(total: Any) -> Array:
-    """The least beta at KL(p||q) + KL(q||p) = `total`, as docs/theory.md states it: 2 expit(-2z) with z tanh z = total / 4."""
+    """The least beta at KL(p||q) + KL(q||p) = `total`, as docs/theory.md states it: 2 expit(-2z), 4 z tanh z = total."""
     quarter = np.maximum(np.asarray(total, dtype=np.float64), 0) / 4
     z = bisected(np.zeros_like(quarter), quarter + 0.3, lambda z: z * np.tanh(z) > quarter)
     return np.asarray(2 * expit(-2 * np.where(np.isinf(quarter), np.inf, z)))
