@@ -34,7 +34,10 @@ case $mode in
   --all) chosen=() ;;
   --quick)
     chosen=(-m "not models and not demo_model and not slow")
-    [ $# -gt 0 ] || set -- tests/test_{architecture,rules}.py tests/{config,costs,log,theory,totals}
+    case " $*" in
+      *" tests/"*) ;;
+      *) set -- "$@" tests/test_{architecture,rules}.py tests/{config,costs,log,theory,totals} ;;
+    esac
     ;;
   *) chosen=(-m "not slow") ;;
 esac

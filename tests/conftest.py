@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
+Runner = Callable[..., tuple[int, str, str]]  # of a command line: exit code, standard output and standard error
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads cost more than they give
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -92,6 +93,23 @@ def demo_model() -> Path:
             pytest.fail(f"{path} is missing; scripts/fetch_demo_models.py fetches it")
         pytest.skip("the demo model has not been fetched")
     return path
+
+
+@pytest.fixture
+def console_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """`alphaprof` in this process: exit code, standard output and standard error of a command line."""
+    from alphaprof.cli import app
+
+    def called(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["alphaprof", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            app.main()
+        output = capsys.readouterr()
+        return int(caught.value.code or 0), output.out, output.err
+
+    return called
 
 
 @pytest.fixture

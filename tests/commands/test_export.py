@@ -6,8 +6,8 @@ import dataclasses
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.cli import app
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.build import export
 from alphaprof.commands.export.formats import EXPORTS, Acceptance, Depths, RankAcceptance
@@ -24,6 +23,7 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
+from tests.conftest import Runner
 from tests.reporting import HOSTILE, expected_rounds_of, log_of, only, recounted, rows_of
 from tests.synthetic import Domain, Recipe, draft_facts, interrupted, lookup_facts, rewritten, write_run
 
@@ -43,7 +43,6 @@ CONVENTIONS = {
     "sequoia": None,
 }
 CLOSE = 1e-5  # six digits of each rate
-Runner = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +60,9 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture
-def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
-    """The console script: exit code, standard output and standard error of a command line."""
-
-    def called(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["alphaprof", "export", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            app.main()
-        output = capsys.readouterr()
-        return int(caught.value.code or 0), output.out, output.err
-
-    return called
+def alphaprof(console_script: Runner) -> Runner:
+    """`alphaprof export`."""
+    return partial(console_script, "export")
 
 
 def options_of(text: str) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from alphaprof.cli import app
 from alphaprof.commands.trees import (
     NODES,
     TextTrees,
@@ -35,6 +34,7 @@ from alphaprof.report.decision import held_out
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.trees import Tree, optimal_tree
 from alphaprof.totals.documents import lots_of
+from tests.conftest import Runner
 from tests.reporting import HOSTILE, log_of, only
 from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
 
@@ -560,21 +560,10 @@ def test_json_holds_everything(found: TreesReport) -> None:
 # The command line.
 
 
-Runner = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def alphaprof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
-    """`alphaprof trees`: exit code, standard output and standard error."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["alphaprof", "trees", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            app.main()
-        output = capsys.readouterr()
-        return int(caught.value.code or 0), output.out, output.err
-
-    return call
+def alphaprof(console_script: Runner) -> Runner:
+    """`alphaprof trees`."""
+    return partial(console_script, "trees")
 
 
 def test_the_command_prints_what_the_library_finds(side: RunDraft, alphaprof: Runner, tmp_path: Path) -> None:
