@@ -51,7 +51,7 @@ APART = {room: {"config"} for room in ("report", "render")} | {"profiling": {"re
 RUNS_MODELS = (
     *(f"profiling.scoring.{name}" for name in ("statistics", "dispatch", "cpu_loops", "extras", "scorer")),
     *(("profiling.scoring.gpu_statistics",) if importlib.util.find_spec("triton") else ()),
-    *(f"profiling.models.{name}" for name in ("load", "drafts", "head", "processing")),
+    *(f"profiling.models.{name}" for name in ("load", "drafts", "teacher_forced", "processing")),
     *(f"profiling.texts.{name}" for name in ("corpus", "continuations")),
     *(f"profiling.decoding.{name}" for name in ("drafters", "verification", "speculative")),
     *("profiling.timing.steppers", "profiling.timing.latency", "profiling.run.shards"),

@@ -68,7 +68,7 @@ class Oracle:
     def told(self, places: Ids, tokens: Ids) -> Ids:
         return np.where(places % self.every == 0, (tokens + 1) % self.vocabulary, tokens)
 
-    def head(self, target: Any) -> None:
+    def teacher_forced(self, target: Any) -> None:
         return None
 
     def columns(self, ids: Ids, prompt: int) -> dict[str, Ids]:

@@ -11,7 +11,7 @@ import transformers
 
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.drafts import DraftModel, layer_skip
-from alphaprof.profiling.models.head import Head, recorded
+from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.timing.steppers import Stepper
 
 pytestmark = pytest.mark.models
@@ -59,7 +59,7 @@ def network(name: str, **changes: Any) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_of_chosen_rows_are_those_of_the_full_forward(name: str) -> None:
     net = network(name)
-    head = Head(DraftModel("target", net, "model", name))
+    head = TeacherForced(DraftModel("target", net, "model", name))
     assert head.chunked == (name not in NOT_CHUNKED)
     ids, row, column = torch.randint(0, 250, (2, 40)), torch.tensor([0, 0, 1]), torch.tensor([3, 39, 20])
     with torch.inference_mode():
@@ -94,7 +94,7 @@ def test_a_skipping_draft_is_the_model_of_the_kept_layers(name: str) -> None:
 def test_a_skipping_draft_goes_on_from_the_layers_that_it_shares(name: str, dropped: list[int]) -> None:
     """To the last bit what the whole draft computes, and the draft itself is left as it was."""
     target = DraftModel("target", network(name), "model", name)
-    head = Head(layer_skip("skip", target, dropped), Head(target))
+    head = TeacherForced(layer_skip("skip", target, dropped), TeacherForced(target))
     assert head.rest is not None
     assert head.rest.count == dropped[0]
     ids, row, column = torch.randint(0, 250, (2, 40)), torch.tensor([0, 0, 1]), torch.tensor([3, 39, 20])
@@ -111,7 +111,7 @@ def test_drafts_that_share_no_layer_from_the_first_on_run_whole() -> None:
     target = DraftModel("target", network("Qwen3Config"), "model", "t")
     copy = DraftModel("copy", network("Qwen3Config"), "model", "t")
     for draft in (layer_skip("skip", target, [0]), copy, target):
-        assert Head(draft, Head(target)).rest is None
+        assert TeacherForced(draft, TeacherForced(target)).rest is None
 
 
 @pytest.mark.parametrize("name", sorted(NOT_SKIPPABLE))

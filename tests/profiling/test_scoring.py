@@ -26,9 +26,9 @@ from alphaprof.profiling.models.drafts import (
     scored_width,
     token_count,
 )
-from alphaprof.profiling.models.head import Head
 from alphaprof.profiling.models.load import Model, fingerprint
 from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import Columns
@@ -137,7 +137,7 @@ def test_a_model_that_scales_its_logits_is_reproduced_or_found_out(target: Model
 
     network = Capped(target.network.config)
     network.load_state_dict(target.network.state_dict())
-    head = Head(model("target", network.eval()))
+    head = TeacherForced(model("target", network.eval()))
     assert head.chunked
     item = BATCH[0]
     layout = Layout.of([item])
@@ -154,7 +154,7 @@ def test_a_head_that_looks_at_other_tokens_is_not_run_in_chunks(target: Model) -
 
     network = Mixing(target.network.config)
     network.load_state_dict(target.network.state_dict())
-    assert not Head(model("target", network.eval())).chunked
+    assert not TeacherForced(model("target", network.eval())).chunked
 
 
 def test_a_draft_that_is_the_target_agrees_everywhere(target: Model) -> None:
@@ -383,7 +383,7 @@ def test_a_model_that_device_map_spreads_makes_its_logits_a_few_rows_at_a_time_t
     network = accelerate.dispatch_model(copy.deepcopy(target.network), parts, force_hooks=True)
     assert network._hf_hook is not None
     layout = Layout.of(BATCH)
-    spread, whole = Head(model("target", network)), Head(target)
+    spread, whole = TeacherForced(model("target", network)), TeacherForced(target)
     assert spread.chunked
     rows = [head.rows(layout.ids, layout.row, layout.column) for head in (spread, whole)]
     assert torch.equal(spread.logits(rows[0]), whole.logits(rows[1]))
@@ -639,7 +639,7 @@ def test_columns_on_a_gpu_are_made_on_it_and_nothing_waits_before_they_cross_at_
         crossing.append(groups)
         raise Crossed
 
-    monkeypatch.setattr("alphaprof.profiling.models.head._reproduces", lambda *_: True)
+    monkeypatch.setattr("alphaprof.profiling.models.teacher_forced._reproduces", lambda *_: True)
     monkeypatch.setattr("alphaprof.profiling.scoring.scorer._to_host", cross)
     # transformers itself looks at its position ids before a model runs.
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
@@ -660,9 +660,9 @@ def test_logits_are_freed_before_the_next_are_made(target: Model, draft: Model, 
     """Those of HEAD_ROWS rows of every model are alive at a time, not twice as many."""
     made: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
-    logits = Head.logits
+    logits = TeacherForced.logits
 
-    def spy(head: Head, rows: torch.Tensor) -> torch.Tensor:
+    def spy(head: TeacherForced, rows: torch.Tensor) -> torch.Tensor:
         alive.append(sum(one() is not None for one in made))
         found = logits(head, rows)
         made.append(weakref.ref(found))
@@ -670,7 +670,7 @@ def test_logits_are_freed_before_the_next_are_made(target: Model, draft: Model, 
 
     scorer = Scorer(target, [draft], TOKENS)
     scorer.head_rows = 5
-    monkeypatch.setattr(Head, "logits", spy)
+    monkeypatch.setattr(TeacherForced, "logits", spy)
     scorer.score(BATCH)
     assert alive == [0, 1] * 5
 

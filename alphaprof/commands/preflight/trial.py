@@ -19,9 +19,9 @@ from alphaprof.errors import AlphaprofError
 from alphaprof.log.schema import LogRules
 from alphaprof.log.store import table_bytes
 from alphaprof.profiling.models.drafts import Arrays, as_draft, layer_skip, token_count
-from alphaprof.profiling.models.head import Head
 from alphaprof.profiling.models.hub import row_count
 from alphaprof.profiling.models.load import NOISE, Model
+from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.run.shards import Loaded
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.texts import continuations
@@ -212,7 +212,7 @@ def self_draft(loaded: Loaded, texts: Sequence[Continuation]) -> SelfDraft:
     return SelfDraft(shared, len(log), int(agreeing.sum()), int(accepted.sum()), int(near.sum()))
 
 
-def noise_floor(head: Head, texts: Sequence[Continuation], width: int) -> NoiseFloor:
+def noise_floor(head: TeacherForced, texts: Sequence[Continuation], width: int) -> NoiseFloor:
     """The target's logits over `width` ids for texts one by one, and for all of them padded in one batch."""
     layout = Layout.of(texts)
     together = head.rows(layout.ids, layout.row, layout.column)

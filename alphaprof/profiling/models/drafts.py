@@ -18,8 +18,8 @@ from alphaprof.errors import ModelUnloadable, VocabularyMismatch
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import Chooser, Drafter, ModelDrafter, Proposal
-from alphaprof.profiling.models.head import Head
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.profiling.timing.steppers import TimedStep, fitted, stepper
 from alphaprof.totals.lookup import Index
@@ -51,9 +51,9 @@ class Draft(Protocol):
     def facts(self) -> DraftFacts:
         """What the manifest keeps of it."""
 
-    def head(self, target: Head) -> Head | None:
+    def teacher_forced(self, target: TeacherForced) -> TeacherForced | None:
         """What gives its logits in a teacher-forced pass, from hidden states of the target where it reads them (see
-        `Head.reads`); None: it has no distribution.
+        `TeacherForced.reads`); None: it has no distribution.
         """
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
@@ -98,9 +98,9 @@ class DraftModel(Model):
             engine_method=None if self.shares_target_weights else "draft_model",
         )
 
-    def head(self, target: Head) -> Head:
+    def teacher_forced(self, target: TeacherForced) -> TeacherForced:
         """Its own, which goes on from the target's states where its first layers are the target's."""
-        return Head(self, target)
+        return TeacherForced(self, target)
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
         """`proposed`: until its context is full, and none after a token that it does not have."""
@@ -222,7 +222,7 @@ class PromptLookup:
         """None."""
         return ()
 
-    def head(self, target: Head) -> None:
+    def teacher_forced(self, target: TeacherForced) -> None:
         """None: it proposes tokens, not distributions."""
 
     def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:

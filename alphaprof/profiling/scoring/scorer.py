@@ -13,9 +13,9 @@ import torch
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.schema import DISTRIBUTION, PHASES, STARTS, LogRules, arrow_schema
 from alphaprof.profiling.models.drafts import Arrays, Draft, scored_width
-from alphaprof.profiling.models.head import Head, recorded
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.extras import NO_EXTRAS, TOP, Extras
 from alphaprof.profiling.scoring.statistics import Columns, laws, processed_logits, rows_at_once, top_probs
@@ -56,7 +56,7 @@ class Layout:
 
 class Scorer:
     """Scores batches of continuations with a target and its drafts; `tokens` is the tokenizer's number of ids. `drafts`: the
-    heads of those that have a distribution; `without`: the others.
+    passes of those that have a distribution; `without`: the others.
 
     `draft_processing`: what the logits of drafts go through on sampled text (see `Processing.for_draft`); `extras`: what is
     measured beyond the columns of every log.
@@ -66,13 +66,13 @@ class Scorer:
         self, target: Model, drafts: Sequence[Draft], tokens: int, draft_processing: str = "same", extras: Extras = NO_EXTRAS
     ) -> None:
         self.extras = extras
-        self.target = Head(target)
-        heads = [(draft, draft.head(self.target)) for draft in drafts]
-        self.drafts = [head for _, head in heads if head is not None]
-        self.without = [draft for draft, head in heads if head is None]
-        self._ordered = [draft for draft, head in heads if head is not None] + self.without  # as columns of a chunk are
+        self.target = TeacherForced(target)
+        forced = [(draft, draft.teacher_forced(self.target)) for draft in drafts]
+        self.drafts = [each for _, each in forced if each is not None]
+        self.without = [draft for draft, each in forced if each is None]
+        self._ordered = [draft for draft, each in forced if each is not None] + self.without  # as columns of a chunk are
         self.draft_processing = draft_processing
-        self.width = scored_width([head.model.vocabulary for head in (self.target, *self.drafts)], tokens)
+        self.width = scored_width([each.model.vocabulary for each in (self.target, *self.drafts)], tokens)
         self.head_rows = HEAD_ROWS.get(target.device.type, HEAD_ROWS["cuda"])
         self.statistics_rows = rows_at_once(target.device)
 
@@ -87,10 +87,10 @@ class Scorer:
         device = self.target.model.device
         # Before any model runs: such a copy to a GPU waits for all that it was given.
         ids, row, column, token = (part.to(device) for part in (layout.ids, layout.row, layout.column, layout.token))
-        depths = sorted({depth for head in self.drafts for depth in head.reads})
+        depths = sorted({depth for draft in self.drafts for depth in draft.reads})
         with recorded(self.target.model.network.base_model, depths) as known:
             rows = [self.target.rows(ids, row, column)]
-        rows += [head.rows(ids, row, column, known) for head in self.drafts]
+        rows += [draft.rows(ids, row, column, known) for draft in self.drafts]
         known.clear()
         # Worked out while a GPU is still busy with the forward passes.
         proposals = [_joined_columns(draft, batch) for draft in self._ordered]

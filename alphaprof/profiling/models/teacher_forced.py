@@ -94,12 +94,12 @@ class _PassThrough(nn.Module):
         return _States(inputs_embeds)
 
 
-class Head:
+class TeacherForced:
     """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time. `target`: the
-    head of a model whose first layers this one may have too; they are then run once for both.
+    pass of a model whose first layers this one may have too; they are then run once for both.
     """
 
-    def __init__(self, model: Model, target: Head | None = None) -> None:
+    def __init__(self, model: Model, target: TeacherForced | None = None) -> None:
         self.model = model
         self._clone = _with_decoder(model.network, _PassThrough())
         self.chunked = _reproduces(model, self._hidden, self._from_hidden)
