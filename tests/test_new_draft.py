@@ -90,6 +90,8 @@ class Oracle:
 class AtWork:
     """The oracle in one text that is being written."""
 
+    reads = ()
+
     def __init__(self, draft: Oracle) -> None:
         self.draft = draft
 
@@ -106,6 +108,9 @@ class AtWork:
 
         places = np.arange(len(ids), len(ids) + most)
         return Proposal(torch.from_numpy(self.draft.told(places, self.text[places])))
+
+    def observe(self, states: Any) -> None:
+        pass
 
     def settle(self, accepted: int) -> None:
         pass

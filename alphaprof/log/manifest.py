@@ -16,7 +16,7 @@ from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_typ
 from alphaprof.errors import RunUnreadable
 
 FORMAT = "alphaprof-run"
-VERSION = 3
+VERSION = 4
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
@@ -113,6 +113,22 @@ class ModelFacts:
         return self.noise
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What a reading of a head's files would get accepted on some texts: `changed`, what differs from the reading that was
+    measured (empty: that one), `acceptance` at `depth`, `ahead` of the measured reading with its standard `error` (paired),
+    over `positions`; `engines` whose reading it is.
+    """
+
+    changed: str
+    depth: int
+    acceptance: float
+    ahead: float
+    error: float
+    positions: int
+    engines: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftFacts(ModelFacts):
     """What identifies a draft, and what it can do: reports, costs and exports ask these flags, never its kind.
@@ -122,6 +138,11 @@ class DraftFacts(ModelFacts):
     `shares_target_weights`: that model's weights are the target's; `starts_matter`: what it proposes at a position depends
     on where the round starts, so that the log holds `accepted_run`. `engine_method`: what engines call it (None: none of
     them has it, or it is not known); `settings`: what they must be given for it to draft as here.
+
+    Of a head, whose proposal depends on how many drafts came before it in its round: `depths`, how many it was measured for
+    (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
+    tokens among them; `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were
+    read, as name and value in words; `trials`: what other readings would get accepted.
     """
 
     has_distribution: bool
@@ -130,6 +151,11 @@ class DraftFacts(ModelFacts):
     starts_matter: bool = False
     engine_method: str | None = None
     settings: dict[str, int | float | str] = field(default_factory=dict)
+    depths: int | None = None
+    ranks_by_depth: bool = False
+    reduced_vocabulary: bool = False
+    reading: dict[str, str] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
 
     @property
     def own_model(self) -> str | None:

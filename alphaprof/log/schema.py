@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from alphaprof.log.manifest import DraftFacts
+from alphaprof.rules import rules_of
+
 SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
 CATEGORY = pa.dictionary(pa.int32(), pa.string())
-# What not every log has: a draft with a distribution; one whose proposals depend on where a round starts; markers of phases.
-NEEDS = DISTRIBUTION, STARTS, PHASES = "distribution", "starts", "phases"
+# What not every log has: a draft with a distribution; one whose proposals depend on where a round starts; markers of phases;
+# depths of a round that a row lies at.
+NEEDS = DISTRIBUTION, STARTS, PHASES, DEPTHS = "distribution", "starts", "phases", "depths"
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
 PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
     "pairs": "Neighbouring positions that both have a proposal.",
@@ -26,6 +30,9 @@ DEPTH_COUNTS = {
     "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
     "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
+AGREES = "Whether draft {0} of a round is the token x_t, where the {0} - 1 drafts before it were; null: no such round."
+ACCEPTS = "Probability that {0} keeps draft {1} of a round here, where it is reached; null: never, or greedy text."
+EMITTED = "Probability that the emitted token was draft {1} of a round and kept by {0}, a_t by depth; null as above."
 CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}: of mean 0."
 
 
@@ -126,7 +133,7 @@ POSITION_COLUMNS = (
             "accepted_run",
             pa.int16(),
             "Drafts accepted by a round that starts here and proposes `proposed` tokens, where they depend on the round's "
-            "start (prompt lookup); else null. A round that proposes fewer of them accepts at most as many as it proposes.",
+            "start (prompt lookup, heads); else null. A round that proposes fewer accepts at most as many as it proposes.",
             "tokens",
             0,
         ),
@@ -239,12 +246,25 @@ CERTIFICATE_COLUMNS = (
 @dataclass(frozen=True)
 class LogRules:
     """Ids of rules, by what a position log holds of them: `accepted`, their acceptance; `emitted`, a_t, for those of them
-    that need whole distributions; `certified`, thresholds.
+    that need whole distributions; `certified`, thresholds. Of the log of a head: see `DraftFacts`.
     """
 
     accepted: tuple[str, ...]
     emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
+    depths: int = 1
+    ranks_by_depth: bool = False
+    reduced_vocabulary: bool = False
+
+    def of(self, draft: DraftFacts) -> LogRules:
+        """Returns the same for the log of one draft."""
+        ranks, reduced = draft.ranks_by_depth, draft.reduced_vocabulary
+        return replace(self, depths=draft.depths or 1, ranks_by_depth=ranks, reduced_vocabulary=reduced)
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The rules among them whose acceptance and a_t the log of a head holds by depth."""
+        return tuple(rule.id for rule in rules_of(self.accepted) if rule.rule.drawn and not rule.rule.logged)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -258,7 +278,24 @@ class LogRules:
             *_needing(DISTRIBUTION, *(_probability(f"emitted_{rule}", emitted.format(rule)) for rule in self.emitted)),
             *(CERTIFICATE_COLUMNS if self.certified else ()),
             *(_nats(f"threshold_{rule}", threshold.format(rule)) for rule in self.certified),
+            *self._of_heads(),
         )
+
+    def _of_heads(self) -> Iterator[Column]:
+        """Yields the columns that the log of a head has beside those of every log. Row t holds what is proposed for position
+        t as the d-th draft of a round, which began at t - d + 1; depth 1 is in the columns of every log.
+        """
+        if self.reduced_vocabulary:
+            yield Column("in_draft_vocabulary", pa.bool_(), "Whether the draft can propose the token x_t at all.")
+        depths = range(2, self.depths + 1)
+        yield from _needing(DEPTHS, *(Column(f"agrees_{d}", pa.bool_(), AGREES.format(d)) for d in depths))
+        for rule in self.drawn if depths else ():
+            yield from _needing(DEPTHS, *(_probability(f"accept_{rule}_{d}", ACCEPTS.format(rule, d)) for d in depths))
+            yield from _needing(DEPTHS, *(_probability(f"emitted_{rule}_{d}", EMITTED.format(rule, d)) for d in depths))
+        if self.ranks_by_depth:
+            doc = f"Rank of the token {_RANK.format('draft')[:-1]}, as draft {{}} of a round."
+            columns = (Column(f"draft_rank_of_token_{d}", pa.int32(), doc.format(d), low=1) for d in depths)
+            yield from _needing(DEPTHS, *columns)
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:

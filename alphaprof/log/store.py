@@ -181,7 +181,7 @@ class Run:
 
     def write_positions(self, table: pa.Table, index: int, draft: str) -> None:
         """Write one shard of a draft's position log; the next manifest names it."""
-        self._put(self.part("positions", index, draft), table, self.log_rules.columns)
+        self._put(self.part("positions", index, draft), table, self.log_of(draft).columns)
 
     def write_totals(self, table: pa.Table, shards: tuple[int, int], draft: str) -> None:
         """Write a draft's totals of shards, from the first to the last; the next manifest names them in the place of parts
@@ -260,6 +260,10 @@ class Run:
         """What the log holds of which rules."""
         return LogRules(tuple(self.rules), self.manifest.emitted, self.manifest.certified)
 
+    def log_of(self, draft: str) -> LogRules:
+        """What the log of a draft holds of them."""
+        return self.log_rules.of(self.manifest.drafts[draft])
+
     @property
     def gammas(self) -> list[int]:
         """The speculation lengths that the totals hold."""
@@ -298,7 +302,7 @@ class Run:
         """One shard of a draft's position log: all of its columns, or some of them."""
         self.require_positions()
         path = self.part("positions", index, draft)
-        table = self._read(path, self._anew, self.log_rules.columns, columns)
+        table = self._read(path, self._anew, self.log_of(draft).columns, columns)
         return self._rows(table, self._shard(index).positions, path)
 
     def logged(self, draft: str, index: int) -> Path:

@@ -119,6 +119,21 @@ def run_lengths(agrees: Array, start: Ints, stop: Ints) -> Ints:
     return np.asarray(np.minimum(next_miss, end) - np.arange(total), dtype=np.int64)
 
 
+def runs_by_depth(agrees: Array, proposed: Array, start: Ints, stop: Ints) -> Ints:
+    """For each position the drafts that a round starting there gets accepted, [positions]. `agrees` [positions, depths]:
+    whether the token there is what a round proposes as its d-th draft, if all before it were right; `proposed` [positions]:
+    how many a round starting there proposes. Documents follow each other without gaps.
+    """
+    places, end = np.arange(len(agrees)), np.repeat(stop, stop - start)
+    going = np.ones(len(agrees), dtype=bool)
+    run = np.zeros(len(agrees), dtype=np.int64)
+    for depth in range(agrees.shape[1]):
+        at = places + depth
+        going &= (at < end) & (depth < proposed) & agrees[np.minimum(at, len(agrees) - 1), depth]
+        run += going
+    return run
+
+
 @dataclass(frozen=True)
 class Steps:
     """Rounds one by one, [rounds]: the document of each, where it starts, and what it drafted, accepted and emitted."""

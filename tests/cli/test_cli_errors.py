@@ -193,9 +193,9 @@ def test_resuming_in_a_directory_of_other_things_is_refused(tmp_path: Path) -> N
 MANIFESTS: dict[str, tuple[str | None, str]] = {
     "none": (None, "holds no run"),
     "no JSON": ("{", "manifest.json cannot be read"),
-    "of something else": (json.dumps({"format": "other"}), "is not version 3 of an alphaprof run"),
-    "of the future": (json.dumps({"format": "alphaprof-run", "version": 99}), "is not version 3 of an alphaprof run"),
-    "damaged": (json.dumps({"format": "alphaprof-run", "version": 3}), "is damaged"),
+    "of something else": (json.dumps({"format": "other"}), "is not version 4 of an alphaprof run"),
+    "of the future": (json.dumps({"format": "alphaprof-run", "version": 99}), "is not version 4 of an alphaprof run"),
+    "damaged": (json.dumps({"format": "alphaprof-run", "version": 4}), "is damaged"),
 }
 
 

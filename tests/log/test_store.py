@@ -106,9 +106,9 @@ def test_a_place_below_a_file_is_refused_before_any_work(tmp_path: Path) -> None
     [
         (None, "holds no run"),
         ("{", "cannot be read"),
-        ("[]", "is not version 3"),
-        ('{"format": "alphaprof-run", "version": 1}', "is not version 3"),
-        ('{"format": "alphaprof-run", "version": 3}', "is damaged"),
+        ("[]", "is not version 4"),
+        ('{"format": "alphaprof-run", "version": 1}', "is not version 4"),
+        ('{"format": "alphaprof-run", "version": 4}', "is damaged"),
     ],
 )
 def test_a_directory_that_is_no_run_says_why(tmp_path: Path, content: str | None, message: str) -> None:

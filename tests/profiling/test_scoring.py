@@ -662,9 +662,9 @@ def test_logits_are_freed_before_the_next_are_made(target: Model, draft: Model, 
     alive: list[int] = []
     logits = TeacherForced.logits
 
-    def spy(head: TeacherForced, rows: torch.Tensor) -> torch.Tensor:
+    def spy(forced: TeacherForced, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
         alive.append(sum(one() is not None for one in made))
-        found = logits(head, rows)
+        found = logits(forced, rows, depth)
         made.append(weakref.ref(found))
         return found
 

@@ -22,6 +22,7 @@ from alphaprof.costs.roofline import ModelShape, mlp_elements
 from alphaprof.profiling.decoding.drafters import REPEATS
 from alphaprof.profiling.models.load import Model, shape_of
 from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.columns import DRAFT, PROPOSAL, RAW_DRAFT, RAW_TARGET, TARGET
 from alphaprof.profiling.scoring.extras import TOP
@@ -108,7 +109,8 @@ def needed(
     `cells`: None where no step is timed. What models of an unknown shape, or on several devices, take beside their weights
     is not known.
     """
-    models = [scorer.target.model, *(head.model for head in scorer.drafts)]
+    forced = [each for each in (scorer.target, *scorer.drafts) if isinstance(each, TeacherForced)]
+    models = [each.model for each in forced]
     parameters = {id(item): item for model in models for item in model.network.parameters()}.values()  # some share theirs
     weights = sum(item.numel() * item.element_size() for item in parameters)
     device = models[0].device
@@ -171,7 +173,8 @@ def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, flo
     which loops on a CPU read as bfloat16 or float32 of one kind; and what a cut, or two whole distributions, take of
     `statistics_rows` rows. A model whose logits cannot be had a few rows at a time keeps all of them instead of states.
     """
-    heads, device = [scorer.target, *scorer.drafts], scorer.target.model.device
+    heads = [each for each in (scorer.target, *scorer.drafts) if isinstance(each, TeacherForced)]
+    device = scorer.target.model.device
     tokens, longest, share = fed
     positions = math.ceil(tokens * share)
     kept = 0

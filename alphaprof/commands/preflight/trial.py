@@ -278,17 +278,19 @@ def _storage(
     loaded: Loaded, texts: Sequence[Continuation], scored: dict[str, dict[int, Arrays]], free: int | None
 ) -> Storage:
     """The log of these texts as Parquet: what half of its rows take less tells rows from what every file has."""
-    rules = loaded.scorer.extras.log_rules(loaded.options.rules)
-    tables = []
+    held = loaded.scorer.extras.log_rules(loaded.options.rules)
+    rows = sum(len(text.ids) for text in texts)
+    whole = half = 0.0
+    names: set[str] = set()
     for draft in loaded.drafts:
         facts = draft.facts()
-        flags = {"has_distribution": facts.has_distribution, "starts_matter": facts.starts_matter}
-        tables.append(position_table(texts, scored[draft.name], rules, draft.name, None, **flags))
-    rows = sum(len(text.ids) for text in texts)
-    whole = sum(table_bytes(table, rules.columns) for table in tables)
-    half = sum(table_bytes(table.slice(0, rows // 2), rules.columns) for table in tables)
+        rules, flags = held.of(facts), {"has_distribution": facts.has_distribution, "starts_matter": facts.starts_matter}
+        table = position_table(texts, scored[draft.name], rules, draft.name, None, **flags)
+        whole += table_bytes(table, rules.columns)
+        half += table_bytes(table.slice(0, rows // 2), rules.columns)
+        names.update(table.column_names)
     position = max(0, whole - half) / (rows - rows // 2)
-    return Storage(position, max(0.0, whole - position * rows), len(rules.columns), free)
+    return Storage(position, max(0.0, whole - position * rows), len(names), free)
 
 
 def _timing(loaded: Loaded, documents: Sequence[Document]) -> tuple[float | None, str | None]:

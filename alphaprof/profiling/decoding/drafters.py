@@ -6,6 +6,7 @@ Other kinds of draft bring their own `Drafter` (`models/drafts.py`).
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from transformers.integrations import sdpa_attention
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.load import Model, kept_logits
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
+from alphaprof.profiling.models.teacher_forced import recorded
 
 # Whether keys and values are repeated for each query head where a single token comes with a mask: newer versions do not.
 REPEATS = not hasattr(sdpa_attention, "pack_gqa")
@@ -28,12 +30,15 @@ OWN, DRAFTED, KEPT = range(3)  # streams of random numbers: the target's own tok
 class Cached:
     """A model, and keys and values of the first `length` tokens of one text.
 
-    `width`: logits from this id on are ignored (see `drafts.scored_width`). Neither mask nor positions are
+    `width`: logits from this id on are ignored (see `drafts.scored_width`). `reads`: hidden states to keep in `states`, as
+    `teacher_forced.recorded` names them: [tokens, hidden] of the tokens that were added last. Neither mask nor positions are
     passed: without padding a model derives both from its cache, and a mask is looked at before it is used: a GPU would wait.
     """
 
-    def __init__(self, model: Model, width: int) -> None:
+    def __init__(self, model: Model, width: int, reads: Sequence[int] = ()) -> None:
         self.model, self.width, self.device = model, width, model.device
+        self.reads = reads
+        self.states: dict[int, torch.Tensor] = {}
         self.context = model.context or sys.maxsize
         self.length = 0
         self._largest = model.vocabulary - 1
@@ -82,7 +87,9 @@ class Cached:
         return torch.tensor(ids, device=self.device)
 
     def _forward(self, ids: torch.Tensor, **how: Any) -> torch.Tensor:
-        output = self.model.network(input_ids=ids[None], past_key_values=self._cache, use_cache=True, **how)
+        with recorded(self.model.network.base_model, self.reads) as states:
+            output = self.model.network(input_ids=ids[None], past_key_values=self._cache, use_cache=True, **how)
+        self.states = {count: values[0] for count, values in states.items()}
         self.length += len(ids)
         logits: torch.Tensor = output.logits[0, :, : self.width]
         return logits.to(self.device)  # a model that is spread over devices may end on another one
@@ -161,10 +168,21 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """A draft at work on one text, whose first `prompt` tokens are the prompt."""
+    """A draft at work on one text, whose first `prompt` tokens are the prompt. `reads`: hidden states of the target that it
+    needs, as `teacher_forced.recorded` names them.
+    """
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The hidden states of the target that `observe` is given."""
 
     def start(self, ids: list[int]) -> None:
         """Take in the prompt."""
+
+    def observe(self, states: dict[int, torch.Tensor]) -> None:
+        """Take in the states [tokens, hidden] of `reads` of the tokens that the target has read since: of the prompt; then,
+        after each round, of the token before its drafts and of those that were accepted.
+        """
 
     def propose(self, ids: list[int], most: int) -> Proposal:
         """Proposes up to `most` tokens that follow `ids`, the text so far."""
@@ -179,6 +197,8 @@ class ModelDrafter:
     Its cache never holds the last token that it drafted. So after a round that was accepted in full its first step processes
     two tokens, the last draft and the target's own one; otherwise one.
     """
+
+    reads = ()
 
     def __init__(self, draft: Model, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> None:
         self._cached = Cached(draft, width)
@@ -211,6 +231,9 @@ class ModelDrafter:
                 fed = rows.argmax(1)
             tokens.append(fed)
         return Proposal(torch.cat(tokens).to(self._device), torch.cat(laws).to(self._device) if laws else None)
+
+    def observe(self, states: dict[int, torch.Tensor]) -> None:
+        """Nothing to take in."""
 
     def settle(self, accepted: int) -> None:
         """Take rejected drafts out of the cache."""

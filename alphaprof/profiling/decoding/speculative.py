@@ -134,19 +134,22 @@ class _Text:
 @torch.inference_mode()
 def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool) -> Decoded:
     """The prefill, and rounds until the text ends."""
-    target = Cached(how.target, how.choice.width or how.target.vocabulary)
+    width, device = how.choice.width or how.target.vocabulary, how.target.device
     gamma = how.gamma if isinstance(how, Speculation) else 0
-    chooser = Chooser(how.choice, text.prompt, source_row, text.stop - len(text.prompt) + gamma, target.device)
+    chooser = Chooser(how.choice, text.prompt, source_row, text.stop - len(text.prompt) + gamma, device)
     drafter: Drafter | None = None
     verify: Verify = partial(agreement, chooser)
     if isinstance(how, Speculation):
-        drafter = how.draft.drafter(chooser, target.width, target.device, drawn=how.rule.rule.drawn)
+        drafter = how.draft.drafter(chooser, width, device, drawn=how.rule.rule.drawn)
         verify = verifier(how.rule, chooser)
-    clock = _DecodingClock(target.device)
+    target = Cached(how.target, width, () if drafter is None else drafter.reads)
+    clock = _DecodingClock(device)
     start, start_cpu = clock.read()
     if drafter is not None:
         drafter.start(text.ids)
     rows = target.prefill(text.ids, rewinds=drafter is not None)
+    if drafter is not None:
+        drafter.observe(target.states)
     tokens = agreement(chooser, rows, _nothing(rows.device), 0)
     text.add(tokens)
     ready, ready_cpu = clock.read()
@@ -194,6 +197,7 @@ def _round(
     target.rewind(count - accepted)
     if drafter is not None:
         drafter.settle(accepted)
+        drafter.observe({count: states[: accepted + 1] for count, states in target.states.items()})
     tokens = text.add(emitted)
     return count, min(accepted, len(tokens)), tokens, rows
 

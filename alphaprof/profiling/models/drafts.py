@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +33,45 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
+class DraftPass(Protocol):
+    """A draft in a teacher-forced pass over texts. `vocabulary`: how wide its distribution is in the target's ids; `depths`:
+    how many drafts of a round differ in their logits (1: every draft has the same, however many came before it); `ids`
+    [logits]: the target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...).
+    """
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of ids, padding included."""
+
+    @property
+    def depths(self) -> int:
+        """How many drafts of a round differ."""
+
+    @property
+    def ids(self) -> torch.Tensor | None:
+        """The target's ids of its logits."""
+
+    @property
+    def ranks_by_depth(self) -> bool:
+        """Whether the ranks of tokens are wanted at every depth."""
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The hidden states of the target that it needs, as `teacher_forced.recorded` names them."""
+
+    def rows(
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor]
+    ) -> torch.Tensor:
+        """What `logits` needs [n, ...] for the tokens that follow chosen ones (`row`, ascending, and `column` [n]) of
+        right-padded ids [batch, length]; `known`: the hidden states [batch, length, hidden] of `reads`.
+        """
+
+    def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        """Logits [n, logits] of n rows at a depth, counted from 1: of the token that follows, as that draft of a round. What
+        stands where the text has no such round means nothing.
+        """
+
+
 class Draft(Protocol):
     """A loaded draft: everything that a run asks of it. What reports ask of it later stands in its facts."""
 
@@ -51,15 +90,13 @@ class Draft(Protocol):
     def facts(self) -> DraftFacts:
         """What the manifest keeps of it."""
 
-    def teacher_forced(self, target: TeacherForced) -> TeacherForced | None:
-        """What gives its logits in a teacher-forced pass, from hidden states of the target where it reads them (see
-        `TeacherForced.reads`); None: it has no distribution.
-        """
+    def teacher_forced(self, target: TeacherForced) -> DraftPass | None:
+        """What gives its logits in a teacher-forced pass beside that of the target; None: it has no distribution."""
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
         """Columns [positions] of what it proposes at every position of a text that begins with `prompt` tokens of prompt,
-        as far as logits do not tell: `proposed`; without a distribution `draft_top`; `accepted_run` where the round's start
-        matters, and `proposed_before_eos` where transformers ends its proposals before an EOS.
+        as far as logits do not tell: `proposed`; without a distribution `draft_top`, and `accepted_run` where the round's
+        start matters; `proposed_before_eos` where transformers ends its proposals before an EOS.
         """
 
     def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> Drafter:
@@ -268,6 +305,8 @@ class PromptLookup:
 class LookupDrafter:
     """Prompt lookup at work on one text that grows."""
 
+    reads = ()
+
     def __init__(self, draft: PromptLookup, device: torch.device) -> None:
         self._draft, self._device = draft, device
         self._index = Index(draft.max_ngram)
@@ -285,6 +324,9 @@ class LookupDrafter:
         self.start(ids)
         tokens = [] if self._place is None else self._draft.proposal(ids, self._place, len(ids))[:most]
         return Proposal(torch.tensor(tokens, dtype=torch.long, device=self._device))
+
+    def observe(self, states: dict[int, torch.Tensor]) -> None:
+        """Nothing to take in."""
 
     def settle(self, accepted: int) -> None:
         """Nothing to take back."""

@@ -25,15 +25,33 @@ def shared_layers(target: Any, draft: Any) -> int:
     return next((depth for depth, (ours, theirs) in pairs if ours != theirs), min(map(len, places)))
 
 
+FINAL = -1  # in place of a number of layers: after all of them and the final norm, what the LM head reads
+
+
 @contextlib.contextmanager
-def recorded(base: Any, depths: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
-    """Yields the hidden states [batch, length, hidden] after each depth of a decoder, once it has run in this context."""
+def recorded(base: Any, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+    """Yields the hidden states [batch, length, hidden] of a decoder after each of these numbers of layers (0: the input
+    embeddings; FINAL), once it has run in this context; of several runs those of the last.
+    """
     states: dict[int, torch.Tensor] = {}
 
-    def keep(depth: int, _module: Any, _given: Any, output: Any) -> None:
-        states[depth] = output[0] if isinstance(output, tuple) else output
+    def keep(count: int, _module: Any, _given: Any, output: Any) -> None:
+        states[count] = output[0] if isinstance(output, tuple) else output
 
-    handles = [base.layers[depth - 1].register_forward_hook(partial(keep, depth)) for depth in set(depths)]
+    def keep_given(_module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        states[0] = given[0] if given else named["hidden_states"]
+
+    def keep_last(_module: Any, _given: Any, output: Any) -> None:
+        states[FINAL] = output.last_hidden_state
+
+    handles = []
+    for count in set(layers):
+        if count == FINAL:
+            handles.append(base.register_forward_hook(keep_last))
+        elif count == 0:
+            handles.append(base.layers[0].register_forward_pre_hook(keep_given, with_kwargs=True))
+        else:
+            handles.append(base.layers[count - 1].register_forward_hook(partial(keep, count)))
     try:
         yield states
     finally:
@@ -95,9 +113,13 @@ class _PassThrough(nn.Module):
 
 
 class TeacherForced:
-    """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time. `target`: the
-    pass of a model whose first layers this one may have too; they are then run once for both.
+    """Teacher-forced logits of one model: `rows` runs it over a batch, `logits` finishes a few rows at a time. A
+    `DraftPass`. `target`: the pass of a model whose first layers this one may have too; they are then run once for both.
     """
+
+    depths = 1
+    ranks_by_depth = False
+    ids: torch.Tensor | None = None
 
     def __init__(self, model: Model, target: TeacherForced | None = None) -> None:
         self.model = model
@@ -108,8 +130,13 @@ class TeacherForced:
             self.rest = _rest(target.model, model)
 
     @property
+    def vocabulary(self) -> int:
+        """The number of logits."""
+        return self.model.vocabulary
+
+    @property
     def reads(self) -> tuple[int, ...]:
-        """The layers of the target, counted from 1, after which it needs the hidden states."""
+        """The numbers of layers of the target after which it needs the hidden states."""
         return () if self.rest is None else (self.rest.count,)
 
     @torch.inference_mode()
@@ -137,8 +164,8 @@ class TeacherForced:
         return torch.cat(chosen)
 
     @torch.inference_mode()
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocabulary] of n rows, in the model's dtype."""
+    def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        """Logits [n, vocabulary] of n rows, in the model's dtype; the same at every depth."""
         return self._from_hidden(rows) if self.chunked else rows
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.processing import PLAIN, Processing, not_modelled
+from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.dispatch import why_unavailable
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import STORED, digest
@@ -62,9 +63,9 @@ def _oddities(options: ProfileOptions, scorer: Scorer, has_template: bool) -> It
         for setting in not_modelled(scorer.target.model.served):
             message = f"the target's generation config sets {setting}, which is not modelled: texts are drawn without it"
             yield "not_modelled", message, "a server that applies it will see a different acceptance"
-    for head in (scorer.target, *scorer.drafts):
-        if not head.chunked:
-            message = f"{head.model.name}: logits need the full forward of a whole document at once"
+    for forced in (scorer.target, *scorer.drafts):
+        if isinstance(forced, TeacherForced) and not forced.chunked:
+            message = f"{forced.model.name}: logits need the full forward of a whole document at once"
             yield "full_logits", message, "expect more memory per document; lower max_new_tokens if it runs out"
 
 

@@ -120,7 +120,9 @@ def measure_shard(plan: Plan, index: int, documents: Sequence[Document], advance
         for draft, arrays in scored.items():
             can = run.manifest.drafts[draft]
             flags = {"has_distribution": can.has_distribution, "starts_matter": can.starts_matter}
-            run.write_positions(position_table(continuations, arrays, run.log_rules, draft, phases, **flags), index, draft)
+            run.write_positions(
+                position_table(continuations, arrays, run.log_of(draft), draft, phases, **flags), index, draft
+            )
         run.write_continuations(continuation_table(continuations), index)
         shards = (*run.manifest.shards, facts)  # last: a shard that the manifest names is whole
         run.write_manifest(dataclasses.replace(run.manifest, shards=shards, **left_out))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,21 @@ from alphaprof.profiling.scoring.statistics import Columns, ProcessedLogits, pro
 
 
 def measured(
-    logits: Sequence[torch.Tensor], settings: Sequence[Processing], token: torch.Tensor, proposals: Sequence[torch.Tensor]
+    logits: Sequence[torch.Tensor],
+    settings: Sequence[Processing],
+    token: torch.Tensor,
+    proposals: Sequence[torch.Tensor],
+    reduced: Sequence[bool] | None = None,
 ) -> list[Columns]:
     """`statistics.columns` of the logits [n, V] of a target and its drafts, processed with `settings` each, and those of
-    their plain softmaxes: truncation makes margins and KL degenerate.
+    their plain softmaxes: truncation makes margins and KL degenerate. `reduced`: which of them lack ids
+    (None: none does).
     """
-    target, *drafts = (processed_logits(*pair) for pair in zip(logits, settings, strict=True))
+    reduced = reduced or [False] * len(logits)
+    target, *drafts = (processed_logits(*side) for side in zip(logits, settings, reduced, strict=True))
     by_model = plain = columns(target, drafts, token, proposals)
     if any(chosen != PLAIN for chosen in settings):
-        target, *drafts = map(ProcessedLogits, logits)
+        target, *drafts = (processed_logits(*side) for side in zip(logits, repeat(PLAIN), reduced, strict=False))
         plain = columns(target, drafts, token, ())
     for place, raw in enumerate(plain[: len(logits)]):
         by_model[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}

@@ -20,19 +20,22 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True)
 class Extras:
     """`certified`: rules whose thresholds are wanted, by the divergences that they are wanted for; `logged`: rules that need
-    whole distributions.
+    whole distributions; `drawn`: ids of the others whose drafts are drawn from q.
     """
 
     certified: tuple[BoundRule, ...] = ()
     logged: tuple[BoundRule, ...] = ()
     divergences: tuple[Divergence, ...] = ("kl",)
+    drawn: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, rules: Iterable[str], certificates: bool) -> Extras:
         """What a profile with these ids of rules asks for."""
+        rules = tuple(rules)
         bound = rules_of(rules)
         certified = tuple(rule for rule in bound if certificates and rule.name in ACCEPTED)
-        return cls(certified, tuple(rule for rule in bound if rule.rule.logged))
+        logged = tuple(rule for rule in bound if rule.rule.logged)
+        return cls(certified, logged, drawn=LogRules(rules).drawn)
 
     def log_rules(self, rules: Iterable[str]) -> LogRules:
         """What a log with these extras holds of which rules."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,26 @@ import pyarrow as pa
 import torch
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.schema import DISTRIBUTION, PHASES, STARTS, LogRules, arrow_schema
+from alphaprof.log.schema import DEPTHS, DISTRIBUTION, PHASES, STARTS, LogRules, arrow_schema
 from alphaprof.profiling.models.drafts import Arrays, Draft, scored_width
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.extras import NO_EXTRAS, TOP, Extras
-from alphaprof.profiling.scoring.statistics import Columns, laws, processed_logits, rows_at_once, top_probs
+from alphaprof.profiling.scoring.statistics import (
+    Columns,
+    laws,
+    probabilities,
+    processed_logits,
+    rank_of,
+    rows_at_once,
+    spread,
+    top_probs,
+)
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.rules import rules_of
+from alphaprof.totals.replay import runs_by_depth
 
 HEAD_ROWS = {"cpu": 128, "cuda": 1024}
 
@@ -72,7 +83,10 @@ class Scorer:
         self.without = [draft for draft, each in forced if each is None]
         self._ordered = [draft for draft, each in forced if each is not None] + self.without  # as columns of a chunk are
         self.draft_processing = draft_processing
-        self.width = scored_width([each.model.vocabulary for each in (self.target, *self.drafts)], tokens)
+        self.width = scored_width([each.vocabulary for each in (self.target, *self.drafts)], tokens)
+        # The target's ids of each draft's logits, as far as they carry probability; None: all, in order.
+        self.ids = [None if each.ids is None else each.ids[each.ids < self.width].to(target.device) for each in self.drafts]
+        self._by_rule = [f"{name}_{rule}" for rule in extras.drawn for name in ("accept", "emitted")]
         self.head_rows = HEAD_ROWS.get(target.device.type, HEAD_ROWS["cuda"])
         self.statistics_rows = rows_at_once(target.device)
 
@@ -95,7 +109,7 @@ class Scorer:
         # Worked out while a GPU is still busy with the forward passes.
         proposals = [_joined_columns(draft, batch) for draft in self._ordered]
         chosen = [token, *(_sent(own["draft_top"], device) for own in proposals[len(self.drafts) :])]
-        settings = batch[0].document.processing or PLAIN
+        settings = batch[0].document.processing
         parts: list[list[Columns]] = []
         for start in range(0, len(token), self.head_rows):
             chunk = slice(start, start + self.head_rows)
@@ -103,11 +117,71 @@ class Scorer:
         columns = _to_host([joined(pieces) for pieces in zip(*parts, strict=True)])
         return self._by_draft(columns, proposals, batch, layout)
 
-    def _chunk(self, rows: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing) -> list[Columns]:
-        """Columns of some rows of each model, the target's first. Their logits are freed before the next ones are made."""
+    def _chunk(
+        self, rows: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing | None
+    ) -> list[Columns]:
+        """Columns of some rows of each model, the target's first. Their logits are freed before the next ones are made.
+        `settings`: of a text that was sampled.
+        """
         logits = self.target.logits(rows[0])
+        ids = [some.to(logits.device) for some in ids]
         draft_logits = [draft.logits(some).to(logits.device) for draft, some in zip(self.drafts, rows[1:], strict=True)]
-        return self._statistics(logits, draft_logits, [some.to(logits.device) for some in ids], settings)
+        columns = self._statistics(logits, draft_logits, ids, settings or PLAIN)
+        del draft_logits
+        for place, (draft, some) in enumerate(zip(self.drafts, rows[1:], strict=True)):
+            for depth in range(2, draft.depths + 1):
+                own = draft.logits(some, depth).to(logits.device)
+                columns[1 + place] |= self._deeper(logits, own, place, depth, ids[0], settings)
+        return columns
+
+    def _deeper(
+        self,
+        target: torch.Tensor,
+        logits: torch.Tensor,
+        place: int,
+        depth: int,
+        token: torch.Tensor,
+        settings: Processing | None,
+    ) -> Columns:
+        """Columns of a head at a depth beyond the first, from logits of the target [n, V] and of the head [n, ids]."""
+        known = self.ids[place]
+        target, logits = target[:, : self.width], logits[:, : self.width if known is None else len(known)]
+        top = logits.argmax(1)  # the first index of the maximum
+        columns = {
+            f"agrees_{depth}": ((top if known is None else known[top]) == token).long(),
+            f"top_logit_{depth}": logits.amax(1).float(),
+        }
+        if self.drafts[place].ranks_by_depth:
+            whole = logits if known is None else spread(logits, known, self.width)
+            columns[f"draft_rank_of_token_{depth}"] = rank_of(whole, token)
+        if self._by_rule:
+            nothing = torch.full((len(token),), -1.0, device=token.device)
+            chances = (nothing, nothing) if settings is None else self._chances(target, logits, known, token, settings)
+            columns |= {f"{name}_{depth}": chances[index % 2] for index, name in enumerate(self._by_rule)}
+        return columns
+
+    def _chances(
+        self,
+        target: torch.Tensor,
+        logits: torch.Tensor,
+        known: torch.Tensor | None,
+        token: torch.Tensor,
+        settings: Processing,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum min(p, q) and min(1, q(x) / p(x)) [n] of drafts that are drawn from q, a few rows at a time."""
+        pieces, theirs = [], settings.for_draft(self.draft_processing)
+        known = torch.arange(logits.shape[1], device=token.device) if known is None else known
+        index = torch.searchsorted(known, token).clamp(max=len(known) - 1)
+        proposable = known[index] == token
+        for start in range(0, len(token), self.statistics_rows):
+            rows = slice(start, start + self.statistics_rows)
+            p, q = (probabilities(processed_logits(*side)) for side in ((target[rows], settings), (logits[rows], theirs)))
+            p_token = p.gather(1, token[rows, None].clamp(max=p.shape[1] - 1))[:, 0].where(token[rows] < p.shape[1], 0.0)
+            q_token = q.gather(1, index[rows, None])[:, 0].where(proposable[rows], 0.0)
+            kept = torch.where(p_token > 0, q_token / p_token.where(p_token > 0, 1.0), 0.0).clamp(max=1.0)
+            pieces.append(torch.stack([p[:, known].minimum(q).sum(1).clamp(max=1.0), kept]))
+        accept, emitted = torch.cat(pieces, 1)
+        return accept, emitted
 
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing
@@ -116,22 +190,28 @@ class Scorer:
         then the proposals of each draft without a distribution.
         """
         token, *proposals = ids
-        shared = [each[:, : self.width] for each in (logits, *draft_logits)]
+        shared = [
+            each[:, : self.width] if known is None else spread(each[:, : len(known)], known, self.width)
+            for each, known in zip((logits, *draft_logits), (None, *self.ids), strict=True)
+        ]
         chosen = [settings, *[settings.for_draft(self.draft_processing)] * len(draft_logits)]
-        columns = measured(shared, chosen, token, proposals)
+        reduced = [False, *(ids is not None for ids in self.ids)]
+        columns = measured(shared, chosen, token, proposals, reduced)
         if self.extras.certified:
             columns[0]["top_probs"] = top_probs(processed_logits(shared[0], settings), columns[0], TOP)
         if self.extras.logged:
             for place in range(1, len(shared)):
-                columns[place] |= self._drawn(shared[0], shared[place], token, settings)
+                columns[place] |= self._whole(shared[0], shared[place], reduced[place], token, settings)
         return columns
 
-    def _drawn(self, target: torch.Tensor, draft: torch.Tensor, token: torch.Tensor, settings: Processing) -> Columns:
+    def _whole(
+        self, target: torch.Tensor, draft: torch.Tensor, reduced: bool, token: torch.Tensor, settings: Processing
+    ) -> Columns:
         """Columns of the rules that need whole distributions, a few rows at a time."""
         pieces, theirs = [], settings.for_draft(self.draft_processing)
         for start in range(0, len(token), self.statistics_rows):
             rows = slice(start, start + self.statistics_rows)
-            p, q = laws(processed_logits(target[rows], settings), processed_logits(draft[rows], theirs))
+            p, q = laws(processed_logits(target[rows], settings), processed_logits(draft[rows], theirs, reduced))
             pieces.append(self.extras.measured(p, q, token[rows]))
         return joined(pieces)
 
@@ -148,7 +228,27 @@ class Scorer:
             if "draft_entropy" in theirs:
                 _require_finite(theirs["draft_entropy"], draft.name, batch, layout)
             by_draft[draft.name] = ours | theirs | proposal
+            if "agrees_2" in theirs:
+                by_draft[draft.name] |= self._rounds(by_draft[draft.name], draft.name, batch, layout)
         return by_draft
+
+    def _rounds(self, columns: Arrays, name: str, batch: Sequence[Continuation], layout: Layout) -> Arrays:
+        """Columns by depth of a head, -1 where no round of these texts has a draft at that depth, and what rounds get
+        accepted. Raises `LogitsNotFinite`.
+        """
+        lengths = np.array([len(item.ids) for item in batch])
+        stop = np.cumsum(lengths)
+        place, proposed = np.arange(stop[-1]) - np.repeat(stop - lengths, lengths), columns["proposed"]
+        agrees, by_depth = [columns["draft_top"] == columns["token"]], {}
+        for depth in itertools.takewhile(lambda depth: f"agrees_{depth}" in columns, itertools.count(2)):
+            begun = np.maximum(np.arange(len(place)) - depth + 1, 0)
+            drafted = (place >= depth - 1) & (proposed[begun] >= depth)
+            _require_finite(np.where(drafted, columns.pop(f"top_logit_{depth}"), 0), name, batch, layout)
+            agrees.append(columns[f"agrees_{depth}"] == 1)
+            for column in {f"{each}_{depth}" for each in ("agrees", "draft_rank_of_token", *self._by_rule)} & columns.keys():
+                by_depth[column] = np.where(drafted, columns[column], columns[column].dtype.type(-1))
+        run = runs_by_depth(np.stack(agrees, 1), proposed, stop - lengths, stop)
+        return by_depth | {"accepted_run": run, "proposed_before_eos": np.full(len(place), -1)}
 
 
 def _joined_columns(draft: Draft, batch: Sequence[Continuation]) -> Arrays:
@@ -230,7 +330,14 @@ def position_table(
     columns["greedy"] = np.repeat([item.document.greedy for item in continuations], lengths)
     data |= {f"accept_{rule.id}": rule.accept(columns) for rule in bound}
     without_proposal = data["proposed"] == 0
-    masks = [without_proposal if column.nullable and column.name != "phase" else None for column in rules.columns]
+    masks = [
+        None
+        if not column.nullable or column.name in ("phase", *absent)
+        else without_proposal | (data[column.name] < 0)
+        if column.needs in (STARTS, DEPTHS)
+        else without_proposal
+        for column in rules.columns
+    ]
     arrays = [
         pa.nulls(sum(lengths), column.type)
         if column.name in absent

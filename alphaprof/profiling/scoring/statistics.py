@@ -15,6 +15,7 @@ import torch
 from alphaprof.profiling.models.processing import PLAIN, Processing, divided, processed
 
 Columns = dict[str, torch.Tensor]
+ABSENT = -1e30  # the logit of an id that a draft cannot propose: finite, whatever it is divided by
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,16 @@ class Distribution:
 
     def rank_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Ranks [n] of one id a row before truncation: 1 + number of larger + number of equal with a lower id."""
-        width = self.scaled.shape[1]
-        value = self.scaled.gather(1, ids.clamp(max=width - 1)[:, None])
-        index = torch.arange(width, device=ids.device)
-        before = (self.scaled == value) & (index < ids[:, None])
-        rank = 1 + ((self.scaled > value) | before).sum(1)
-        return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: after everything with a lower id
+        return rank_of(self.scaled, ids)
+
+
+def rank_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Ranks [n] of one id a row of logits [n, V]: 1 + number of larger + number of equal with a lower id."""
+    width = logits.shape[1]
+    value = logits.gather(1, ids.clamp(max=width - 1)[:, None])
+    before = (logits == value) & (torch.arange(width, device=ids.device) < ids[:, None])
+    rank = 1 + ((logits > value) | before).sum(1)
+    return torch.where(ids < width, rank, ids + 1)  # beyond the vocabulary: after everything with a lower id
 
 
 @dataclass(frozen=True)
@@ -74,14 +79,24 @@ class ProcessedLogits:
     least: torch.Tensor | None = None
 
 
-def processed_logits(logits: torch.Tensor, settings: Processing = PLAIN) -> ProcessedLogits:
+def processed_logits(logits: torch.Tensor, settings: Processing = PLAIN, reduced: bool = False) -> ProcessedLogits:
     """Logits [n, V] with the settings that they are processed with. Every truncation keeps the largest logits, and all that
-    equal the smallest of them.
+    equal the smallest of them. `reduced`: some ids are ABSENT, and are never kept.
     """
     size = rows_at_once(logits.device)
     parts = [_least(logits[start : start + size], settings) for start in range(0, len(logits), size)]
     kept = [part for part in parts if part is not None]
-    return ProcessedLogits(logits, settings.temperature, torch.cat(kept) if kept else None)
+    least = torch.cat(kept) if kept else None
+    if reduced:
+        present = torch.full((len(logits),), ABSENT / settings.temperature / 10, device=logits.device)
+        least = present if least is None else least.maximum(present)
+    return ProcessedLogits(logits, settings.temperature, least)
+
+
+def spread(logits: torch.Tensor, ids: torch.Tensor, width: int) -> torch.Tensor:
+    """Logits [n, some] of `ids` [some] as logits [n, width] over all ids: those of the others are ABSENT."""
+    logits = logits.float() if logits.dtype == torch.float16 else logits  # whose range is too small
+    return logits.new_full((len(logits), width), ABSENT).index_copy_(1, ids, logits)
 
 
 def rows_at_once(device: torch.device) -> int:
@@ -120,11 +135,11 @@ def softmax(given: ProcessedLogits) -> Distribution:
 
 def laws(target: ProcessedLogits, draft: ProcessedLogits) -> tuple[torch.Tensor, torch.Tensor]:
     """P and q, probabilities [n, V] of two models in float32; the narrower one has 0 for the ids that it lacks."""
-    return _aligned(_probabilities(target), _probabilities(draft))
+    return _aligned(probabilities(target), probabilities(draft))
 
 
-def _probabilities(given: ProcessedLogits) -> torch.Tensor:
-    """The probabilities of `softmax`, without the rest of it."""
+def probabilities(given: ProcessedLogits) -> torch.Tensor:
+    """The probabilities [n, V] of `softmax` in float32, without the rest of it."""
     scaled = divided(given.logits, given.temperature)
     weights = (scaled - scaled.amax(1, keepdim=True)).exp_()
     if given.least is not None:
