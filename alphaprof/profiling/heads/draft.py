@@ -1,0 +1,44 @@
+"""A draft head as a draft: its pass over given texts, itself at work, and what the manifest keeps of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from alphaprof.log.manifest import DraftFacts, Trial
+from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
+from alphaprof.profiling.models.load import NOISE, Model, fingerprint
+from alphaprof.profiling.models.processing import draw, weights_of
+from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.profiling.texts.corpus import Ids
+
+if TYPE_CHECKING:
+    from alphaprof.profiling.heads.network import HeadNetwork
+    from alphaprof.profiling.models.drafts import Arrays
+    from alphaprof.profiling.timing.steppers import TimedStep
+
+
+@dataclass(frozen=True)
+class HeadDraft:
+    """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what
+    engines call it; `reading`: how its files were read (see `DraftFacts`); `context`: the longest text that it can go on
+    with, in tokens (None: any).
+    """
+
+    name: str
+    network: HeadNetwork
+    target: Model
+    kind: str
+    reference: str
+    method: str
+    depths: int
+    context: int | None = None
+    ranks_by_depth: bool = False
+    reading: dict[str, str] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
+    models: tuple[Model, ...] = ()
