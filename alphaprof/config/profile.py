@@ -18,6 +18,7 @@ from alphaprof.config.options import (
     ContinuationOptions,
     CostOptions,
     GreedyContinuation,
+    HeadOptions,
     MeasuredCosts,
     ModelOptions,
     Name,
@@ -213,6 +214,9 @@ class ProfileOptions(Options):
             raise ValueError(f"decision.draft {shown(decision.draft)} is none of the drafts ({names})")
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
             raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}")
+        for name, draft in self.drafts.items():
+            if isinstance(draft, HeadOptions) and draft.depths is not None and draft.depths < max(self.gammas):
+                raise ValueError(f"drafts.{name}.depths {draft.depths} lies below the largest of gammas, {max(self.gammas)}")
         if isinstance(self.costs, MeasuredCosts | RooflineCosts):
             sizes = self.costs.concurrency
             if not sizes[0] <= decision.concurrency <= sizes[-1]:
