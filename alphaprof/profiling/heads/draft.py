@@ -116,7 +116,8 @@ class HeadPass:
     def __init__(self, draft: HeadDraft) -> None:
         self.depths, self.ranks_by_depth = draft.depths, draft.ranks_by_depth
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
-        self._network, self._context = draft.network, draft.context
+        self._network = draft.network
+        self._longest = None if draft.context is None else draft.context + 1  # its last base reads the token after it
 
     @torch.inference_mode()
     def rows(
@@ -125,8 +126,8 @@ class HeadPass:
         """States [n, depths, hidden]: at depth d those of the base d before the chosen token."""
         network = self._network
         row, column = row.to(network.device), column.to(network.device)
-        fed = ids[:, : self._context].to(network.device)
-        features = torch.cat([known[count][:, : self._context].to(network.device) for count in network.layers], -1)
+        fed = ids[:, : self._longest].to(network.device)
+        features = torch.cat([known[count][:, : self._longest].to(network.device) for count in network.layers], -1)
         first = max(0, int(column.min()) - 1)
         states = network.states(fed, features, self.depths, first)
         last = fed.shape[1] - 1 - first
