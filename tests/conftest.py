@@ -84,7 +84,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fetched(name: str) -> Path:
-    """A model of scripts/fetch_demo_models.py. Where the environment promises it (test.sh does), its absence is a failure."""
+    """A model of scripts/fetch_demo_models.py. Where the environment promises it (test.sh does), its absence fails."""
     promised = os.environ.get("ALPHAPROF_DEMO_MODELS")
     path = ROOT / (promised or "models") / name
     if not path.exists():

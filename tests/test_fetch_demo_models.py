@@ -1,4 +1,4 @@
-"""The script that fetches the demo models: what it says and leaves where a download fails. Tests on the models check the rest."""
+"""The script that fetches the demo models: what it says and leaves where a download fails."""
 
 from __future__ import annotations
 
