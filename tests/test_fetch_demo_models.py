@@ -1,12 +1,15 @@
-"""The script that fetches the demo models: what it says and leaves where a download fails."""
+"""The script that fetches the demo models: what it says and leaves where a download fails, and that stories15M is right."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import ROOT
 
@@ -59,3 +62,41 @@ def test_an_unknown_model_is_refused_before_anything_is_made(tmp_path: Path) -> 
     assert "stories42m" in stderr
     assert "smollm2 and stories15m" in stderr
     assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.demo_model
+def test_stories15m_writes_the_recorded_texts(stories15m: Path) -> None:
+    network = AutoModelForCausalLM.from_pretrained(stories15m, dtype=torch.float32)
+    recorded = json.loads((ROOT / "tests/golden/eagle3_stories15m/rounds.json").read_text())["texts"]
+    for document in recorded:
+        ids = torch.tensor([document["prompt"] + document["text"]])
+        with torch.inference_mode():
+            tops = network(ids).logits[0, len(document["prompt"]) - 1 : -1].argmax(-1)
+        assert tops.tolist() == document["text"]
+
+
+@pytest.mark.demo_model
+def test_the_tokenizer_of_stories15m_is_that_of_llama(stories15m: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(stories15m)
+    ids = [
+        1,
+        15043,
+        29871,
+        3186,
+        13,
+        12,
+        29916,
+        353,
+        29871,
+        29896,
+        29906,
+        29936,
+        24931,
+        29871,
+        243,
+        162,
+        145,
+        140,
+    ]  # bytes last
+    assert tokenizer("Hello  world\n\tx = 12; Zürich 🎉").input_ids == ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "Hello  world\n\tx = 12; Zürich 🎉"
