@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import DraftFacts, Trial
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
@@ -105,7 +106,14 @@ class HeadDraft:
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:
-        """Its logits at every depth, from states of the target."""
+        """Its logits at every depth, from states of the target. Raises `ModelUnloadable` for one that has them of one text at
+        a time.
+        """
+        if not target.chunked:
+            raise ModelUnloadable(
+                f"draft {self.name}: the states of a {type(target.model.network).__name__} cannot be had apart from its logits",
+                "measure this head where it is served, and import what the engine logs (docs/import.md)",
+            )
         return HeadPass(self)
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
