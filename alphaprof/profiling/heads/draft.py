@@ -106,12 +106,10 @@ class HeadDraft:
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:
-        """Its logits at every depth, from states of the target. Raises `ModelUnloadable` for one that has them of one text at
-        a time.
-        """
+        """Its logits at every depth, from states of the target. Raises `ModelUnloadable` where these cannot be recorded."""
         if not target.chunked:
             raise ModelUnloadable(
-                f"draft {self.name}: the states of a {type(target.model.network).__name__} cannot be had apart from its logits",
+                f"draft {self.name}: the states of a {type(target.model.network).__name__} cannot be recorded in a batch",
                 "measure this head where it is served, and import what the engine logs (docs/import.md)",
             )
         return HeadPass(self)
