@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import DraftFacts, Trial
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
@@ -24,10 +25,27 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another reading of a head's files: `changed` in words, the `setting` of its config.json that asks for it, the network
+    that it makes of the same tensors, the `depth` at which it shows, and the `engines` that read the files so.
+    """
+
+    changed: str
+    setting: str
+    network: HeadNetwork
+    depth: int = 1
+    engines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class HeadDraft:
     """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what
     engines call it; `reading`: how its files were read (see `DraftFacts`); `context`: the longest text that it can go on
     with, in tokens (None: any).
+
+    `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
+    `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings
+    about its files; `trials`: what came out.
     """
 
     name: str
@@ -40,6 +58,10 @@ class HeadDraft:
     context: int | None = None
     ranks_by_depth: bool = False
     reading: dict[str, str] = field(default_factory=dict)
+    engines: tuple[str, ...] = ()
+    alternatives: Sequence[Alternative] = ()
+    fallbacks: Sequence[Alternative] = ()
+    doubts: tuple[dict[str, str], ...] = ()
     trials: tuple[Trial, ...] = ()
 
     @property
@@ -84,7 +106,12 @@ class HeadDraft:
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:
-        """Its logits at every depth, from states of the target."""
+        """Its logits at every depth, from states of the target. Raises `ModelUnloadable` where these cannot be recorded."""
+        if not target.chunked:
+            raise ModelUnloadable(
+                f"draft {self.name}: the states of a {type(target.model.network).__name__} cannot be recorded in a batch",
+                "measure this head where it is served, and import what the engine logs (docs/import.md)",
+            )
         return HeadPass(self)
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
@@ -94,9 +121,14 @@ class HeadDraft:
         places = np.arange(prompt, len(ids))
         room = np.where(places < 2, 0, self.depths if self.context is None else self.context - places + 2)
         columns: Arrays = {"proposed": np.clip(room, 0, min(self.depths, PROPOSED_LIMIT)).astype(np.int16)}
-        if self.network.ids is not None:
-            columns["in_draft_vocabulary"] = np.isin(ids[prompt:], self.network.ids.cpu().numpy())
+        if self._known is not None:
+            columns["in_draft_vocabulary"] = np.isin(ids[prompt:], self._known)
         return columns
+
+    @cached_property
+    def _known(self) -> np.ndarray[Any, Any] | None:
+        """The target's ids of its logits, on the host."""
+        return None if self.network.ids is None else self.network.ids.cpu().numpy()
 
     def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> HeadDrafter:
         """It with a KV cache of its own, on the target's states of verified tokens."""
@@ -116,18 +148,18 @@ class HeadPass:
     def __init__(self, draft: HeadDraft) -> None:
         self.depths, self.ranks_by_depth = draft.depths, draft.ranks_by_depth
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
-        self._network, self._context = draft.network, draft.context
+        self._network = draft.network
+        self._longest = None if draft.context is None else draft.context + 1  # its last base reads the token after it
 
     @torch.inference_mode()
     def rows(
-        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor]
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
         """States [n, depths, hidden]: at depth d those of the base d before the chosen token."""
-        network = self._network
+        network, first = self._network, max(0, first - 1)
         row, column = row.to(network.device), column.to(network.device)
-        fed = ids[:, : self._context].to(network.device)
-        features = torch.cat([known[count][:, : self._context].to(network.device) for count in network.layers], -1)
-        first = max(0, int(column.min()) - 1)
+        fed = ids[:, : self._longest].to(network.device)
+        features = torch.cat([known[count][:, : self._longest].to(network.device) for count in network.layers], -1)
         states = network.states(fed, features, self.depths, first)
         last = fed.shape[1] - 1 - first
         return torch.stack([each[row, (column - depth - first).clamp(0, last)] for depth, each in enumerate(states, 1)], 1)
