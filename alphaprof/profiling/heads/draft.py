@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-from alphaprof.log.manifest import DraftFacts, Trial
-from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
-from alphaprof.profiling.models.load import NOISE, Model, fingerprint
-from alphaprof.profiling.models.processing import draw, weights_of
-from alphaprof.profiling.models.teacher_forced import TeacherForced
-from alphaprof.profiling.texts.corpus import Ids
+from alphaprof.log.manifest import Trial
+from alphaprof.profiling.models.load import Model
 
 if TYPE_CHECKING:
     from alphaprof.profiling.heads.network import HeadNetwork
-    from alphaprof.profiling.models.drafts import Arrays
-    from alphaprof.profiling.timing.steppers import TimedStep
 
 
 @dataclass(frozen=True)
