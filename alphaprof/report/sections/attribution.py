@@ -43,10 +43,11 @@ from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, run_len
 Array = np.ndarray[Any, Any]
 WIDTH = 4  # of the tree that a cause speaks of
 UNSURE = 0.1  # nats: where a smaller KL(p||q) allows a rejection, even good drafts are not safe
-NO_PROPOSAL, BEYOND, TIE, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (
+NO_PROPOSAL, BEYOND, TIE, VOCABULARY, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (
     "no proposal",
     "beyond context",
     "numerical tie",
+    "draft vocabulary",
     "special tokens",
     "prompt lookup",
     f"rank 2 to {WIDTH}",
@@ -58,6 +59,7 @@ REMEDIES = {
     NO_PROPOSAL: "a draft that proposes there: one with the target's vocabulary",
     BEYOND: "a draft with a longer context",
     TIE: "none by a better draft: the target itself may go either way; profile in the dtype that is served",
+    VOCABULARY: "the draft cannot propose this token: rebuild its draft vocabulary's mapping (d2t) on this traffic",
     SPECIAL: "a draft that knows the target's chat template and where texts end",
     LOOKUP: "prompt lookup beside this draft",
     RANK: f"a tree that holds the draft's {WIDTH} most probable tokens; its rounds cost more than these",
@@ -285,6 +287,7 @@ def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tup
     """The losses of one shard. `sizes`: gamma [documents of the shard], and the widest of the run."""
     shape, target, facts = texts.shape, run.manifest.target, run.manifest.drafts[draft]
     names = dict.fromkeys([*columns_of([rule.id], facts, flavour), *deeper_names("agrees", facts.depths)])
+    names |= {"in_draft_vocabulary": None} if facts.reduced_vocabulary else {}
     columns = columns_at(run, draft, texts.index, list(names))  # nulls become -1, NaN or False
     columns["proposed"] = proposed_in(flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
@@ -342,6 +345,7 @@ def _causes(
         BEYOND: silent & (draft.context is not None) & (texts.reach >= (draft.context or 0)),
         NO_PROPOSAL: silent,
         TIE: wrong & shape.each(shape.plain) & ordered & (gap <= target.measured_noise * (1 + 1e-3)),
+        VOCABULARY: (wrong | own) & (token == wanted) & ~columns.get("in_draft_vocabulary", np.ones(len(token), dtype=bool)),
         SPECIAL: (wrong | own) & np.isin(wanted, (*target.eos, *(target.special or ()))),
         LOOKUP: (wrong | own) & draft.has_steps & (texts.looked_up == wanted),
         RANK: (wrong | own) & (token == wanted) & (rank >= 2) & (rank <= WIDTH),
