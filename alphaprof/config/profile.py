@@ -122,7 +122,17 @@ class DecisionOptions(Options):
     min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence of intervals (two-sided) and verdicts (one-sided)")
     concurrency: Whole = Field(1, ge=1, description="number of sequences decoded at a time for which the verdict holds")
+    served_dtype: Name | None = Field(
+        None,
+        description="dtype that the target is served in, like fp8: where the run measures another one it decides nothing, "
+        "and the report of an import from the engine does; default: the dtype that is measured",
+    )
     weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as observed")
+
+    @field_validator("served_dtype")
+    @classmethod
+    def _spelled_out(cls, name: str | None) -> str | None:
+        return name and {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}.get(name, name)
 
     @field_validator("weights")
     @classmethod
