@@ -5,7 +5,7 @@ computes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,11 @@ class ModelShape:
     parameter (0.5 where weights are quantised to 4 bits), `kv_bytes` per element of the KV cache. Mixture of experts:
     `experts` in each layer that has them, `experts_per_token` of them used, `expert_parameters` of one expert summed over
     all layers; 0 for a dense model. `tied`: input embedding and output head are one matrix.
+
+    Of a draft head, which has no input embedding here: `parameters` are those that the first step of a round uses, with the
+    head of `vocabulary` logits. Among them are `first_parameters`, which later steps do not use (what joins the target's
+    states), `last_parameters`, which a step uses for its last token alone (the logits), and `target_parameters`, which are
+    the target's and take no memory of their own.
     """
 
     parameters: float
@@ -39,6 +44,9 @@ class ModelShape:
     experts_per_token: int = 0
     expert_parameters: float = 0.0
     tied: bool = False
+    first_parameters: float = 0.0
+    last_parameters: float = 0.0
+    target_parameters: float = 0.0
 
     def __post_init__(self) -> None:
         counts = (self.parameters, self.layers, self.heads, self.kv_heads, self.head_dim)
@@ -95,8 +103,13 @@ class ModelShape:
 
     @property
     def total_weight_bytes(self) -> float:
-        """Bytes that the weights take in memory."""
-        return self.parameters * self.weight_bytes
+        """Bytes that the weights take in memory, the target's not among them."""
+        return (self.parameters - self.target_parameters) * self.weight_bytes
+
+    @property
+    def later(self) -> ModelShape:
+        """The shape by which later steps of a round are worked out."""
+        return replace(self, parameters=self.parameters - self.first_parameters, first_parameters=0.0)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -225,9 +238,9 @@ def bytes_moved(shape: ModelShape, load: Load, tp: int = 1) -> float:
 
 def flops(shape: ModelShape, load: Load, tp: int = 1) -> float:
     """FLOPs that each of `tp` devices computes in a step: 2 a parameter and token, and attention to the context."""
-    matrices = 2 * (shape.active_parameters - shape.looked_up)
+    matrices = 2 * (shape.active_parameters - shape.looked_up - shape.last_parameters)
     attention = 4 * shape.layers * shape.heads * shape.head_dim * load.context
-    return load.tokens * load.batch * (matrices + attention) / tp
+    return (load.tokens * load.batch * (matrices + attention) + 2 * load.batch * shape.last_parameters) / tp
 
 
 def step_ms(
