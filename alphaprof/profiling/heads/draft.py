@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from alphaprof.log.manifest import DraftFacts, Trial
+from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
-from alphaprof.profiling.models.load import NOISE, Model, fingerprint
+from alphaprof.profiling.heads.network import HeadNetwork
+from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
 from alphaprof.profiling.models.processing import draw, weights_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.texts.corpus import Ids
+from alphaprof.profiling.timing.steppers import NotTimed, TimedStep
 
-if TYPE_CHECKING:
-    from alphaprof.profiling.heads.network import HeadNetwork
-    from alphaprof.profiling.models.drafts import Arrays
-    from alphaprof.profiling.timing.steppers import TimedStep
+Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -41,4 +41,160 @@ class HeadDraft:
     ranks_by_depth: bool = False
     reading: dict[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
-    models: tuple[Model, ...] = ()
+
+    @property
+    def vocabulary(self) -> int:
+        """The target's, whatever part of it the head can propose."""
+        return self.network.vocabulary
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """None that runs by itself."""
+        return ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over its tensors and over how they are read, computed once: every weight is read."""
+        return fingerprint_of([self.kind, self.reading], self.network.state_dict())
+
+    def facts(self) -> DraftFacts:
+        """What the manifest keeps of it."""
+        known, device, dtype = self.network.ids, self.network.device, self.network.dtype
+        return DraftFacts(
+            reference=self.reference,
+            kind=self.kind,
+            architecture=type(self.network).__name__,
+            fingerprint=self.fingerprint,
+            dtype=str(dtype).removeprefix("torch."),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            parameters=sum(parameter.numel() for parameter in self.network.parameters()),
+            context=self.context,
+            vocabulary=self.vocabulary if known is None else len(known),
+            eos=self.target.eos,
+            noise=NOISE[dtype],
+            has_distribution=True,
+            has_steps=True,
+            starts_matter=True,
+            engine_method=self.method,
+            depths=self.depths,
+            ranks_by_depth=self.ranks_by_depth,
+            reduced_vocabulary=known is not None,
+            reading=self.reading,
+            trials=self.trials,
+        )
+
+    def teacher_forced(self, target: TeacherForced) -> HeadPass:
+        """Its logits at every depth, from states of the target."""
+        return HeadPass(self)
+
+    def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
+        """`proposed`: nothing where no state of the target is known yet, less where its context ends; and which tokens it
+        can propose.
+        """
+        places = np.arange(prompt, len(ids))
+        room = np.where(places < 2, 0, self.depths if self.context is None else self.context - places + 2)
+        columns: Arrays = {"proposed": np.clip(room, 0, min(self.depths, PROPOSED_LIMIT)).astype(np.int16)}
+        if self.network.ids is not None:
+            columns["in_draft_vocabulary"] = np.isin(ids[prompt:], self.network.ids.cpu().numpy())
+        return columns
+
+    def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> HeadDrafter:
+        """It with a KV cache of its own, on the target's states of verified tokens."""
+        return HeadDrafter(self, chooser, width, device, drawn)
+
+    def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
+        """Its first step of a round, over the tokens that were verified before, and its later ones."""
+        raise NotTimed(f"steps of {self.name} cannot be timed")
+
+    def generate_arguments(self, gamma: int) -> None:
+        """None: transformers has no such drafts."""
+
+
+class HeadPass:
+    """A head in a teacher-forced pass, a `DraftPass`: rows are states [n, depths, hidden]."""
+
+    def __init__(self, draft: HeadDraft) -> None:
+        self.depths, self.ranks_by_depth = draft.depths, draft.ranks_by_depth
+        self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
+        self._network, self._context = draft.network, draft.context
+
+    @torch.inference_mode()
+    def rows(
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor]
+    ) -> torch.Tensor:
+        """States [n, depths, hidden]: at depth d those of the base d before the chosen token."""
+        network = self._network
+        row, column = row.to(network.device), column.to(network.device)
+        fed = ids[:, : self._context].to(network.device)
+        features = torch.cat([known[count][:, : self._context].to(network.device) for count in network.layers], -1)
+        first = max(0, int(column.min()) - 1)
+        states = network.states(fed, features, self.depths, first)
+        last = fed.shape[1] - 1 - first
+        return torch.stack([each[row, (column - depth - first).clamp(0, last)] for depth, each in enumerate(states, 1)], 1)
+
+    @torch.inference_mode()
+    def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        """Logits [n, logits] of rows [n, depths, hidden] at a depth."""
+        return self._network.logits(rows[:, depth - 1], depth)
+
+
+class HeadDrafter:
+    """A head at work: greedy, or drawn from q where `drawn`. Its first step of a round reads all tokens that were verified
+    since, with the target's own states; what it drafts from its own states is dropped after the round.
+    """
+
+    def __init__(self, draft: HeadDraft, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> None:
+        self.reads = draft.network.layers
+        self._network, self._cache = draft.network, draft.network.cache()
+        self._chooser, self._drawn, self._device = chooser, drawn, device
+        self._depths, self._context, self._width = draft.depths, draft.context, width
+        known = draft.network.ids
+        self._ids = None if known is None else known[known < width]
+        self._pending: list[torch.Tensor] = []
+        self._prompt = self._read = 0
+
+    def start(self, ids: list[int]) -> None:
+        """Nothing before the target has read the prompt."""
+        self._prompt = len(ids)
+
+    def observe(self, states: dict[int, torch.Tensor]) -> None:
+        """Keep the features [tokens, features] until they are needed."""
+        self._pending.append(torch.cat([states[count].to(self._network.device) for count in self.reads], -1))
+
+    def propose(self, ids: list[int], most: int) -> Proposal:
+        """As many tokens as there is room for; without waiting for the device in between."""
+        room = most if self._context is None else self._context - len(ids) + 2
+        count = max(0, min(most, self._depths, room))
+        if count == 0:
+            return Proposal(torch.empty(0, dtype=torch.long, device=self._device))
+        features = torch.cat(self._pending)[None]
+        self._pending.clear()
+        fed = torch.tensor([ids[self._read + 1 : self._read + 1 + features.shape[1]]], device=self._network.device)
+        self._read += features.shape[1]
+        state = self._cache.extend(fed, features)
+        tokens: list[torch.Tensor] = []
+        laws: list[torch.Tensor] = []
+        for depth in range(1, count + 1):
+            if depth > 1:
+                state = self._cache.deepen(tokens[-1], state, depth)
+            rows = self._network.logits(state, depth)[:, : self._width if self._ids is None else len(self._ids)]
+            place = len(ids) - self._prompt + depth - 1
+            tokens.append(self._chosen(rows, place, laws))
+        return Proposal(torch.cat(tokens).to(self._device), torch.cat(laws).to(self._device) if laws else None)
+
+    def _chosen(self, rows: torch.Tensor, place: int, laws: list[torch.Tensor]) -> torch.Tensor:
+        """The token [1] that logits [1, logits] draft at a place; where it is drawn, its law [1, width] joins `laws`."""
+        if not self._drawn:
+            index = rows.argmax(1)  # the first index of the maximum
+            return index if self._ids is None else self._ids[index]
+        weights = weights_of(rows, self._chooser.draft_processing)
+        index = draw(weights, self._chooser.numbers(DRAFTED, place, 1))
+        law = weights / weights.sum(1, keepdim=True)
+        if self._ids is None:
+            laws.append(law)
+            return index
+        laws.append(law.new_zeros((1, self._width)).index_copy_(1, self._ids, law))
+        return self._ids[index]
+
+    def settle(self, accepted: int) -> None:
+        """Nothing to take back: what was drafted is dropped when the next round begins."""

@@ -29,15 +29,29 @@ class HeadCache(Protocol):
 
 
 class HeadNetwork(Protocol):
-    """A draft head. `layers`: the target's states that are its features, in this order, as `teacher_forced.recorded` names
-    them; `most`: how many depths it has (None: any number); `ids` [logits]: the target's ids of its logits, ascending (None:
-    0, 1, ...); `vocabulary`: how many ids the target has.
+    """A draft head, a module of torch with its own tensors. `layers`: the target's states that are its features, in this
+    order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number); `ids` [logits]: the
+    target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has.
     """
 
     layers: tuple[int, ...]
     most: int | None
     ids: torch.Tensor | None
     vocabulary: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its tensors."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Its own parameters: none of the target's."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Its own tensors by name."""
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """Yields for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the bases from `first` on, in

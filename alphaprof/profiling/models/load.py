@@ -318,19 +318,24 @@ def shape_of(network: PreTrainedModel) -> dict[str, float | bool] | None:
 
 
 def fingerprint(network: PreTrainedModel) -> str:
-    """SHA-256 over the configuration and over the name, shape, dtype and bytes of every weight: parameters, and buffers that
-    are saved with them, which hold the weights of quantised layers.
-
-    It does not depend on where the model lies, and changes with any bit. Weights with several names (tied heads) are read
-    once and count under each. Those on the meta device have no bytes (a model that is offloaded, or only described): the
-    fingerprint then begins with `PARTIAL`.
+    """`fingerprint_of` the configuration and all parameters, and buffers that are saved with them, which hold the weights of
+    quantised layers. It does not depend on where the model lies, and changes with any bit.
     """
     volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
     settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
+    return fingerprint_of(settings, network.state_dict())
+
+
+def fingerprint_of(settings: Any, weights: Mapping[str, Any]) -> str:
+    """SHA-256 over settings, as JSON, and over the name, shape, dtype and bytes of every weight.
+
+    Weights with several names (tied heads) are read once and count under each. Those on the meta device have no bytes (a
+    model that is offloaded, or only described): the fingerprint then begins with `PARTIAL`.
+    """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     read: dict[tuple[Any, ...], bytes] = {}
     prefix = ""
-    for name, weight in sorted(network.state_dict().items()):
+    for name, weight in sorted(weights.items()):
         if not isinstance(weight, torch.Tensor):
             continue
         digest.update(json.dumps([name, list(weight.shape), str(weight.dtype)]).encode())

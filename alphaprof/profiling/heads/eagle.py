@@ -1,0 +1,291 @@
+"""EAGLE heads: decoder layers on an embedding and states of the target, which later depths replace by their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from alphaprof.profiling.heads.attention import by_round, causal
+
+EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+# Attention of a layer, by its number: given its queries, keys and values [batch, heads or groups, n, size].
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the tensors of a head are read. `layers`: see `HeadNetwork`; `norm_before_residual`: the first layer adds its
+    attention to the normalised state, not to the state itself; `norm_output`: the next depth reads the state after the final
+    norm, not before it; `norm_before_fc`: a norm over all states together comes before `fc`.
+    """
+
+    layers: tuple[int, ...]
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    norm_before_fc: bool = False
+
+
+class HeadAttention(nn.Module):
+    """The projections around attention, whose input may be wider than the states that it is added to."""
+
+    def __init__(self, config: Any, width: int) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        rows, groups = (count * self.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = nn.Linear(width, rows, bias=config.attention_bias)
+        self.k_proj = nn.Linear(width, groups, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, groups, bias=config.attention_bias)
+        self.o_proj = nn.Linear(rows, config.hidden_size, bias=config.attention_bias)
+        normed = config.model_type == "qwen3"
+        self.q_norm, self.k_norm = (
+            LlamaRMSNorm(self.head_dim, config.rms_norm_eps) if normed else nn.Identity() for _ in range(2)
+        )
+
+    def forward(self, inputs: torch.Tensor, rotation: Any, index: int, attend: Attend) -> torch.Tensor:
+        """What attention adds to the states [batch, n, hidden]; `rotation`: cosine and sine of the n positions."""
+        shape = (*inputs.shape[:2], -1, self.head_dim)
+        query = self.q_norm(self.q_proj(inputs).view(shape)).transpose(1, 2)
+        key = self.k_norm(self.k_proj(inputs).view(shape)).transpose(1, 2)
+        value = self.v_proj(inputs).view(shape).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query, key, *rotation)
+        added: torch.Tensor = self.o_proj(attend(index, query, key, value).transpose(1, 2).flatten(2))
+        return added
+
+
+class HeadLayer(nn.Module):
+    """A decoder layer, whose norm before attention is left to the head where `normed` is false."""
+
+    def __init__(self, config: Any, width: int, normed: bool) -> None:
+        super().__init__()
+        self.self_attn = HeadAttention(config, width)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps) if normed else nn.Identity()
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, inputs: torch.Tensor, residual: torch.Tensor, rotation: Any, index: int, attend: Attend
+    ) -> torch.Tensor:
+        """States [batch, n, hidden] after the layer."""
+        states = residual + self.self_attn(inputs, rotation, index, attend)
+        after: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return after
+
+
+class EagleHead(nn.Module):
+    """What EAGLE heads share: all depths in one pass, and a cache. `config`: of transformers, with the shape of the layers;
+    `ids`: see `HeadNetwork`; `target`: the target's weights [ids, hidden] by name that the head has none of its own for.
+    A subclass says what enters the layers and what becomes of their output.
+    """
+
+    most: int | None = None
+    ids: torch.Tensor | None
+    blocks: nn.ModuleList
+    lm_head: nn.Linear | None
+
+    def __init__(self, config: Any, reading: Reading, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.config, self.reading = config, reading
+        self.vocabulary: int = config.vocab_size
+        self.register_buffer("ids", ids)
+        self._target = target  # in a mapping they are no parameters of this module
+        own = EMBEDDING not in target
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if own else None
+        with torch.device("cpu"):
+            self.rotary = LlamaRotaryEmbedding(config)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's states that it reads."""
+        return self.reading.layers
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its tensors."""
+        return next(self.parameters()).dtype
+
+    def with_reading(self, reading: Reading) -> EagleHead:
+        """The same tensors, read in another way."""
+        twin = copy.copy(self)
+        twin.reading = reading
+        return twin
+
+    def entry(self, features: torch.Tensor) -> torch.Tensor:
+        """What depth 1 reads [batch, n, hidden] in place of an own state, of features [batch, n, features]."""
+        raise NotImplementedError
+
+    def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Attend) -> torch.Tensor:
+        """States [batch, n, hidden] at a depth, of embedded tokens and the states at the depth before it."""
+        raise NotImplementedError
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """Logits [n, logits] of states [n, hidden], the same at every depth."""
+        raise NotImplementedError
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [n, logits] of rows [n, hidden], by the own LM head or the target's."""
+        if self.lm_head is not None:
+            own: torch.Tensor = self.lm_head(rows)
+            return own
+        weight = self._target[LM_HEAD]
+        return functional.linear(rows.to(weight), weight).to(rows)
+
+    def step(self, tokens: torch.Tensor, states: torch.Tensor, places: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """States [batch, n, hidden] at a depth, of tokens [batch, n], the states before and positions [n]."""
+        if self.embed_tokens is not None:
+            embedded = self.embed_tokens(tokens)
+        else:
+            weight = self._target[EMBEDDING]
+            embedded = functional.embedding(tokens.to(weight.device), weight).to(states)
+        return self.passed(embedded, states, self.rotary(states, places[None]), attend)
+
+    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
+        """See `HeadNetwork`. Keys of the verified tokens are computed once, at depth 1, for all bases."""
+        length = ids.shape[1]
+        tokens = functional.pad(ids, (0, depths))
+        places = torch.arange(length, device=ids.device)
+        true: list[tuple[torch.Tensor, torch.Tensor]] = []
+        own: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.blocks]
+
+        def attend_true(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            true.append((key, value))
+            return causal(query, key, value)
+
+        def attend_round(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            own[index].append((key, value))
+            return by_round(query, *true[index], own[index], first)
+
+        states = self.step(tokens[:, 1 : length + 1], self.entry(features), places, attend_true)[:, first:]
+        yield states
+        for depth in range(2, depths + 1):
+            drafted = tokens[:, first + depth : length + depth]
+            states = self.step(drafted, states, places[first:] + depth - 1, attend_round)
+            yield states
+
+    def cache(self) -> EagleCache:
+        """An empty cache."""
+        return EagleCache(self)
+
+
+class Eagle3(EagleHead):
+    """An EAGLE-3 head: several states of the target enter through `fc`, the first layer reads them beside the embedding, and
+    logits come from an LM head, which belongs to it unless `target` has one.
+
+    `width`: of a state of the target; None: there is no `fc`, and a single state enters as it is. `fc_norm`: each state has
+    a norm of its own before `fc`; `input_norm`: there is one over all together.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        reading: Reading,
+        *,
+        width: int | None,
+        ids: torch.Tensor | None = None,
+        target: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        fc_bias: bool = False,
+        input_norm: bool = False,
+        fc_norm: bool = False,
+    ) -> None:
+        super().__init__(config, reading, ids, target)
+        hidden, eps, count = config.hidden_size, config.rms_norm_eps, len(reading.layers)
+        self.fc = nn.Linear(count * width, hidden, bias=fc_bias) if width else nn.Identity()
+        self.input_norm = LlamaRMSNorm(count * width, eps) if width and input_norm else nn.Identity()
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps) for _ in range(count)) if width and fc_norm else None
+        blocks = range(config.num_hidden_layers)
+        self.blocks = nn.ModuleList(HeadLayer(config, hidden if index else 2 * hidden, True) for index in blocks)
+        self.hidden_norm = LlamaRMSNorm(hidden, eps)
+        self.norm = LlamaRMSNorm(hidden, eps)
+        count = config.vocab_size if ids is None else len(ids)
+        self.lm_head = nn.Linear(hidden, count, bias=False) if LM_HEAD not in target else None
+
+    def entry(self, features: torch.Tensor) -> torch.Tensor:
+        """See `EagleHead`."""
+        features = features.to(self.dtype)
+        if self.reading.norm_before_fc:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            parts = features.chunk(len(self.fc_norm), -1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        entered: torch.Tensor = self.fc(features)
+        return entered
+
+    def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Attend) -> torch.Tensor:
+        """See `EagleHead`."""
+        block: Any
+        for index, block in enumerate(self.blocks):
+            if index == 0:
+                normed = self.hidden_norm(states)
+                inputs = torch.cat([block.input_layernorm(embedded), normed], -1)
+                residual = normed if self.reading.norm_before_residual else states
+            else:
+                inputs, residual = block.input_layernorm(states), states
+            states = block(inputs, residual, rotation, index, attend)
+        return self.norm(states) if self.reading.norm_output else states
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """See `EagleHead`."""
+        return self.head(states if self.reading.norm_output else self.norm(states))
+
+
+class EagleCache:
+    """An EAGLE head at work, a `HeadCache`: in every layer the keys of verified bases, and after them those of the round, of
+    which each stands where the base of its position comes to stand.
+    """
+
+    def __init__(self, head: EagleHead) -> None:
+        self._head = head
+        self._keys = [Keys() for _ in head.blocks]
+        self._bases = 0
+
+    @torch.inference_mode()
+    def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """See `HeadCache`."""
+        states = self._step(tokens, self._head.entry(features), self._bases)
+        self._bases += tokens.shape[1]
+        return states[:, -1]
+
+    @torch.inference_mode()
+    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
+        """See `HeadCache`."""
+        return self._step(token[:, None], state[:, None], self._bases + depth - 2)[:, 0]
+
+    def _step(self, tokens: torch.Tensor, states: torch.Tensor, start: int) -> torch.Tensor:
+        places = torch.arange(start, start + tokens.shape[1], device=states.device)
+
+        def attend(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return causal(query, *self._keys[index].put(start, key, value))
+
+        return self._head.step(tokens, states, places, attend)
+
+
+class Keys:
+    """Keys and values of one layer, in tensors that double when they are full."""
+
+    def __init__(self) -> None:
+        self._full: list[torch.Tensor] = []
+
+    def put(self, start: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes those of tokens from `start` on [batch, groups, n, size]; returns all up to them."""
+        end = start + key.shape[2]
+        if not self._full or end > self._full[0].shape[2]:
+            grown = [each.new_empty((*each.shape[:2], max(64, 2 * end), each.shape[3])) for each in (key, value)]
+            for new, old in zip(grown, self._full, strict=False):
+                new[:, :, :start] = old[:, :, :start]
+            self._full = grown
+        for full, each in zip(self._full, (key, value), strict=True):
+            full[:, :, start:end] = each
+        keys, values = (full[:, :, :end] for full in self._full)
+        return keys, values
