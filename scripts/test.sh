@@ -11,9 +11,9 @@ case ${1:-} in --all | --quick) mode=$1; shift ;; esac
 
 ./scripts/install.sh
 if [ "$mode" != --quick ]; then
-  echo "== demo model"
-  .venv/bin/python scripts/fetch_demo_models.py models
-  export ALPHAPROF_DEMO_MODEL=models/SmolLM2-135M-Instruct.Q4_1.gguf
+  echo "== demo models"
+  .venv/bin/python scripts/fetch_demo_models.py models smollm2 stories15m
+  export ALPHAPROF_DEMO_MODELS=models
   if ! command -v chromium chromium-browser google-chrome > /dev/null; then
     if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
       echo "== chromium, for the tests of the HTML report"

@@ -83,16 +83,27 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def demo_model() -> Path:
-    """The demo's GGUF file. Where the environment promises it (test.sh does), its absence is a failure, not a skip."""
-    promised = os.environ.get("ALPHAPROF_DEMO_MODEL")
-    path = ROOT / (promised or "models/SmolLM2-135M-Instruct.Q4_1.gguf")
+def fetched(name: str) -> Path:
+    """A model of scripts/fetch_demo_models.py. Where the environment promises it (test.sh does), its absence fails."""
+    promised = os.environ.get("ALPHAPROF_DEMO_MODELS")
+    path = ROOT / (promised or "models") / name
     if not path.exists():
         if promised or os.environ.get("CI"):
             pytest.fail(f"{path} is missing; scripts/fetch_demo_models.py fetches it")
-        pytest.skip("the demo model has not been fetched")
+        pytest.skip(f"{name} has not been fetched")
     return path
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo's GGUF file."""
+    return fetched("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def stories15m() -> Path:
+    """The folder of stories15M: six layers, 15 million parameters, a context of 256 tokens, fluent stories."""
+    return fetched("stories15m")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,10 +24,27 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another reading of a head's files: `changed` in words, the `setting` of its config.json that asks for it, the network
+    that it makes of the same tensors, the `depth` at which it shows, and the `engines` that read the files so.
+    """
+
+    changed: str
+    setting: str
+    network: HeadNetwork
+    depth: int = 1
+    engines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class HeadDraft:
     """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what
     engines call it; `reading`: how its files were read (see `DraftFacts`); `context`: the longest text that it can go on
     with, in tokens (None: any).
+
+    `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
+    `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings
+    about its files; `trials`: what came out.
     """
 
     name: str
@@ -40,6 +57,10 @@ class HeadDraft:
     context: int | None = None
     ranks_by_depth: bool = False
     reading: dict[str, str] = field(default_factory=dict)
+    engines: tuple[str, ...] = ()
+    alternatives: Sequence[Alternative] = ()
+    fallbacks: Sequence[Alternative] = ()
+    doubts: tuple[dict[str, str], ...] = ()
     trials: tuple[Trial, ...] = ()
 
     @property
@@ -116,7 +137,8 @@ class HeadPass:
     def __init__(self, draft: HeadDraft) -> None:
         self.depths, self.ranks_by_depth = draft.depths, draft.ranks_by_depth
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
-        self._network, self._context = draft.network, draft.context
+        self._network = draft.network
+        self._longest = None if draft.context is None else draft.context + 1  # its last base reads the token after it
 
     @torch.inference_mode()
     def rows(
@@ -125,8 +147,8 @@ class HeadPass:
         """States [n, depths, hidden]: at depth d those of the base d before the chosen token."""
         network = self._network
         row, column = row.to(network.device), column.to(network.device)
-        fed = ids[:, : self._context].to(network.device)
-        features = torch.cat([known[count][:, : self._context].to(network.device) for count in network.layers], -1)
+        fed = ids[:, : self._longest].to(network.device)
+        features = torch.cat([known[count][:, : self._longest].to(network.device) for count in network.layers], -1)
         first = max(0, int(column.min()) - 1)
         states = network.states(fed, features, self.depths, first)
         last = fed.shape[1] - 1 - first

@@ -321,7 +321,7 @@ def position_table(
     if thinking is not None:
         data["phase"] = np.where(np.concatenate(thinking), "thinking", "answer")
     lacking = {DISTRIBUTION: not has_distribution, STARTS: not starts_matter, PHASES: thinking is None}
-    absent = {column.name for column in rules.columns if column.needs is not None and lacking[column.needs]}
+    absent = {column.name for column in rules.columns if lacking.get(column.needs or "")}
     bound = rules_of(list(rules.accepted))
     worked_out = {f"accept_{rule.id}" for rule in bound if not (rule.rule.logged and has_distribution)}
     if missing := [column.name for column in rules.columns if column.name not in {*data, *absent, *worked_out}]:

@@ -1,0 +1,139 @@
+"""The wiring check: a head that was trained on other states of the target than it is given is told from one that was not."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphaprof.profiling.heads import wiring
+from alphaprof.profiling.heads.draft import Alternative, HeadDraft
+from alphaprof.profiling.models.drafts import PromptLookup
+from alphaprof.profiling.models.teacher_forced import recorded
+from alphaprof.profiling.scoring.scorer import Scorer
+from tests.profiling.test_heads import HIDDEN, TOKENS, Chain, head, target, texts
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+RIGHT, WRONG = (1, 2), (0, 1)
+
+
+class Fitted(Chain):
+    """A head that reads states as they are, with an LM head fitted to the texts by least squares: a training in small."""
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        super().__init__(target().network.get_input_embeddings(), layers, None)
+        self.last = torch.nn.Linear((len(layers) + 1) * HIDDEN, TOKENS)
+
+    def step(self, token: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.embed[0](token), state[..., -2 * HIDDEN :]], -1)
+
+    first = staticmethod(lambda features: features)  # type: ignore[assignment]
+
+    @torch.inference_mode()
+    def fit(self) -> Fitted:
+        inputs, wanted = [], []
+        for item in texts():
+            text = torch.tensor([*item.document.prompt.tolist(), *item.ids.tolist()])
+            with recorded(target().network.base_model, self.layers) as known:
+                target().network(text[None])
+            features = torch.cat([known[layer][0] for layer in self.layers], -1)
+            inputs.append(self.step(text[1:-1], features[:-2]))
+            wanted.append(torch.nn.functional.one_hot(text[2:], TOKENS).float())
+        every, labels = torch.cat(inputs), torch.cat(wanted)
+        ridge = every.T @ every + 0.1 * torch.eye(every.shape[1])
+        self.last.weight.copy_(torch.linalg.solve(ridge, every.T @ labels).T)
+        self.last.bias.zero_()
+        return self
+
+    def reading(self, layers: tuple[int, ...]) -> Fitted:
+        twin = Fitted(layers)
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+
+def loaded(*drafts: Any) -> Any:
+    """A profile with these drafts on the texts of the head's tests."""
+    documents = [dataclasses.replace(item.document, max_new_tokens=len(item.ids)) for item in texts()]
+    options = SimpleNamespace(batch_tokens=200)
+
+    @dataclasses.dataclass(frozen=True)
+    class Profile:
+        target: Any
+        drafts: Any
+        documents: Any
+        options: Any
+        scorer: Any
+
+    return Profile(target(), drafts, documents, options, Scorer(target(), drafts, TOKENS))
+
+
+def fitted(measured: tuple[int, ...], *others: tuple[int, ...], fallbacks: tuple[Any, ...] = ()) -> HeadDraft:
+    network = Fitted(RIGHT).fit()
+
+    def way(layers: tuple[int, ...]) -> Alternative:
+        return Alternative(f"layers {layers}", f"ids: {list(layers)}", network.reading(layers), engines=("some",))
+
+    changes = {"alternatives": [way(layers) for layers in others], "fallbacks": [way(layers) for layers in fallbacks]}
+    return dataclasses.replace(head(), network=network.reading(measured), context=None, engines=("measured",), **changes)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+def test_a_head_that_is_read_as_it_was_trained_has_no_warning() -> None:
+    after, warnings = wiring.check_wiring(loaded(fitted(RIGHT, WRONG)), Heard())  # type: ignore[arg-type]
+    (draft,) = after.drafts
+    base, other = draft.trials
+    assert warnings == ()
+    assert (base.changed, base.depth, base.engines) == ("", 1, ("measured",))
+    assert other.ahead < -3 * other.error
+    assert base.acceptance > 0.5 > other.acceptance
+    assert base.positions == other.positions == sum(len(item.ids) for item in texts()) - 1  # a prompt of one token
+    assert draft.facts().trials == draft.trials
+
+
+def test_acceptance_is_that_of_the_log() -> None:
+    draft = fitted(WRONG, RIGHT)
+    after, _ = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
+    columns = Scorer(target(), [draft], TOKENS).score(texts())["head"]
+    right = (columns["draft_top"] == columns["token"])[columns["proposed"] > 0]
+    assert after.drafts[0].trials[0].acceptance == pytest.approx(float(np.mean(right)))
+
+
+def test_another_reading_that_is_better_is_named_with_its_setting() -> None:
+    after, (warning,) = wiring.check_wiring(loaded(fitted(WRONG, RIGHT, (2, 3))), Heard())  # type: ignore[arg-type]
+    _, best, _ = after.drafts[0].trials
+    assert warning["code"] == "wiring"
+    assert f"with layers {RIGHT} it drafts {best.acceptance:.3f}" in warning["message"]
+    assert "ids: [1, 2]" in warning["remedy"]
+    assert best.ahead == pytest.approx(best.acceptance - after.drafts[0].trials[0].acceptance)
+    assert best.engines == ("some",)
+
+
+def test_a_head_that_drafts_hardly_anything_right_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "POOR", 0.45)
+    after, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1), RIGHT))), Heard())  # type: ignore[arg-type]
+    assert after.drafts[0].trials[-1].changed == f"layers {RIGHT}"
+    assert any(f"with layers {RIGHT}" in warning["message"] for warning in warnings)
+    after, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1),))), Heard())  # type: ignore[arg-type]
+    assert "no reading of the files of draft head works" in warnings[-1]["message"]
+
+
+def test_what_the_files_leave_open_is_told_and_other_drafts_are_left_alone() -> None:
+    doubt = {"code": "wiring", "message": "no layer ids", "remedy": "write them"}
+    lookup = PromptLookup("ngram", 2, (), TOKENS, "float32")
+    silent, heard = dataclasses.replace(fitted(RIGHT), doubts=(doubt,)), Heard()
+    given = loaded(silent, lookup)
+    after, warnings = wiring.check_wiring(given, heard)  # type: ignore[arg-type]
+    assert warnings == (doubt,)
+    assert after is given
+    assert heard.said == []
