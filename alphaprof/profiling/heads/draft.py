@@ -14,11 +14,12 @@ from alphaprof.log.manifest import DraftFacts, Trial
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
 from alphaprof.profiling.heads.network import HeadNetwork
+from alphaprof.profiling.heads.steps import head_prefills, head_steps
 from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
 from alphaprof.profiling.models.processing import draw, weights_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import NotTimed, TimedStep
+from alphaprof.profiling.timing.steppers import TimedStep, fitted
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -125,7 +126,13 @@ class HeadDraft:
 
     def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
         """Its first step of a round, over the tokens that were verified before, and its later ones."""
-        raise NotTimed(f"steps of {self.name} cannot be timed")
+        known = len(fitted(text, self, context, longest))
+        return head_steps(self.name, self.network, self.target, np.resize(text, known + longest + 1), batch, longest)
+
+    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
+        """Of its own layers: the target reads the prompt anyway."""
+        known = [min(len(fitted(text, each, length, 1)) for each in (self, self.target)) for length in lengths]
+        return head_prefills(self.name, self.network, self.target, np.resize(text, max(known) + 1), known)
 
     def generate_arguments(self, gamma: int) -> None:
         """None: transformers has no such drafts."""
