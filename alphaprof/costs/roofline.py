@@ -25,10 +25,10 @@ class ModelShape:
     `experts` in each layer that has them, `experts_per_token` of them used, `expert_parameters` of one expert summed over
     all layers; 0 for a dense model. `tied`: input embedding and output head are one matrix.
 
-    Of a draft head, which has no input embedding here: `parameters` are those that the first step of a round uses, with the
-    head of `vocabulary` logits. Among them are `first_parameters`, which later steps do not use (what joins the target's
-    states), `last_parameters`, which a step uses for its last token alone (the logits), and `target_parameters`, which are
-    the target's and take no memory of their own.
+    Of a draft head, `parameters` are those that the first step of a round uses, whoever they belong to, without the input
+    embedding (`tied` says that there is none beside them). Among them are `first_parameters`, which later steps do not use
+    (what joins the target's states), and `last_parameters`, which a step uses for its last token alone (those of the logits).
+    `stored_parameters` are its own, all of them, which take memory (0: `parameters`).
     """
 
     parameters: float
@@ -46,11 +46,11 @@ class ModelShape:
     tied: bool = False
     first_parameters: float = 0.0
     last_parameters: float = 0.0
-    target_parameters: float = 0.0
+    stored_parameters: float = 0.0
 
     def __post_init__(self) -> None:
-        counts = (self.parameters, self.layers, self.heads, self.kv_heads, self.head_dim)
-        if min(*counts, self.weight_bytes, self.kv_bytes) <= 0:
+        counts = (self.parameters, self.heads, self.kv_heads, self.head_dim)
+        if min(*counts, self.weight_bytes, self.kv_bytes) <= 0 or self.layers < 0:
             raise ValueError("a shape's numbers are positive")
         if not 0 <= self.experts_per_token <= self.experts or self.shared_parameters < 0:
             raise ValueError("a token uses at most all experts, and they hold at most all parameters")
@@ -103,8 +103,8 @@ class ModelShape:
 
     @property
     def total_weight_bytes(self) -> float:
-        """Bytes that the weights take in memory, the target's not among them."""
-        return (self.parameters - self.target_parameters) * self.weight_bytes
+        """Bytes that the weights take in memory."""
+        return (self.stored_parameters or self.parameters) * self.weight_bytes
 
     @property
     def later(self) -> ModelShape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -82,6 +82,7 @@ class HeadDraft:
     def facts(self) -> DraftFacts:
         """What the manifest keeps of it."""
         known, device, dtype = self.network.ids, self.network.device, self.network.dtype
+        shape = self.network.shape()
         return DraftFacts(
             reference=self.reference,
             kind=self.kind,
@@ -94,6 +95,7 @@ class HeadDraft:
             vocabulary=self.vocabulary if known is None else len(known),
             eos=self.target.eos,
             noise=NOISE[dtype],
+            shape=None if shape is None else asdict(shape),
             has_distribution=True,
             has_steps=True,
             starts_matter=True,
