@@ -27,8 +27,8 @@ class ModelShape:
 
     Of a draft head, `parameters` are those that the first step of a round uses, whoever they belong to, without the input
     embedding (`tied` says that there is none beside them). Among them are `first_parameters`, which later steps do not use
-    (what joins the target's states), and `last_parameters`, which a step uses for its last token alone (those of the logits).
-    `stored_parameters` are its own, all of them, which take memory (0: `parameters`).
+    (what joins the target's states), and `last_parameters`, which a step uses for its last token alone (the logits).
+    `stored_parameters` are all of its own, which take memory (0: `parameters`).
     """
 
     parameters: float

@@ -28,7 +28,7 @@ def head_shape(
     heads = config.num_attention_heads
     experts = next((number for key in EXPERTS if (number := getattr(config, key, None))), 0)
     mixed = sum(count for name, count in used.items() if ".experts." in name)
-    size = float(logits.element_size())
+    size = float(next(module.parameters()).element_size())
     return ModelShape(
         parameters=sum(used.values()) + logits.numel(),
         layers=config.num_hidden_layers,
