@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -28,6 +29,7 @@ from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
 from tests import reference
+from tests.profiling.test_scoring import Crossed, PretendedGpu
 from tests.tiny import llama
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -288,6 +290,31 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
             kept, expected, variance = kept + accepted, expected + chance, variance + chance * (1 - chance)
     assert kept > 60
     assert abs(kept - expected) < 4 * variance**0.5
+
+
+@pytest.mark.parametrize("settings", [None, DRAWN], ids=str)
+def test_on_a_gpu_nothing_waits_before_the_columns_cross(
+    settings: Processing | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alphaprof.profiling.models.teacher_forced._reproduces", lambda *_: True)
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
+
+    def cross(groups: list[Any]) -> None:
+        raise Crossed
+
+    monkeypatch.setattr("alphaprof.profiling.scoring.scorer._to_host", cross)
+    draft, batch = head(REDUCED, ranks_by_depth=True), texts(settings)
+    known = draft._known  # what a run knows before it scores
+    there = DraftModel("target", copy.deepcopy(target().network).to("meta"), "model", "t")
+    network = draft.network.to("meta")  # type: ignore[attr-defined]
+    network.embed, network.device = [there.network.get_input_embeddings()], torch.device("meta")
+    network.ids = torch.tensor(REDUCED)
+    scorer = Scorer(there, [draft], TOKENS, extras=Extras.of(RULES, certificates=False))
+    scorer.ids = [torch.empty(len(known), dtype=torch.long, device="meta")]
+    mode = PretendedGpu()
+    with mode, pytest.raises(Crossed):
+        scorer.score(batch)
+    assert (mode.running, mode.waited, mode.mixed) == (True, [], [])
 
 
 def test_logits_that_are_not_finite_stop_a_run_at_any_depth() -> None:

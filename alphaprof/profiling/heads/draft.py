@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import DraftFacts, Trial
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
@@ -108,7 +109,12 @@ class HeadDraft:
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:
-        """Its logits at every depth, from states of the target."""
+        """Its logits at every depth, from states of the target. Raises `ModelUnloadable` where these cannot be recorded."""
+        if not target.chunked:
+            raise ModelUnloadable(
+                f"draft {self.name}: the states of a {type(target.model.network).__name__} cannot be recorded in a batch",
+                "measure this head where it is served, and import what the engine logs (docs/import.md)",
+            )
         return HeadPass(self)
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
@@ -118,9 +124,14 @@ class HeadDraft:
         places = np.arange(prompt, len(ids))
         room = np.where(places < 2, 0, self.depths if self.context is None else self.context - places + 2)
         columns: Arrays = {"proposed": np.clip(room, 0, min(self.depths, PROPOSED_LIMIT)).astype(np.int16)}
-        if self.network.ids is not None:
-            columns["in_draft_vocabulary"] = np.isin(ids[prompt:], self.network.ids.cpu().numpy())
+        if self._known is not None:
+            columns["in_draft_vocabulary"] = np.isin(ids[prompt:], self._known)
         return columns
+
+    @cached_property
+    def _known(self) -> np.ndarray[Any, Any] | None:
+        """The target's ids of its logits, on the host."""
+        return None if self.network.ids is None else self.network.ids.cpu().numpy()
 
     def drafter(self, chooser: Chooser, width: int, device: torch.device, drawn: bool) -> HeadDrafter:
         """It with a KV cache of its own, on the target's states of verified tokens."""
@@ -151,14 +162,13 @@ class HeadPass:
 
     @torch.inference_mode()
     def rows(
-        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor]
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
         """States [n, depths, hidden]: at depth d those of the base d before the chosen token."""
-        network = self._network
+        network, first = self._network, max(0, first - 1)
         row, column = row.to(network.device), column.to(network.device)
         fed = ids[:, : self._longest].to(network.device)
         features = torch.cat([known[count][:, : self._longest].to(network.device) for count in network.layers], -1)
-        first = max(0, int(column.min()) - 1)
         states = network.states(fed, features, self.depths, first)
         last = fed.shape[1] - 1 - first
         return torch.stack([each[row, (column - depth - first).clamp(0, last)] for depth, each in enumerate(states, 1)], 1)

@@ -60,10 +60,11 @@ class DraftPass(Protocol):
         """The hidden states of the target that it needs, as `teacher_forced.recorded` names them."""
 
     def rows(
-        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor]
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
         """What `logits` needs [n, ...] for the tokens that follow chosen ones (`row`, ascending, and `column` [n]) of
-        right-padded ids [batch, length]; `known`: the hidden states [batch, length, hidden] of `reads`.
+        right-padded ids [batch, length]; `known`: the hidden states [batch, length, hidden] of `reads`; `first`: the
+        smallest column, which the host knows.
         """
 
     def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:

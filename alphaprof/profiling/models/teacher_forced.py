@@ -141,14 +141,19 @@ class TeacherForced:
 
     @torch.inference_mode()
     def rows(
-        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor] | None = None
+        self,
+        ids: torch.Tensor,
+        row: torch.Tensor,
+        column: torch.Tensor,
+        known: Mapping[int, torch.Tensor] | None = None,
+        first: int = 0,
     ) -> torch.Tensor:
         """What `logits` needs for chosen tokens (`row`, ascending, and `column` [n]) of right-padded ids [batch, length].
 
         No mask is needed: attention is causal, so real tokens never see the padding after them. Ids beyond the model's
         context are not fed; a chosen token there yields the row of the last one that is. Ids beyond its vocabulary are
         fed as its last id; what follows them means nothing. `known`: hidden states of the target by layer, those of `reads`
-        among them; None: everything is computed.
+        among them; None: everything is computed. `first` is not read.
         """
         device = self.model.device
         fed = ids[:, : self.model.context].clamp(max=self.model.vocabulary - 1).to(device)

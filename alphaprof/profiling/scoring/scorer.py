@@ -104,7 +104,8 @@ class Scorer:
         depths = sorted({depth for draft in self.drafts for depth in draft.reads})
         with recorded(self.target.model.network.base_model, depths) as known:
             rows = [self.target.rows(ids, row, column)]
-        rows += [draft.rows(ids, row, column, known) for draft in self.drafts]
+        first = int(layout.column.min())
+        rows += [draft.rows(ids, row, column, known, first) for draft in self.drafts]
         known.clear()
         # Worked out while a GPU is still busy with the forward passes.
         proposals = [_joined_columns(draft, batch) for draft in self._ordered]
@@ -146,10 +147,10 @@ class Scorer:
         """Columns of a head at a depth beyond the first, from logits of the target [n, V] and of the head [n, ids]."""
         known = self.ids[place]
         target, logits = target[:, : self.width], logits[:, : self.width if known is None else len(known)]
-        top = logits.argmax(1)  # the first index of the maximum
+        largest, top = logits.max(1)  # the first index of the maximum
         columns = {
             f"agrees_{depth}": ((top if known is None else known[top]) == token).long(),
-            f"top_logit_{depth}": logits.amax(1).float(),
+            f"top_logit_{depth}": largest.float(),
         }
         if self.drafts[place].ranks_by_depth:
             whole = logits if known is None else spread(logits, known, self.width)
