@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig, LlamaConfig
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import measured_rows
+from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
 from alphaprof.costs.steps import StepTable
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Eagle3, Reading
@@ -105,8 +109,8 @@ def measured(head: HeadDraft, **costs: Any) -> list[dict[str, Any]]:
 
 def head(**changes: Any) -> HeadDraft:
     model = target()
-    fields = {"kind": "eagle3", "reference": "h", "method": "eagle3", "depths": LONGEST - 1} | changes
-    return HeadDraft("head", eagle(model), model, **fields)
+    fields = {"network": eagle(model), "kind": "eagle3", "reference": "h", "method": "eagle3", "depths": LONGEST - 1}
+    return HeadDraft(name="head", target=model, **fields | changes)
 
 
 def test_every_step_of_a_round_is_timed_and_a_report_finds_it() -> None:
@@ -133,3 +137,64 @@ def test_a_head_of_a_short_context_is_timed_at_what_fits() -> None:
     short.target.network.config.max_position_embeddings = 22
     rows = measured(short, context=24)
     assert {row["context"] for row in rows if row["step"] in ("draft_first", "decode")} == {18}
+
+
+SHAPES: dict[str, tuple[int | None, dict[str, Any]]] = {
+    "all ids": (None, {}),
+    "the target's logits": (None, {}),
+    "some ids": (20, {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 48}),
+    "two layers": (12, {"num_hidden_layers": 2}),
+}
+
+
+def counted(work: Any) -> tuple[int, int]:
+    """FLOPs of the matrix products of some work, and how many numbers of matrices it uses, by what torch runs."""
+    used: dict[int, int] = {}
+
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.nn.functional.linear:
+                used[id(args[1])] = args[1].numel()
+            return function(*args, **kwargs or {})
+
+    with Watched(), FlopCounterMode(display=False) as counter:
+        work()
+    products = counter.get_flop_counts()["Global"]
+    return sum(count for name, count in products.items() if "mm" in str(name)), sum(used.values())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_roofline_moves_and_computes_what_the_steps_do(name: str) -> None:
+    """Matrix products of first steps over 1 and 3 tokens and of a later one, counted as torch runs them; the matrices that
+    these use; and the keys and values that stay.
+    """
+    count, changes = SHAPES[name]
+    model = target()
+    network = eagle(model, count, **changes)
+    if name == "the target's logits":
+        network.lm_head = None
+        network._target = {**network._target, "lm_head.weight": model.network.lm_head.weight}
+    ids, features = read(model, network, TEXT)
+    steps = HeadStepper(network, ids, features, 3, LONGEST)
+    shape = network.shape()
+    assert shape is not None
+    for tokens in (1, 3):
+        cache = steps._copy()
+        products, parameters = counted(partial(steps._extended, cache, tokens))
+        assert products == flops(shape, Load(tokens, 3))
+        assert bytes_moved(shape, Load(tokens, 3)) == 4 * parameters
+    state, token = steps._extended(cache, 1)
+    products, parameters = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
+    assert products == flops(shape.later, Load(1, 3))
+    assert bytes_moved(shape.later, Load(1, 3)) == 4 * parameters
+    kept = sum(full[:1, :, :7].numel() for keys in cache._keys for full in keys._full)
+    assert bytes_moved(shape, Load(1, 1, 7)) - bytes_moved(shape, Load(1, 1)) == 4 * kept
+    assert shape.total_weight_bytes == 4 * sum(each.numel() for each in network.parameters())
+    assert shape == ModelShape(**known_shape(head(network=network)))
+
+
+def known_shape(draft: HeadDraft) -> dict[str, Any]:
+    shape = draft.facts().shape
+    assert shape is not None
+    return shape

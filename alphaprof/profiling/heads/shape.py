@@ -18,13 +18,13 @@ def head_shape(
 
     `module`: its own parameters, all of which a step uses for every token, but for the modules of the names `elsewhere`
     (embeddings, and those of the logits) and those that later steps of a round leave out, `entering`. `logits` [rows,
-    hidden]: the weight that its logits are computed by, whoever it belongs to.
+    hidden]: the weight that its logits are computed by, whoever it belongs to. As of models, norms and biases do not count.
     """
     config = config.get_text_config()
     if getattr(config, "kv_lora_rank", None):
         return None
-    own = {name: parameter.numel() for name, parameter in module.named_parameters()}
-    used = {name: count for name, count in own.items() if name.partition(".")[0] not in elsewhere}
+    matrices = {name: weight.numel() for name, weight in module.named_parameters() if weight.dim() > 1}
+    used = {name: count for name, count in matrices.items() if name.partition(".")[0] not in elsewhere}
     heads = config.num_attention_heads
     experts = next((number for key in EXPERTS if (number := getattr(config, key, None))), 0)
     mixed = sum(count for name, count in used.items() if ".experts." in name)
@@ -45,5 +45,5 @@ def head_shape(
         tied=True,
         first_parameters=sum(count for name, count in used.items() if name.partition(".")[0] in entering),
         last_parameters=logits.numel(),
-        stored_parameters=sum(own.values()),
+        stored_parameters=sum(weight.numel() for weight in module.parameters()),
     )
