@@ -83,6 +83,9 @@ class Oracle:
 
         return [[TimedStep(self.name, "lookup", 1, batch, context, "eager", lambda: batch * COST_MS / 1e3)]]
 
+    def prefills(self, *_: Any) -> list[Any]:
+        return []
+
     def generate_arguments(self, gamma: int) -> None:
         return None
 

@@ -75,10 +75,12 @@ class Latency:
         prefills = [row for row in self.steps if row["step"] == "prefill"]
         if prefills:
             _cell(prefills, "prefill of one prompt into an empty cache", console)
+        first = "draft_first: a head's first step of a round, over the tokens that the target has just verified."
         for line in (
             "cost: in plain decode steps of the target at the same batch and context; the median over all rounds counts.",
             "±: how far the 95 % interval of the cost goes. p10, p90: of the times over all rounds.",
             "draft, 2 tokens: its first step after a round accepted in full. bookkeeping: rejected tokens out of a cache.",
+            *([first] if any(row["step"] == "draft_first" for row in steps) else []),
         ):
             console.print(line, style="dim", highlight=False)
 

@@ -57,8 +57,10 @@ def roofline_rows(
     batches: Sequence[int],
     contexts: Sequence[int],
     prompt_lengths: Sequence[int],
+    heads: Sequence[str] = (),
 ) -> tuple[StepRow, ...]:
-    """Decode and verify steps up to gamma_max + 1 tokens, drafts' steps over 1 and 2 tokens, and prefill at batch 1.
+    """Decode and verify steps up to gamma_max + 1 tokens, drafts' steps over 1 and 2 tokens, and prefill at batch 1. Of
+    `heads`, the first step of a round over 1 to gamma_max + 1 tokens, and a later one.
 
     A draft without a shape has no steps: a search that costs nothing.
     """
@@ -71,9 +73,11 @@ def roofline_rows(
             if shape is None:
                 rows.append(StepRow(name, "lookup", 1, batch, context, 0.0))
                 continue
-            for tokens in (1, 2):
-                ms = setting.ms(shape, False, tokens, batch, context) + setting.draft_overhead_ms
-                rows.append(StepRow(name, "draft", tokens, batch, context, ms))
+            steps = [("draft", tokens, shape.later) for tokens in ((1,) if name in heads else (1, 2))]
+            steps += [("draft_first", tokens, shape) for tokens in range(1, gamma_max + 2) if name in heads]
+            for step, tokens, used in steps:
+                ms = setting.ms(used, False, tokens, batch, context) + setting.draft_overhead_ms
+                rows.append(StepRow(name, step, tokens, batch, context, ms))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
             prefill = [(tokens, setting.ms(shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
@@ -121,6 +125,7 @@ class Cost:
     target_ms: dict[int, float]  # by number of tokens
     draft_ms: dict[str, float]  # by draft with a model
     draft_after_full_ms: dict[str, float]  # its step over two tokens, after a round accepted in full
+    draft_first_ms: dict[str, dict[int, float]]  # of a head: the first step of a round, by number of verified tokens
     lookup_ms: dict[str, float]  # by draft without steps (prompt lookup), once a round
     bookkeeping_ms: dict[str, float]  # once a round that drafts
     memory: tuple[DraftMemoryShare, ...]  # one a draft
@@ -192,7 +197,7 @@ def open_costs(run: Run, options: Mapping[str, Any], context: float | None) -> C
     elif options["source"] == TABLE:
         models = [name for name, facts in manifest.drafts.items() if facts.has_steps]
         lookups = [name for name in manifest.drafts if name not in models]
-        rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"])
+        rows = read_engine_table(Path(options["path"]), models, lookups, options["overhead_ms"], _heads(manifest))
     else:
         rows = _roofline(manifest, options, gamma, context)
     return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0)
@@ -214,7 +219,13 @@ def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, contex
     target = _shape(TARGET, manifest.target, options, options["weight_bytes"])
     # Times are linear in the context: two places give all between.
     contexts = sorted({0, round(2 * (context or 0)) + 1})
-    return roofline_rows(target, drafts, setting, gamma, options["concurrency"], contexts, PROMPTS)
+    places = (options["concurrency"], contexts)
+    return roofline_rows(target, drafts, setting, gamma, *places, PROMPTS, _heads(manifest))
+
+
+def _heads(manifest: Manifest) -> list[str]:
+    """The drafts whose first step of a round is one of its own."""
+    return [name for name, facts in manifest.drafts.items() if facts.depths is not None and facts.has_steps]
 
 
 def _draft_shape(name: str, facts: DraftFacts, options: Mapping[str, Any]) -> ModelShape:
@@ -259,6 +270,9 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
         draft_ms={draft: time.draft.ms for draft, time in times.items() if time.draft.ms},
         draft_after_full_ms={name: time.draft_after_full.ms for name, time in times.items() if time.draft_after_full},
+        draft_first_ms={
+            name: {n: first.ms for n, first in time.draft_first.items()} for name, time in times.items() if time.draft_first
+        },
         lookup_ms={draft: time.lookup.ms for draft, time in times.items() if not manifest.drafts[draft].has_steps},
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
         memory=tuple(_memory_shares(manifest, options)),

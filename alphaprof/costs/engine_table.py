@@ -34,6 +34,7 @@ MOST_VERIFIED = 64  # a longer prefill onto a context is a part of a prompt, not
 STEPS_OF = {
     "target": ("decode", "verify", "prefill", "bookkeeping"),
     "draft": ("draft", "prefill", "bookkeeping"),
+    "head": ("draft", "draft_first", "prefill", "bookkeeping"),
     "lookup": ("lookup", "bookkeeping"),
 }
 
@@ -77,14 +78,16 @@ class _Record:
 
 
 def read_engine_table(
-    path: Path, drafts: Sequence[str], lookups: Sequence[str], overhead_ms: float | None
+    path: Path, drafts: Sequence[str], lookups: Sequence[str], overhead_ms: float | None, heads: Sequence[str] = ()
 ) -> tuple[StepRow, ...]:
-    """The rows of a file. `drafts`: names of drafts that run a model; `lookups`: of those that search the text.
+    """The rows of a file. `drafts`: names of drafts that run a model; `lookups`: of those that search the text; `heads`: of
+    `drafts`, those whose first step of a round is one of its own. A head's draft step over several tokens is such a one.
 
     `overhead_ms` (sampling, scheduling) is added to every decode and verify step of the target, never to steps of drafts;
     None: 0, but refused where the file has entries of vLLM. Raises `CostsUnreadable`.
     """
     kinds = {TARGET: "target"} | dict.fromkeys(drafts, "draft") | dict.fromkeys(lookups, "lookup")
+    kinds |= dict.fromkeys(heads, "head")
     rows: dict[tuple[Any, ...], tuple[StepRow, str]] = {}
     for record in _records(path):
         if "mode" in record.cells:
@@ -131,7 +134,9 @@ def _row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
     step = step or ("decode" if tokens == 1 else "verify")
     if step not in STEPS_OF[kind]:
         raise record.refuse(f"{model} has no step {shown(step)}", f"steps of a {kind} are {', '.join(STEPS_OF[kind])}")
-    if (tokens == 1) != (step != "verify") and step not in ("prefill", "draft"):
+    if kind == "head" and step == "draft" and tokens > 1:
+        step = "draft_first"
+    if (tokens == 1) != (step != "verify") and step not in ("prefill", "draft", "draft_first"):
         problem = f"a {step} step over {tokens} token{'s' if tokens > 1 else ''}"
         raise record.refuse(problem, "verify has 2 or more, the others have 1")
     if (error := record.number("relative_error", 0.0)) < 0:
@@ -151,8 +156,9 @@ def _vllm_row(record: _Record, kinds: Mapping[str, str]) -> StepRow:
     time = next((key for key in VLLM_TIMES if key in record.cells), VLLM_TIMES[-1])
     context, batch = record.whole("context_len", 0), record.whole("batch_size", 1)
     tokens = 1 if mode == "decode" else record.whole("input_len", 1)
-    most = MOST_VERIFIED if model == TARGET else 2  # a draft catches up on one token after it drafted all
-    one, several = ("decode", "verify") if model == TARGET else ("draft", "draft")
+    most = 2 if kinds[model] == "draft" else MOST_VERIFIED  # a draft model catches up on one token after it drafted all
+    several = {"target": "verify", "draft": "draft", "head": "draft_first"}[kinds[model]]
+    one = STEPS_OF[kinds[model]][0]
     step = one if mode == "decode" else several if context > 0 and 2 <= tokens <= most else "prefill"
     return StepRow(model, step, tokens, batch, context, record.ms(time, step))
 

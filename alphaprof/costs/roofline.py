@@ -5,7 +5,7 @@ computes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,11 @@ class ModelShape:
     parameter (0.5 where weights are quantised to 4 bits), `kv_bytes` per element of the KV cache. Mixture of experts:
     `experts` in each layer that has them, `experts_per_token` of them used, `expert_parameters` of one expert summed over
     all layers; 0 for a dense model. `tied`: input embedding and output head are one matrix.
+
+    Of a draft head, `parameters` are those that the first step of a round uses, whoever they belong to, without the input
+    embedding (`tied` says that there is none beside them). Among them are `first_parameters`, which later steps do not use
+    (what joins the target's states), and `last_parameters`, which a step uses for its last token alone (the logits).
+    `stored_parameters` are all of its own, which take memory (0: `parameters`).
     """
 
     parameters: float
@@ -39,10 +44,13 @@ class ModelShape:
     experts_per_token: int = 0
     expert_parameters: float = 0.0
     tied: bool = False
+    first_parameters: float = 0.0
+    last_parameters: float = 0.0
+    stored_parameters: float = 0.0
 
     def __post_init__(self) -> None:
-        counts = (self.parameters, self.layers, self.heads, self.kv_heads, self.head_dim)
-        if min(*counts, self.weight_bytes, self.kv_bytes) <= 0:
+        counts = (self.parameters, self.heads, self.kv_heads, self.head_dim)
+        if min(*counts, self.weight_bytes, self.kv_bytes) <= 0 or self.layers < 0:
             raise ValueError("a shape's numbers are positive")
         if not 0 <= self.experts_per_token <= self.experts or self.shared_parameters < 0:
             raise ValueError("a token uses at most all experts, and they hold at most all parameters")
@@ -96,7 +104,12 @@ class ModelShape:
     @property
     def total_weight_bytes(self) -> float:
         """Bytes that the weights take in memory."""
-        return self.parameters * self.weight_bytes
+        return (self.stored_parameters or self.parameters) * self.weight_bytes
+
+    @property
+    def later(self) -> ModelShape:
+        """The shape by which later steps of a round are worked out."""
+        return replace(self, parameters=self.parameters - self.first_parameters, first_parameters=0.0)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -225,9 +238,9 @@ def bytes_moved(shape: ModelShape, load: Load, tp: int = 1) -> float:
 
 def flops(shape: ModelShape, load: Load, tp: int = 1) -> float:
     """FLOPs that each of `tp` devices computes in a step: 2 a parameter and token, and attention to the context."""
-    matrices = 2 * (shape.active_parameters - shape.looked_up)
+    matrices = 2 * (shape.active_parameters - shape.looked_up - shape.last_parameters)
     attention = 4 * shape.layers * shape.heads * shape.head_dim * load.context
-    return load.tokens * load.batch * (matrices + attention) / tp
+    return (load.tokens * load.batch * (matrices + attention) + 2 * load.batch * shape.last_parameters) / tp
 
 
 def step_ms(

@@ -2,15 +2,16 @@
 
 A round that drafts m tokens costs m draft steps, one verification of m + 1 tokens, and what it takes to put the caches in
 order again; a round without a proposal costs one decode step. After a round that was accepted in full a draft model has two
-tokens to read in its first step: its own last one and the target's. Prompt lookup has no draft steps, but searches the text
-once a round. Prefill is the same on both sides and left out. Times are in ms; `cost` means units of a decode step.
+tokens to read in its first step: its own last one and the target's. A draft head reads in its first step what the target has
+verified: the accepted tokens of the round before and the target's own. Prompt lookup has no draft steps, but searches the
+text once a round. Prefill is the same on both sides and left out. Times are in ms; `cost` means units of a decode step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,6 +54,8 @@ class StepTimes:
     """Step times of target and one draft. `target[n]` verifies n tokens (n = 1: plain decoding); `lookup`: what a round
     costs before its first draft step, whether it proposes anything or not (the search of prompt lookup). `draft_after_full`:
     the draft's first step after a round that was accepted in full, over two tokens (None: it takes no longer than another).
+    `draft_first[n]`: the first step of a round where it always is a step of its own, over the n tokens that were verified:
+    the accepted drafts of the round before and one more (empty: it is none); `draft` is then a later one.
     `bookkeeping`: once a round that drafts anything.
     """
 
@@ -61,6 +64,7 @@ class StepTimes:
     lookup: StepTime = NOTHING
     draft_after_full: StepTime | None = None
     bookkeeping: StepTime = NOTHING
+    draft_first: Mapping[int, StepTime] = field(default_factory=dict)
 
     @property
     def decode(self) -> StepTime:
@@ -68,16 +72,24 @@ class StepTimes:
         return self.target[1]
 
     def c(self) -> float:
-        """Cost of one draft step."""
+        """Cost of one draft step, a later one where the first is a step of its own."""
         return self.draft.ms / self.decode.ms
 
     def v(self, gamma: int) -> float:
         """Cost of verifying gamma drafts."""
         return self.target[gamma + 1].ms / self.decode.ms
 
-    def after_full(self) -> float:
-        """What the step over two tokens that follows a round accepted in full costs more than another draft step."""
-        return (self.draft_after_full.ms - self.draft.ms) / self.decode.ms if self.draft_after_full else 0.0
+    def first_steps(self, gamma: int) -> dict[int, StepTime]:
+        """By the accepted drafts of the round before: the times of first steps that may take other than `draft`."""
+        if self.draft_first:
+            return {accepted: self.draft_first[accepted + 1] for accepted in range(gamma + 1)}
+        return {gamma: self.draft_after_full or self.draft}
+
+    def catching_up(self, gamma: int) -> Array:
+        """What a first step costs more after a round that got 0 .. gamma drafts accepted than after none, [gamma + 1]."""
+        least = self.draft_first.get(1, self.draft).ms
+        times = self.first_steps(gamma)
+        return np.array([(times[n].ms - least) / self.decode.ms if n in times else 0.0 for n in range(gamma + 1)])
 
 
 @dataclass(frozen=True)
@@ -188,23 +200,27 @@ def _stretched(distance: float) -> float:
 def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
     """Decode time with the draft in units of a decode step, [documents].
 
-    A text that ends with a full round has no step after it: at most one step of a document is counted too many.
+    What the first step of a round takes longer for the drafts that were accepted before it is counted with the round that
+    accepted them. A text's last round has no step after it: of a document at most that much is counted too much.
     """
-    costs = round_costs(times, counts.drafted.shape[1])
+    gamma = counts.drafted.shape[1]
+    costs = round_costs(times, gamma)
     spent = counts.rounds * costs[0]
-    for rounds, more in zip(counts.drafted.T, np.diff(costs), strict=True):  # a matrix product would spin on all cores
-        if more:  # what one more token costs, in every round that drafts as many
-            spent += rounds * more
-    if times.draft_after_full:
-        spent += counts.full * times.after_full()
+    for depths, each in ((counts.drafted, costs), (counts.accepted, times.catching_up(gamma))):
+        for rounds, more in zip(depths.T, np.diff(each), strict=True):  # a matrix product would spin on all cores
+            if more:  # what one more token costs, in every round that drafts or accepts as many
+                spent += rounds * more
     return np.asarray(spent)
 
 
 def round_costs(times: StepTimes, gamma: int) -> Array:
     """Cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), the search, and bookkeeping where
-    it drafts at all.
+    it drafts at all. Where the first draft step is one of its own, it is that over one token.
     """
-    steps = [m * times.draft.ms + times.target[m + 1].ms + (m > 0) * times.bookkeeping.ms for m in range(gamma + 1)]
+    once = times.bookkeeping.ms
+    if times.draft_first:
+        once += times.draft_first[1].ms - times.draft.ms
+    steps = [m * times.draft.ms + times.target[m + 1].ms + (m > 0) * once for m in range(gamma + 1)]
     return (np.array(steps) + times.lookup.ms) / times.decode.ms
 
 
@@ -212,12 +228,11 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     """The least and the most that a token can cost with the draft, both above 0: in the best round with all drafts accepted,
     and in the dearest round for every single token.
 
-    A round accepted in full has the step over two tokens that follows it in its cost; it stands for one of its draft steps.
+    What the first step of the next round takes longer for the drafts that a round got accepted is part of that round's cost.
     """
-    cost = round_costs(times, gamma)
-    full = float(cost[gamma]) + times.after_full()
-    most = np.maximum(1, np.minimum(np.arange(gamma + 1) + 1, gamma))  # tokens of a round that is not accepted in full
-    return min(float((cost / most).min()), full / (gamma + 1)), max(float(cost.max()), full)
+    cost, later = round_costs(times, gamma).tolist(), times.catching_up(gamma).tolist()
+    outcomes = [(cost[m] + later[accepted], accepted) for m in range(gamma + 1) for accepted in range(m + 1)]
+    return min(spent / (accepted + 1) for spent, accepted in outcomes), max(spent for spent, _ in outcomes)
 
 
 def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:
@@ -232,16 +247,26 @@ def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]
 
 
 def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
-    """Shares of the decode time with the draft: verification of n = 1..gamma+1, draft steps, those after full rounds,
-    searches, bookkeeping; [gamma + 5].
+    """Shares of the decode time with the draft, as `_parts` names them, [parts]. First steps are counted with the round
+    before them, as in `time_spent`.
     """
-    exactly = counts.exactly
+    exactly, gamma = counts.exactly, counts.drafted.shape[1]
     verify = [times.target[n + 1].ms * count for n, count in enumerate(exactly)]
-    two = times.draft_after_full or times.draft
-    steps, full = float((exactly * np.arange(len(exactly))).sum()), float(counts.full.sum())
+    after = counts.after.tolist()
+    first = [(after[accepted], time.ms) for accepted, time in times.first_steps(gamma).items()]
+    later = float((exactly * np.arange(len(exactly))).sum()) - sum(count for count, _ in first)
     searches, settled = float(exactly.sum()) * times.lookup.ms, float(exactly[1:].sum()) * times.bookkeeping.ms
-    parts = np.array([*verify, (steps - full) * times.draft.ms, full * two.ms, searches, settled])
+    drafting = [later * times.draft.ms, *(count * ms for count, ms in first)]
+    parts = np.array([*verify, *drafting, searches, settled])
     return np.asarray(parts / parts.sum())
+
+
+def _parts(times: StepTimes, gamma: int) -> list[StepTime]:
+    """What a round's time consists of: verification of n = 1..gamma+1, draft steps, first ones of their own, searches,
+    bookkeeping.
+    """
+    verify = [times.target[n] for n in range(1, gamma + 2)]
+    return [*verify, times.draft, *times.first_steps(gamma).values(), times.lookup, times.bookkeeping]
 
 
 def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
@@ -267,12 +292,13 @@ def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: Ste
     thirds = [weight**3 * one.third for weight, one in zip(weights, ratios, strict=True)]
     third = sum(thirds) if apart else sum(map(math.cbrt, thirds)) ** 3
     whole = Ratio(time, math.sqrt(variance), documents, _freedom(variances, ratios, documents), third)
-    bounds = cost_bounds(times, domains[0].drafted.shape[1])
+    gamma = domains[0].drafted.shape[1]
+    bounds = cost_bounds(times, gamma)
     each = [_speedup(one, bounds, (0.0, math.inf)) for one in ratios]
     slower = [part / time * one.unseen_slower for part, one in zip(parts, each, strict=True)]
     faster = [part / time * one.unseen_faster for part, one in zip(parts, each, strict=True)]
     together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
-    traffic = _speedup(whole, bounds, _timing_error(np.asarray(shares), times))
+    traffic = _speedup(whole, bounds, _timing_error(np.asarray(shares), times, gamma))
     return replace(traffic, unseen_slower=together(*slower), unseen_faster=together(*faster))
 
 
@@ -294,7 +320,8 @@ def speedup_as_sampled(domains: Sequence[RoundCounts], times: StepTimes, strata:
     time = ratio(spent, base, strata[clusters] if strata is not None and strata.any() else None)
     parts = [each.sum() / spent.sum() for each, _ in sums]
     shares = sum(part * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
-    return _speedup(time, cost_bounds(times, domains[0].drafted.shape[1]), _timing_error(np.asarray(shares), times))
+    gamma = domains[0].drafted.shape[1]
+    return _speedup(time, cost_bounds(times, gamma), _timing_error(np.asarray(shares), times, gamma))
 
 
 @dataclass(frozen=True)
@@ -350,12 +377,13 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
         return None
     prompts, more = by_cluster(counts.cluster, target, draft)
     spent, base = spent_and_base(counts, times)
-    best, worst = cost_bounds(times, counts.drafted.shape[1])
+    gamma = counts.drafted.shape[1]
+    best, worst = cost_bounds(times, gamma)
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
     time = ratio(spent + prompts + more, base + prompts)
     decoding = spent.sum() / (spent + prompts + more).sum()
-    timing = _timing_error(decoding * time_shares(counts, times), times, base.sum() / (base + prompts).sum())
-    return _speedup(time, (min(best, 1.0), slowest), timing)
+    shares, before = decoding * time_shares(counts, times), base.sum() / (base + prompts).sum()
+    return _speedup(time, (min(best, 1.0), slowest), _timing_error(shares, times, gamma, before))
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
@@ -373,26 +401,26 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: 
     return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
-def _timing_error(shares: Array, times: StepTimes, base: float = 1.0) -> tuple[float, float]:
+def _timing_error(shares: Array, times: StepTimes, gamma: int, base: float = 1.0) -> tuple[float, float]:
     """Relative error that step times give a speedup, and its degrees of freedom. `shares`: of the time with the draft, as in
-    `time_shares`; `base`: the share that decode steps have of the time without.
+    `time_shares`; `base`: the share that decode steps have of the time without. A time that stands for several parts has one
+    error.
 
     Times of interleaved rounds give a speedup for each round, whose median has an interval. Times with an error of their own
     are independent: the derivative of the speedup's logarithm by each, times its error, add up as squares. The decode step
     stands in the numerator too, so its derivative is its share there minus that of the time with the draft.
     """
-    parts = [times.target[n] for n in range(1, len(shares) - 3)]
-    parts += [times.draft, times.draft_after_full or times.draft, times.lookup, times.bookkeeping]
-    if times.draft_after_full is None:  # one time, and one error
-        shares = np.concatenate([shares[:-4], [shares[-4] + shares[-3], 0.0], shares[-2:]])
-    used = [(share, part) for share, part in zip(shares.tolist(), parts, strict=True) if share > 0]
+    sums: dict[int, tuple[float, StepTime]] = {}
+    for share, part in zip(shares.tolist(), _parts(times, gamma), strict=True):
+        sums[id(part)] = (sums[id(part)][0] + share if id(part) in sums else share), part
+    used = [(share, part) for share, part in sums.values() if share > 0]
     rounds = min(len(part.rounds) for part in (times.decode, *(part for _, part in used)))
     if rounds:
         decode = _relative(times.decode, rounds)
         spent = sum(share * _relative(part, rounds) for share, part in used)
         return median_error(np.log1p(base * decode) - np.log1p(spent))
     errors = [(base - float(shares[0])) * times.decode.relative_error]
-    errors += [share * part.relative_error for share, part in zip(shares[1:], parts[1:], strict=True)]
+    errors += [share * part.relative_error for share, part in used if part is not times.decode]
     return math.sqrt(sum(error**2 for error in errors)), math.inf
 
 

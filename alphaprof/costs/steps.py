@@ -17,7 +17,7 @@ from alphaprof.costs.speedup import NOTHING, StepTime, StepTimes
 from alphaprof.stats.estimate import Array
 
 TARGET = "target"
-STEPS = ("prefill", "decode", "verify", "draft", "lookup", "bookkeeping")
+STEPS = ("prefill", "decode", "verify", "draft", "draft_first", "lookup", "bookkeeping")
 FREE_STEPS = ("lookup", "bookkeeping")  # may take no time at all
 
 
@@ -25,8 +25,9 @@ FREE_STEPS = ("lookup", "bookkeeping")  # may take no time at all
 class StepRow:
     """One kind of step: time in ms with the relative standard error of its median (0: not known).
 
-    `model`: target, or the draft's name; `step`: one of `STEPS`; `tokens`: new tokens per sequence (prefill: the prompt's,
-    lookup and bookkeeping, which happen once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: the
+    `model`: target, or the draft's name; `step`: one of `STEPS`, of which a draft has `draft_first` where its first step of
+    a round is one of its own; `tokens`: new tokens per sequence (prefill: the prompt's, lookup and bookkeeping, which happen
+    once a round: 1); `context`: tokens in the KV cache before the step; `rounds`: the
     times in ms of interleaved rounds, round i together with all other steps of this batch and context (empty: not known).
     """
 
@@ -107,11 +108,14 @@ class StepTable:
         return self._cells.get((model, step), {})
 
     def _times(self, draft: str, gammas_max: int, batch: int, context: float) -> StepTimes:
-        steps, searches = self._of(draft, "draft"), self._of(draft, "lookup")
+        steps, first, searches = (self._of(draft, step) for step in ("draft", "draft_first", "lookup"))
         if not steps and not searches:
             raise _Unmeasured(f"no step time for draft {draft}")
         target, name = self._of(TARGET, "decode"), f"draft {draft}"
-        after_full = any(2 in cell for cell in steps.values())
+        after_full = not first and any(2 in cell for cell in steps.values())
+        # A first step over one token that was not timed by itself is as long as a later one.
+        first = {near: {**steps.get(near, {}), **cell} for near, cell in first.items()}
+        counts = range(1, gammas_max + 2) if first else ()
         owners = ((TARGET, f"the {TARGET}"), (draft, name))
         kept = [(self._of(model, "bookkeeping"), f"bookkeeping of {words}") for model, words in owners]
         return StepTimes(
@@ -120,6 +124,7 @@ class StepTable:
             lookup=_time(searches, f"lookup of {name}", 1, batch, context) if searches else NOTHING,
             draft_after_full=_time(steps, name, 2, batch, context) if after_full else None,
             bookkeeping=_added([(1.0, _time(cells, what, 1, batch, context)) for cells, what in kept if cells]),
+            draft_first={n: _time(first, f"the first step of {name}", n, batch, context) for n in counts},
         )
 
 

@@ -96,17 +96,21 @@ def step_times(rounds: Array) -> Array:
 
 def round_mixes(steps: Sequence[tuple[str, str, int]], gamma: int) -> Array:
     """How often rounds of m = 1..gamma drafts by each draft run each step, [mixes, steps]; half of them follow a round that
-    was accepted in full. `steps`: model, kind and tokens of each. Without drafts, the verifications alone.
+    was accepted in full, and half one of which nothing was. `steps`: model, kind and tokens of each. Without drafts, the
+    verifications alone.
     """
     place = {step: index for index, step in enumerate(steps)}
     drafts = list(dict.fromkeys(model for model, _, _ in steps if model != "target")) or ["none"]
     mixes = np.zeros((len(drafts) * gamma, len(steps)))
     for row, (draft, m) in zip(mixes, itertools.product(drafts, range(1, gamma + 1)), strict=True):
+        own_first = (draft, "draft_first", 1) in place
         counts = {
             ("target", "verify", m + 1): 1.0,
             ("target", "bookkeeping", 1): 1.0,
-            (draft, "draft", 1): m - 0.5,
+            (draft, "draft", 1): m - 1.0 if own_first else m - 0.5,
             (draft, "draft", 2): 0.5,
+            (draft, "draft_first", 1): 0.5,
+            (draft, "draft_first", m + 1): 0.5,
             (draft, "lookup", 1): 1.0,
             (draft, "bookkeeping", 1): 1.0,
         }

@@ -196,8 +196,10 @@ LATENCY_COLUMNS = (
         "step",
         CATEGORY,
         "decode: one token; verify: several tokens at once; draft: a step of the draft, over two tokens where the round "
-        "before was accepted in full; prefill: a prompt into an empty cache; lookup: what a draft without a model does, a "
-        "search of each text once a round; bookkeeping: taking rejected tokens out of the model's cache, once a round.",
+        "before was accepted in full; draft_first: a draft head's first step of a round, over the tokens that the target "
+        "has just verified, all its other steps being draft; prefill: a prompt into an empty cache; lookup: what a draft "
+        "without a model does, a search of each text once a round; bookkeeping: taking rejected tokens out of the model's "
+        "cache, once a round.",
     ),
     Column("tokens", pa.int32(), "New tokens per sequence in the timed step.", "tokens", 1),
     Column("batch", pa.int32(), "Sequences in the batch.", "sequences", 1),

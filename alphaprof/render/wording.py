@@ -166,6 +166,9 @@ def times_lines(cost: Cost, mean_context: float | None) -> Iterator[str]:
         line = f"{draft}, ms a step: {fmt.number(ms, 1)}  (c = {fmt.number(ms / cost.target_ms[1])})"
         if (two := cost.draft_after_full_ms.get(draft)) is not None:
             line += f"; over two tokens, after a round accepted in full: {fmt.number(two, 1)}"
+        if first := cost.draft_first_ms.get(draft):
+            times = "  ".join(f"{tokens}: {fmt.number(ms, 1)}" for tokens, ms in first.items())
+            line += f"; a later one; the first of a round, by verified tokens, {times}"
         yield line
     for draft, ms in cost.lookup_ms.items():
         yield f"{draft}, ms a search, once a round: {fmt.number(ms, 3)}"

@@ -173,7 +173,8 @@ def _gamma(
     full_cost = float(round_costs(times, gamma)[gamma]) if times else None
     iid_speedup = None
     if iid is not None and alpha is not None and times is not None and full_cost:
-        iid_speedup = iid / (full_cost + alpha**gamma * times.after_full())
+        catching_up = np.diff(times.catching_up(gamma)).tolist()
+        iid_speedup = iid / (full_cost + sum(alpha**depth * more for depth, more in enumerate(catching_up, start=1)))
     return GammaResult(
         gamma=gamma,
         rounds=rounds,

@@ -62,9 +62,9 @@ class DocumentTotals:
     def counts(self, gamma: int) -> RoundCounts:
         """Rounds at one gamma."""
         if gamma not in self._counted:
-            rounds, drafted, control = (self[f"{name}_{gamma}"] for name in ("rounds", "drafted_depths", "control"))
-            full = self[f"accepted_depths_{gamma}"][:, -1]
-            self._counted[gamma] = RoundCounts(self["tokens"], rounds, drafted, full, control, self.cluster)
+            names = ("rounds", "drafted_depths", "accepted_depths", "control")
+            rounds, drafted, accepted, control = (self[f"{name}_{gamma}"] for name in names)
+            self._counted[gamma] = RoundCounts(self["tokens"], rounds, drafted, accepted, control, self.cluster)
         return self._counted[gamma]
 
     @cached_property

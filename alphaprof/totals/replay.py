@@ -77,28 +77,32 @@ class Rounds:
 @dataclass(frozen=True)
 class RoundCounts:
     """Rounds of several documents at one gamma: `tokens`, `rounds` [documents], `drafted` [documents, gamma] (rounds that
-    drafted at least d tokens), `full` [documents] (rounds whose gamma tokens were all accepted), `control` (control variate
-    of expected rounds, else 0) and `cluster` [documents].
+    drafted at least d tokens), `accepted` [documents, gamma] (rounds whose first d drafts were all accepted), `control`
+    (control variate of expected rounds, else 0) and `cluster` [documents].
     """
 
     tokens: Array
     rounds: Array
     drafted: Array
-    full: Array
+    accepted: Array
     control: Array
     cluster: Array
 
     @classmethod
     def of(cls, replayed: Rounds, cluster: Array) -> RoundCounts:
         """From replayed rounds of documents, and the cluster of each."""
-        accepted = replayed.accepted
-        full = accepted[:, -1] if accepted.shape[1] else np.zeros(len(accepted))  # a tree may have no nodes
-        return cls(replayed.tokens, replayed.rounds, replayed.drafted, full, replayed.control, cluster)
+        return cls(replayed.tokens, replayed.rounds, replayed.drafted, replayed.accepted, replayed.control, cluster)
 
     @property
     def exactly(self) -> Array:
         """Rounds of all documents that drafted exactly m = 0..gamma tokens, [gamma + 1]."""
         at_least = np.array([self.rounds.sum(), *self.drafted.sum(0), 0.0])
+        return np.asarray(at_least[:-1] - at_least[1:])
+
+    @property
+    def after(self) -> Array:
+        """Rounds of all documents that drafted any and got exactly a = 0..gamma drafts accepted, [gamma + 1]."""
+        at_least = np.array([self.exactly[1:].sum(), *(depth.sum() for depth in self.accepted.T), 0.0])
         return np.asarray(at_least[:-1] - at_least[1:])
 
     def rows(self, chosen: Array) -> RoundCounts:

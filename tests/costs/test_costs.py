@@ -100,6 +100,46 @@ def test_a_prompt_lookup_draft_has_searches_and_no_draft_steps() -> None:
     assert (times.draft, times.lookup, times.draft_after_full) == (NOTHING, StepTime(0.25, 0.0), None)
 
 
+# A head's later step at batches 1 and 5; its first steps over 2 and 4 verified tokens, and at batch 1 over one.
+HEAD = (
+    row("eagle", "draft", 1, 1, 100, 1.0),
+    row("eagle", "draft", 1, 5, 100, 2.0),
+    row("eagle", "draft_first", 1, 1, 100, 1.5),
+    row("eagle", "draft_first", 2, 1, 100, 2.0),
+    row("eagle", "draft_first", 4, 1, 100, 3.0),
+    row("eagle", "draft_first", 4, 5, 100, 5.0),
+)
+
+
+def test_a_head_has_first_steps_by_verified_tokens_and_later_ones() -> None:
+    times = StepTable([*ROWS, *HEAD]).times("eagle", 3, 1, 100)
+    assert times is not None
+    assert times.draft == StepTime(1.0, 0.0)
+    assert times.draft_after_full is None
+    assert {n: first.ms for n, first in times.draft_first.items()} == {1: 1.5, 2: 2.0, 3: 2.5, 4: 3.0}
+
+
+def test_a_first_step_over_one_token_that_was_not_timed_is_as_long_as_a_later_one() -> None:
+    times = StepTable([*ROWS, *HEAD]).times("eagle", 3, 5, 100)
+    assert times is not None
+    assert {n: first.ms for n, first in times.draft_first.items()} == pytest.approx({1: 2.0, 2: 3.0, 3: 4.0, 4: 5.0})
+
+
+def test_one_step_of_a_head_is_both_its_first_and_its_later_ones() -> None:
+    times = StepTable([*ROWS, HEAD[0]]).times("eagle", 3, 1, 100)
+    assert times is not None
+    assert (times.draft, times.draft_first) == (StepTime(1.0, 0.0), {})
+
+
+def test_steps_of_a_head_that_are_missing_are_named() -> None:
+    table = StepTable([*ROWS, *HEAD[:4]])
+    assert table.why_not("eagle", 3, 1, 100) == (
+        "no step time for the first step of draft eagle over 3 tokens: the first step of draft eagle was measured over "
+        "1 token to 2 tokens"
+    )
+    assert StepTable([*ROWS, *HEAD[2:]]).why_not("eagle", 1, 1, 100) == "no step time for draft eagle"
+
+
 def test_a_draft_without_a_step_over_two_tokens_says_so() -> None:
     table = StepTable(each for each in ROWS if (each.model, each.tokens) != ("small", 2))
     times = table.times("small", 1, 1, 100)

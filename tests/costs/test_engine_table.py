@@ -81,6 +81,35 @@ ngram,,1,0,
     )
 
 
+def test_steps_of_a_head(tmp_path: Path) -> None:
+    """Its first step of a round by name, as a draft step over several tokens, and as vLLM's prefill onto a context; the
+    same rows of a draft model are refused, are its step over two tokens, and are not used.
+    """
+
+    def onto(tokens: int, ms: float) -> dict[str, Any]:
+        return DECODE | {"mode": "prefill", "input_len": tokens, "latency_per_iter_ms": ms}
+
+    named = [{"model": "small", "step": "draft_first", "tokens": 1, "ms": 1.5}, {"model": "small", "tokens": 2, "ms": 2.0}]
+    engine = {"model": "small", "results": [DECODE | {"latency_per_iter_ms": 1.0}, onto(5, 3.0)]}
+    path = tmp_path / "costs.json"
+    rows = [{"model": "target", "tokens": n, "ms": 10.0} for n in (1, 2)]
+    path.write_text(json.dumps([*rows, *named, engine]))
+    assert read_engine_table(path, ["small"], [], 0.0, ["small"])[2:] == (
+        StepRow("small", "draft_first", 1, 1, 0, 1.5),
+        StepRow("small", "draft_first", 2, 1, 0, 2.0),
+        StepRow("small", "draft", 1, 8, 512, 1.0),
+        StepRow("small", "draft_first", 5, 8, 512, 3.0),
+    )
+    with pytest.raises(CostsUnreadable, match="small has no step 'draft_first'"):
+        read_engine_table(path, ["small"], [], 0.0)
+    path.write_text(json.dumps([*rows, named[1], engine]))
+    assert [(row.step, row.tokens) for row in read_engine_table(path, ["small"], [], 0.0)[2:]] == [
+        ("draft", 2),
+        ("draft", 1),
+        ("prefill", 5),
+    ]
+
+
 def test_overhead_is_added_to_steps_of_the_target_only(tmp_path: Path) -> None:
     more = "target,128,1,0,40,prefill,\nngram,1,1,0,0.2,,\n"
     text = "\n".join(line + (",step,relative_error" if line.startswith("model") else ",,0.1") for line in CSV.splitlines())

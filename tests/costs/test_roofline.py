@@ -129,6 +129,21 @@ def test_tensor_parallelism_divides_weights_and_flops_and_the_cache_by_its_heads
     assert step_ms(TOY, SLOW, exchanging, 3, 2, 5, 1) == alone
 
 
+def test_steps_of_a_head_by_hand() -> None:
+    """1,000 parameters, 300 of which join states in the first step alone and 200 make logits of the last token.
+    Of its own it has 1,200, an embedding among them, but not the logits.
+    """
+    parts = {"first_parameters": 300, "last_parameters": 200, "stored_parameters": 1200}
+    head = dataclasses.replace(TOY, layers=1, tied=True, **parts)
+    load = Load(tokens=3, batch=2, context=5)
+    assert bytes_moved(head, load) == 1000 * 2 + 2 * 5 * 8
+    assert flops(head, load) == 6 * (2 * 800 + 4 * 2 * 2 * 5) + 2 * 2 * 200
+    assert bytes_moved(head.later, Load(batch=2, context=5)) == 700 * 2 + 2 * 5 * 8
+    assert flops(head.later, Load(batch=2, context=5)) == 2 * (2 * 500 + 4 * 2 * 2 * 5 + 2 * 200)
+    assert (head.total_weight_bytes, TOY.total_weight_bytes) == (1200 * 2, 1000 * 2)
+    assert TOY.later == TOY
+
+
 def test_quantised_weights_and_caches_move_fewer_bytes() -> None:
     small = dataclasses.replace(TOY, weight_bytes=0.5, kv_bytes=1)
     assert bytes_moved(small, Load(batch=2, context=5)) == 960 * 0.5 + 80

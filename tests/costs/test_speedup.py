@@ -49,7 +49,7 @@ def counts(
     names = cluster or [f"document {index}" for index in range(len(tokens))]
     nothing = np.zeros(len(tokens))
     return RoundCounts(
-        np.array(tokens), np.array(rounds), np.array(drafted), nothing, nothing, np.array(names, dtype=object)
+        np.array(tokens), np.array(rounds), np.array(drafted), 0 * np.array(drafted), nothing, np.array(names, dtype=object)
     )
 
 
@@ -115,7 +115,7 @@ def test_a_full_round_makes_the_next_first_step_dearer_and_bookkeeping_every_rou
     2), and 0.5 ms in each of the latter, of 10 ms a decode step.
     """
     times = dataclasses.replace(TIMES, draft_after_full=StepTime(3.0, 0.04), bookkeeping=StepTime(0.5, 0.1))
-    found = dataclasses.replace(HAND, full=np.array([2.0, 1.0]))
+    found = dataclasses.replace(HAND, accepted=np.array([[3.0, 2.0], [2.0, 1.0]]))
     assert round_costs(times, 2) == pytest.approx([1.0, 1.45, 1.95])
     assert time_spent(found, times) == pytest.approx([8.1 + 0.2 + 0.2, 7.6 + 0.1 + 0.2])
     assert ratio(*spent_and_base(found, times)).value == pytest.approx(16.4 / 16)
@@ -128,9 +128,59 @@ def test_a_full_round_makes_the_next_first_step_dearer_and_bookkeeping_every_rou
 
 def test_a_step_over_two_tokens_that_was_not_timed_has_the_error_of_the_other() -> None:
     """15 draft steps of 157 ms, 3 of them after full rounds: one time, whose error counts once."""
-    found = dataclasses.replace(HAND, full=np.array([2.0, 1.0]))
+    found = dataclasses.replace(HAND, accepted=np.array([[3.0, 2.0], [2.0, 1.0]]))
     errors = [0.01 * (1 - 10 / 157), 0.02 * 12 / 157, 0.03 * 105 / 157, 0.05 * 30 / 157]
     assert known(speedup([found], [1.0], TIMES)).timing_error == pytest.approx(math.hypot(*errors))
+
+
+# First steps over 1, 2, 3 verified tokens, and 2 ms a later one.
+FIRST = {1: StepTime(3.0, 0.04), 2: StepTime(3.5, 0.05), 3: StepTime(5.0, 0.06)}
+HEAD = dataclasses.replace(TIMES, draft_first=FIRST)
+
+
+def test_a_heads_first_step_runs_over_the_tokens_that_were_verified_by_hand() -> None:
+    """HAND (rounds that drafted 0, 1, 2 tokens: 1, 1, 3 and 0, 0, 4), of which 2 and 3 had one draft accepted at least, and
+    1 and 2 two: 3 ms and 2 ms where a draft step stood, 0.5 ms more after one accepted draft, 2 ms after two.
+    """
+    found = dataclasses.replace(HAND, accepted=np.array([[2.0, 1.0], [3.0, 2.0]]))
+    assert round_costs(HEAD, 2) == pytest.approx([1.0, 0.3 + 1.2, 0.5 + 1.5])
+    assert HEAD.catching_up(2) == pytest.approx([0.0, 0.05, 0.2])
+    assert time_spent(found, HEAD) == pytest.approx([1 + 1.5 + 3 * 2.0 + 0.05 + 0.2, 4 * 2.0 + 0.05 + 2 * 0.2])
+    # 8 rounds drafted: 3 first steps over one token, 2 over two, 3 over three; 7 later steps.
+    assert found.after.tolist() == [3, 2, 3]
+    parts = np.array([10, 12, 105, 14, 9, 7, 15, 0, 0])
+    assert time_shares(found, HEAD) == pytest.approx(parts / parts.sum())
+    assert time_spent(found, HEAD).sum() == pytest.approx(parts.sum() / 10)
+    errors = np.array([0.01, 0.02, 0.03, 0.05, 0.04, 0.05, 0.06, 0, 0]) * parts / parts.sum()
+    errors[0] = 0.01 * (1 - 10 / parts.sum())
+    assert known(speedup([found], [1.0], HEAD)).timing_error == pytest.approx(math.hypot(*errors))
+
+
+def test_rounds_of_a_head_one_by_one() -> None:
+    """Random rounds, each of whose first step reads what the round before got accepted and one more: the same time up to the
+    last round's, which has no step after it.
+    """
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        drafted = rng.integers(1, 3, 20)
+        accepted = np.minimum(rng.integers(0, 3, 20), drafted)
+        read = 1 + np.concatenate([[0], accepted[:-1]])  # the first round's step reads the last token of the prompt
+        spent = sum(
+            FIRST[int(n)].ms + (m - 1) * TIMES.draft.ms + TIMES.target[int(m) + 1].ms
+            for n, m in zip(read, drafted, strict=True)
+        )
+        depths = [(values[:, None] >= [1, 2]).sum(0).astype(float) for values in (drafted, accepted)]
+        one = dataclasses.replace(counts([50.0], [20.0], [depths[0].tolist()]), accepted=depths[1][None])
+        last = FIRST[1 + int(accepted[-1])].ms - FIRST[1].ms
+        assert time_spent(one, HEAD)[0] == pytest.approx((spent + last) / 10)
+
+
+def test_a_head_with_one_time_for_all_steps_is_a_draft_with_that_time() -> None:
+    """As in a table that has one step over one token: the first step is as long as any other, whatever was accepted."""
+    found = dataclasses.replace(HAND, accepted=np.array([[3.0, 2.0], [2.0, 1.0]]))
+    same = dataclasses.replace(TIMES, draft_first=dict.fromkeys((1, 2, 3), TIMES.draft))
+    assert time_spent(found, same).tolist() == time_spent(found, TIMES).tolist()
+    assert known(speedup([found], [1.0], same)) == known(speedup([found], [1.0], TIMES))
 
 
 def test_bounds_of_what_a_token_costs() -> None:
@@ -142,6 +192,17 @@ def test_bounds_of_what_a_token_costs() -> None:
     assert cost_bounds(cheaper, 2) == pytest.approx((1.8 / 3, 1.9))
 
 
+@pytest.mark.parametrize("first", [(3.0, 3.5, 5.0), (3.0, 0.01, 90.0), (3.0, 90.0, 0.01)])
+def test_bounds_hold_for_every_round_of_a_head(first: tuple[float, ...]) -> None:
+    times = dataclasses.replace(TIMES, draft_first={n: StepTime(ms, 0.0) for n, ms in enumerate(first, 1)})
+    cost, more = round_costs(times, 2), times.catching_up(2)
+    rounds = [cost[drafted] + more[kept] for drafted in range(3) for kept in range(drafted + 1)]
+    tokens = [1 + kept for drafted in range(3) for kept in range(drafted + 1)]
+    best, worst = cost_bounds(times, 2)
+    assert best == pytest.approx(min(np.array(rounds) / tokens))
+    assert worst == pytest.approx(max(rounds))
+
+
 @pytest.mark.parametrize("draft", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("two", [0.001, 1.0, 300.0])
 def test_bounds_hold_for_every_round_whatever_was_timed(draft: float, two: float) -> None:
@@ -150,7 +211,7 @@ def test_bounds_hold_for_every_round_whatever_was_timed(draft: float, two: float
     best, worst = cost_bounds(times, 2)
     cost = round_costs(times, 2)
     rounds = [(cost[drafted], 1 + kept) for drafted in range(3) for kept in range(drafted + 1) if kept < 2]
-    rounds += [(cost[2] + times.after_full(), tokens) for tokens in (1, 2, 3)]
+    rounds += [(cost[2] + times.catching_up(2)[2], tokens) for tokens in (1, 2, 3)]
     assert 0 < best == pytest.approx(min(spent / tokens for spent, tokens in rounds))
     assert worst == pytest.approx(max(spent / tokens for spent, tokens in rounds))
 
@@ -681,7 +742,7 @@ def test_documents_of_one_cluster_are_one_for_a_control_variate(drawn_texts: Dra
     whole = RoundCounts(
         *(
             getattr(twenty, name).reshape(10, 2, -1).sum(1).squeeze()
-            for name in ("tokens", "rounds", "drafted", "full", "control")
+            for name in ("tokens", "rounds", "drafted", "accepted", "control")
         ),
         pairs[::2],
     )

@@ -105,6 +105,12 @@ def test_rounds_of_every_draft_and_length_by_hand() -> None:
     assert round_mixes(STEPS[:3], 2).tolist() == [[0, 1, 0], [0, 0, 1]]
 
 
+def test_rounds_of_a_head_have_a_first_step_of_their_own() -> None:
+    """Half of them after a round of as many drafts that was accepted in full, half after one of which nothing was."""
+    head = [("eagle", "draft_first", n) for n in (1, 2, 3)] + [("eagle", "draft", 1)]
+    assert round_mixes([*STEPS[:3], *head], 2).tolist() == [[0, 1, 0, 0.5, 0.5, 0, 0], [0, 0, 1, 0.5, 0, 0.5, 1]]
+
+
 def test_the_least_sure_round_counts_and_the_machine_does_not() -> None:
     rng = np.random.default_rng(1)
     slow = np.exp(np.linspace(0, 2, 9))[:, None] * np.array([[10.0, 12.0, 15.0]])

@@ -71,6 +71,9 @@ class Chain(nn.Module):
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         return self.last(states) * (1 + 0.1 * depth)
 
+    def shape(self) -> None:
+        return None
+
     def cache(self) -> Any:
         return Working(self)
 

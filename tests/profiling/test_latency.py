@@ -125,7 +125,7 @@ class Clockwork:
             return step_s
 
         monkeypatch.setattr(Stepper, "step", step)
-        monkeypatch.setattr(latency, "prefill", read)
+        monkeypatch.setattr(steppers, "prefill", read)
 
 
 def timed_by_clockwork(

@@ -213,7 +213,7 @@ def documents(rng: np.random.Generator, size: int, value: float, spread: float) 
     """Documents whose true speedup with a free draft is `value`: rounds of 100 tokens spread around 100 / value."""
     rounds = 100 / value * rng.gamma(1 / spread**2, spread**2, size)
     nothing = np.zeros(size)
-    return RoundCounts(np.full(size, 100.0), rounds, rounds[:, None], nothing, nothing, np.arange(size).astype(str))
+    return RoundCounts(np.full(size, 100.0), rounds, rounds[:, None], nothing[:, None], nothing, np.arange(size).astype(str))
 
 
 def sampled(rng: np.random.Generator, size: int, value: float, spread: float, luck: float) -> RoundCounts:
@@ -229,7 +229,7 @@ def pool(counts: RoundCounts) -> DocumentTotals:
         "tokens": counts.tokens,
         "rounds_1": counts.rounds,
         "drafted_depths_1": counts.drafted,
-        "accepted_depths_1": counts.full[:, None],
+        "accepted_depths_1": counts.accepted,
         "control_1": counts.control,
     }
     return DocumentTotals(columns, Units.named(counts.cluster.tolist()), "greedy", "greedy", None)

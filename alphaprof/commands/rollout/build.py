@@ -210,7 +210,7 @@ def _part(way: Rolled, rows: Array) -> Rolled:
 
 def _way(group: TextGroup, way: Rolled, own: Rolled, confidence: float) -> RolloutWay:
     lossy, every = parse_rule(way.rule).rule.lossy, np.ones(len(way.tokens))
-    counts = RoundCounts(way.tokens - 1, way.rounds, way.drafted, way.accepted[:, -1], 0 * every, group.cluster)
+    counts = RoundCounts(way.tokens - 1, way.rounds, way.drafted, way.accepted, 0 * every, group.cluster)
     drafted, tested, accepted = (depths.sum(0) for depths in (way.drafted, way.tested, way.accepted))
     departs = way.departs[way.departs != SAME]
     greedy = group.policy == GREEDY

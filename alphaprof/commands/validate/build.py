@@ -326,9 +326,10 @@ def _typical(seconds: Array, rows: Array) -> float:
 
 
 def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
-    *verify, draft, after_full, lookup, bookkeeping = time_spent(counts, times).sum() * time_shares(counts, times)
+    verified = counts.drafted.shape[1] + 1
+    parts = (time_spent(counts, times).sum() * time_shares(counts, times)).tolist()
     unit = times.decode.ms / float(counts.rounds.sum())
-    return RoundTime(float(draft + after_full + lookup) * unit, float(sum(verify)) * unit, float(bookkeeping) * unit)
+    return RoundTime(sum(parts[verified:-1]) * unit, sum(parts[:verified]) * unit, parts[-1] * unit)
 
 
 def _measured_round(way: Decodings, rows: Array) -> RoundTime:

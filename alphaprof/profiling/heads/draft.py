@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,11 +15,12 @@ from alphaprof.log.manifest import DraftFacts, Trial
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import DRAFTED, Chooser, Proposal
 from alphaprof.profiling.heads.network import HeadNetwork
+from alphaprof.profiling.heads.steps import head_prefills, head_steps
 from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
 from alphaprof.profiling.models.processing import draw, weights_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import NotTimed, TimedStep
+from alphaprof.profiling.timing.steppers import TimedStep, fitted
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -82,6 +83,7 @@ class HeadDraft:
     def facts(self) -> DraftFacts:
         """What the manifest keeps of it."""
         known, device, dtype = self.network.ids, self.network.device, self.network.dtype
+        shape = self.network.shape()
         return DraftFacts(
             reference=self.reference,
             kind=self.kind,
@@ -94,6 +96,7 @@ class HeadDraft:
             vocabulary=self.vocabulary if known is None else len(known),
             eos=self.target.eos,
             noise=NOISE[dtype],
+            shape=None if shape is None else asdict(shape),
             has_distribution=True,
             has_steps=True,
             starts_matter=True,
@@ -136,7 +139,13 @@ class HeadDraft:
 
     def steps(self, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
         """Its first step of a round, over the tokens that were verified before, and its later ones."""
-        raise NotTimed(f"steps of {self.name} cannot be timed")
+        known = len(fitted(text, self, context, longest))
+        return head_steps(self.name, self.network, self.target, np.resize(text, known + longest + 1), batch, longest)
+
+    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
+        """Of its own layers: the target reads the prompt anyway."""
+        known = [min(len(fitted(text, each, length, 1)) for each in (self, self.target)) for length in lengths]
+        return head_prefills(self.name, self.network, self.target, np.resize(text, max(known) + 1), known)
 
     def generate_arguments(self, gamma: int) -> None:
         """None: transformers has no such drafts."""

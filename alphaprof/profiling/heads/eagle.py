@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.heads.attention import by_round, causal
+from alphaprof.profiling.heads.shape import head_shape
 
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 # Attention of a layer, by its number: given its queries, keys and values [batch, heads or groups, n, size].
@@ -86,6 +88,7 @@ class EagleHead(nn.Module):
     """
 
     most: int | None = None
+    entering: tuple[str, ...] = ()  # the modules that only depth 1 runs
     ids: torch.Tensor | None
     blocks: nn.ModuleList
     lm_head: nn.Linear | None
@@ -169,6 +172,11 @@ class EagleHead(nn.Module):
             states = self.step(drafted, states, places[first:] + depth - 1, attend_round)
             yield states
 
+    def shape(self) -> ModelShape | None:
+        """See `HeadNetwork`."""
+        logits = self._target[LM_HEAD] if self.lm_head is None else self.lm_head.weight
+        return head_shape(self, self.config, logits, self.entering, ("embed_tokens", "lm_head"))
+
     def cache(self) -> EagleCache:
         """An empty cache."""
         return EagleCache(self)
@@ -181,6 +189,8 @@ class Eagle3(EagleHead):
     `width`: of a state of the target; None: there is no `fc`, and a single state enters as it is. `fc_norm`: each state has
     a norm of its own before `fc`; `input_norm`: there is one over all together.
     """
+
+    entering = ("fc", "input_norm", "fc_norm")
 
     def __init__(
         self,

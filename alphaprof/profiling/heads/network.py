@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from alphaprof.costs.roofline import ModelShape
+
 
 class HeadCache(Protocol):
     """A head at work on `batch` texts that grow alike."""
@@ -61,6 +63,9 @@ class HeadNetwork(Protocol):
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Logits [n, logits] of states [n, hidden] at a depth."""
+
+    def shape(self) -> ModelShape | None:
+        """What decides the bytes and FLOPs of its steps, see `head_shape`; None: they are not known."""
 
     def cache(self) -> HeadCache:
         """An empty cache."""

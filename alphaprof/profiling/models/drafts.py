@@ -21,7 +21,7 @@ from alphaprof.profiling.decoding.drafters import Chooser, Drafter, ModelDrafter
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import TimedStep, fitted, stepper
+from alphaprof.profiling.timing.steppers import TimedStep, fitted, prefills, stepper
 from alphaprof.totals.lookup import Index
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ class Draft(Protocol):
         `NotTimed`.
         """
 
+    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
+        """What reading a prompt costs it, of some lengths, taken from `text`: steps to time, each alone; none where it reads
+        none.
+        """
+
     def generate_arguments(self, gamma: int) -> dict[str, Any] | None:
         """Arguments by which transformers' `generate` decodes with it; None: it cannot."""
 
@@ -156,6 +161,10 @@ class DraftModel(Model):
         """Its steps over one token and over two, as after a round that was accepted in full."""
         own = stepper(self, fitted(text, self, context, longest), batch, 2, mode)
         return [[own.timed(self.name, "draft", 1)], [own.timed(self.name, "draft", 2), own.settling(self.name)]]
+
+    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
+        """Its own."""
+        return prefills(self.name, self, text, lengths)
 
     def generate_arguments(self, gamma: int) -> dict[str, Any]:
         """As an assistant that always drafts `gamma` tokens."""
@@ -275,6 +284,10 @@ class PromptLookup:
             return sum(self.search(history) for _ in range(batch))
 
         return [[TimedStep(self.name, "lookup", 1, batch, context, "eager", search)]]
+
+    def prefills(self, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
+        """None: what it indexes takes next to no time beside the target's."""
+        return []
 
     def generate_arguments(self, gamma: int) -> dict[str, Any]:
         """As transformers' own prompt lookup, which matches in the same way."""

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.profiling.models.drafts import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import NotTimed, TimedStep, common_mode, fitted, prefill, stepper
+from alphaprof.profiling.timing.steppers import NotTimed, TimedStep, common_mode, fitted, prefills, stepper
 
 if TYPE_CHECKING:
     from alphaprof.config.options import MeasuredCosts
@@ -53,8 +52,8 @@ class Subjects:
 def measure(
     subjects: Subjects, costs: MeasuredCosts, tick: Callable[[float], None], say: Callable[[str], None] = lambda _: None
 ) -> Timed:
-    """Time target steps over 1..gamma+1 tokens, steps of every draft model over one and two tokens, searches and bookkeeping
-    for every batch size and context, and prefills.
+    """Time target steps over 1..gamma+1 tokens, steps of every draft (of a model over one and two tokens, of a head over
+    1..gamma+1 and later ones over one), searches and bookkeeping for every batch size and context, and prefills.
 
     The steps of one batch size and context take turns in rounds, so that a disturbance of the machine falls on all of them
     alike; their caches are freed before the next. The text is repeated or cut to each context (and to what a model's own
@@ -213,11 +212,10 @@ def _cell(subjects: Subjects, batch: int, context: int, mode: str) -> list[list[
 
 def _prefills(subjects: Subjects, contexts: Sequence[int]) -> Iterator[TimedStep]:
     """Prompts of some lengths, alone: a server reads them as they come."""
-    for model in _models(subjects):
-        for length in sorted({min(SHORT_PROMPT, *contexts), *contexts}):
-            text = fitted(subjects.text, model, length, 1)
-            name = "target" if model is subjects.target else model.name
-            yield TimedStep(name, "prefill", len(text), 1, 0, "eager", partial(prefill, model, text))
+    lengths = sorted({min(SHORT_PROMPT, *contexts), *contexts})
+    yield from prefills("target", subjects.target, subjects.text, lengths)
+    for draft in subjects.drafts:
+        yield from draft.prefills(subjects.text, lengths)
 
 
 def _row(job: TimedStep, ms: float, rounds: Array) -> dict[str, Any]:

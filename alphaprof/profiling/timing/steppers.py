@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -221,12 +221,30 @@ def _tried(new: Stepper, longest: int) -> Stepper:
     return new
 
 
-def fitted(text: Ids, model: Model, context: int, longest_step: int) -> Ids:
+class Limited(Protocol):
+    """What has a longest text, in tokens (None: any)."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the run."""
+
+    @property
+    def context(self) -> int | None:
+        """The longest text."""
+
+
+def fitted(text: Ids, model: Limited, context: int, longest_step: int) -> Ids:
     """Some text of `context` tokens, or of as many as the model's own context leaves room for. Raises `NotTimed`."""
     room = context if model.context is None else min(context, model.context - longest_step)
     if room < 1:
         raise NotTimed(f"{model.name} has a context of {model.context} tokens, too short for steps of {longest_step}")
     return np.resize(text, room)
+
+
+def prefills(name: str, model: Model, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
+    """What reading prompts of some lengths, or of as many tokens as fit, takes a model: steps to time, one by one."""
+    texts = [fitted(text, model, length, 1) for length in lengths]
+    return [TimedStep(name, "prefill", len(each), 1, 0, Stepper.mode, partial(prefill, model, each)) for each in texts]
 
 
 def prefill(model: Model, text: Ids) -> float:

@@ -1,0 +1,200 @@
+"""Step times of heads: the timed step is a real one, over a cache that is as it was before."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import GenerationConfig, LlamaConfig
+
+from alphaprof.config.options import MeasuredCosts
+from alphaprof.costs.cost_model import measured_rows
+from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
+from alphaprof.costs.steps import StepTable
+from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.eagle import Eagle3, Reading
+from alphaprof.profiling.heads.network import HeadNetwork
+from alphaprof.profiling.heads.steps import HeadStepper, read
+from alphaprof.profiling.models.drafts import DraftModel
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.timing.latency import Subjects, measure
+from tests.tiny import llama
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+VOCABULARY, LAYERS, LONGEST = 40, (1, 2), 4
+TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 30).astype(np.int32)
+
+
+def target() -> Model:
+    network = llama(seed=5, vocabulary=VOCABULARY, eos_token_id=None, pad_token_id=None, layers=3)
+    network.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
+    return DraftModel("target", network.requires_grad_(False), "model", "t")
+
+
+def eagle(model: Model, logits: int | None = None, **changes: Any) -> Eagle3:
+    """A random head of one layer on a target, which has the embedding."""
+    config = LlamaConfig(**model.network.config.to_dict() | {"num_hidden_layers": 1} | changes)
+    ids = None if logits is None else torch.arange(logits) * 2
+    weight = {"embed_tokens.weight": model.network.get_input_embeddings().weight}
+    torch.manual_seed(3)
+    head = Eagle3(config, Reading(LAYERS), width=model.network.config.hidden_size, ids=ids, target=weight)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return head.requires_grad_(False)
+
+
+@torch.inference_mode()
+def expected(network: HeadNetwork, ids: torch.Tensor, features: torch.Tensor, base: int) -> list[torch.Tensor]:
+    """Logits of depths 1 and 2 of the round that begins at a base, of one pass over a text."""
+    states = network.states(ids[None], torch.cat([features, features[-1:]])[None], 2, 0)
+    return [network.logits(each[0, base : base + 1], depth)[0] for depth, each in enumerate(states, start=1)]
+
+
+@torch.inference_mode()
+def test_steps_are_those_of_a_round_and_leave_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First over n tokens after the context: depth 1 of the last of them, for each text. The step after one over one token:
+    depth 2, if the text goes on with what was drafted. Again and again, in any order.
+    """
+    model = target()
+    network = eagle(model, 20)
+    assert network.ids is not None
+    ids, features = read(model, network, TEXT)
+    context = len(features) - LONGEST
+    drafted: list[torch.Tensor] = []
+    logits = Eagle3.logits
+
+    def spy(self: Eagle3, states: torch.Tensor, depth: int) -> torch.Tensor:
+        drafted.append(logits(self, states, depth))
+        return drafted[-1]
+
+    steps = HeadStepper(network, ids, features, 3, LONGEST)
+    assert steps.context == context == 25
+    for tokens in (2, 1, 4, 2):
+        whole = expected(network, ids, features, context + tokens - 1)[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(Eagle3, "logits", spy)
+            assert steps.first(tokens) > 0
+        assert len(drafted) == 1
+        torch.testing.assert_close(drafted.pop(), whole.expand(3, -1), atol=1e-4, rtol=1e-4)
+    going_on = ids.clone()
+    going_on[context + 1 + 1] = network.ids[expected(network, ids, features, context)[0].argmax()]
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Eagle3, "logits", spy)
+            assert steps.later() > 0
+        second = expected(network, going_on, features, context)[1]
+        torch.testing.assert_close(drafted[1], second.expand(3, -1), atol=1e-4, rtol=1e-4)
+        drafted.clear()
+
+
+def test_features_of_a_text_are_the_targets_states_beside_each_other() -> None:
+    model = target()
+    ids, features = read(model, eagle(model), TEXT)
+    with torch.inference_mode():
+        states = model.network(input_ids=ids[None, :-1], output_hidden_states=True).hidden_states
+    assert ids.tolist() == TEXT.tolist()
+    torch.testing.assert_close(features, torch.cat([states[layer][0] for layer in LAYERS], -1))
+
+
+def measured(head: HeadDraft, **costs: Any) -> list[dict[str, Any]]:
+    subjects = Subjects(head.target, [head], TEXT, LONGEST - 1)
+    return measure(subjects, MeasuredCosts(repeats=3, **costs), lambda _: None).table.to_pylist()
+
+
+def head(**changes: Any) -> HeadDraft:
+    model = target()
+    fields = {"network": eagle(model), "kind": "eagle3", "reference": "h", "method": "eagle3", "depths": LONGEST - 1}
+    return HeadDraft(name="head", target=model, **fields | changes)
+
+
+def test_every_step_of_a_round_is_timed_and_a_report_finds_it() -> None:
+    rows = measured(head(), context=24, concurrency=[1, 2])
+    mine = [(row["step"], row["tokens"], row["batch"], row["context"]) for row in rows if row["model"] == "head"]
+    steps = [*(("draft_first", tokens) for tokens in range(1, LONGEST + 1)), ("draft", 1)]
+    cells = [(*step, batch, 24) for batch in (1, 2) for step in steps]
+    assert mine == [*cells, ("prefill", 16, 1, 0), ("prefill", 24, 1, 0)]
+    assert {row["mode"] for row in rows} == {"eager"}
+    times = StepTable(measured_rows(rows)).times("head", LONGEST - 1, 2, 24)
+    assert times is not None
+    assert list(times.draft_first) == [1, 2, 3, 4]
+    assert min(first.ms for first in times.draft_first.values()) > 0
+    assert times.draft.ms > 0
+
+
+def test_a_head_of_a_short_context_is_timed_at_what_fits() -> None:
+    rows = measured(head(context=20), context=24)
+    mine = {(row["step"], row["context"]) for row in rows if row["model"] == "head" and row["step"] != "prefill"}
+    assert mine == {("draft_first", 16), ("draft", 16)}
+    prefills = [row["tokens"] for row in rows if (row["model"], row["step"]) == ("head", "prefill")]
+    assert prefills == [16, 19]
+    short = dataclasses.replace(head(), target=target())
+    short.target.network.config.max_position_embeddings = 22
+    rows = measured(short, context=24)
+    assert {row["context"] for row in rows if row["step"] in ("draft_first", "decode")} == {18}
+
+
+SHAPES: dict[str, tuple[int | None, dict[str, Any]]] = {
+    "all ids": (None, {}),
+    "the target's logits": (None, {}),
+    "some ids": (20, {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "intermediate_size": 48}),
+    "two layers": (12, {"num_hidden_layers": 2}),
+}
+
+
+def counted(work: Any) -> tuple[int, int]:
+    """FLOPs of the matrix products of some work, and how many numbers of matrices it uses, by what torch runs."""
+    used: dict[int, int] = {}
+
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.nn.functional.linear:
+                used[id(args[1])] = args[1].numel()
+            return function(*args, **kwargs or {})
+
+    with Watched(), FlopCounterMode(display=False) as counter:
+        work()
+    products = counter.get_flop_counts()["Global"]
+    return sum(count for name, count in products.items() if "mm" in str(name)), sum(used.values())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_roofline_moves_and_computes_what_the_steps_do(name: str) -> None:
+    """Matrix products of first steps over 1 and 3 tokens and of a later one, counted as torch runs them; the matrices that
+    these use; and the keys and values that stay.
+    """
+    count, changes = SHAPES[name]
+    model = target()
+    network = eagle(model, count, **changes)
+    if name == "the target's logits":
+        network.lm_head = None
+        network._target = {**network._target, "lm_head.weight": model.network.lm_head.weight}
+    ids, features = read(model, network, TEXT)
+    steps = HeadStepper(network, ids, features, 3, LONGEST)
+    shape = network.shape()
+    assert shape is not None
+    for tokens in (1, 3):
+        cache = steps._copy()
+        products, parameters = counted(partial(steps._extended, cache, tokens))
+        assert products == flops(shape, Load(tokens, 3))
+        assert bytes_moved(shape, Load(tokens, 3)) == 4 * parameters
+    state, token = steps._extended(cache, 1)
+    products, parameters = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
+    assert products == flops(shape.later, Load(1, 3))
+    assert bytes_moved(shape.later, Load(1, 3)) == 4 * parameters
+    kept = sum(full[:1, :, :7].numel() for keys in cache._keys for full in keys._full)
+    assert bytes_moved(shape, Load(1, 1, 7)) - bytes_moved(shape, Load(1, 1)) == 4 * kept
+    assert shape.total_weight_bytes == 4 * sum(each.numel() for each in network.parameters())
+    assert shape == ModelShape(**known_shape(head(network=network)))
+
+
+def known_shape(draft: HeadDraft) -> dict[str, Any]:
+    shape = draft.facts().shape
+    assert shape is not None
+    return shape
