@@ -173,8 +173,8 @@ def doubts_of(name: str, head: Eagle3Format, reading: Reading) -> tuple[dict[str
     if not head.reads_inner_states or head.settings.get(IDS) or head.settings["nested_ids"]:
         return ()
     message = (
-        f"the files of draft {name} do not say which states of the target it reads: after {_listed(reading.layers)} layers is "
-        "what engines guess (2, n//2 and n-3 of n)"
+        f"the files of draft {name} do not say which states of the target it reads: after {_listed(reading.layers)} layers "
+        "is what engines guess (2, n//2 and n-3 of n)"
     )
     return ({"code": "wiring", "message": message, "remedy": f"ask who trained it, and set {IDS} in its config.json"},)
 
