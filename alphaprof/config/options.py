@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from alphaprof.errors import shown
+from alphaprof.rules import GAMMA_LIMIT
 from alphaprof.totals.lookup import MAX_NGRAM
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -111,7 +112,50 @@ class PromptLookupDraft(DraftOptions):
     )
 
 
-DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft]
+class HeadOptions(DraftOptions):
+    """Base of draft heads, which propose from states of the target: other tokens the further a round is."""
+
+    depths: Whole | None = Field(
+        None, ge=1, le=GAMMA_LIMIT, description="drafts of a round that are measured; default: the largest of gammas"
+    )
+    ranks_by_depth: bool = Field(
+        False, description="log at every depth the rank that the head gives to each token; trees need it"
+    )
+
+
+class HeadFileOptions(HeadOptions):
+    """Base of heads with files of their own."""
+
+    model: Name = Field(min_length=1, description="hub id or local directory; relative paths start at the profile file")
+    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
+    dtype: Dtype | None = Field(None, description="default: the target's")
+
+    @property
+    def own_model(self) -> ModelOptions:
+        """Its files."""
+        return ModelOptions(model=self.model, revision=self.revision)
+
+
+class MtpDraft(HeadOptions):
+    """The target's own MTP modules, which its checkpoint holds."""
+
+    loader = "alphaprof.profiling.heads.mtp_files:load_mtp"
+    kind: Literal["mtp"]
+    reuse: bool | None = Field(
+        None,
+        description="true: the first module at every depth; false: a chain, one module a depth; needed where the checkpoint "
+        "holds several modules, as engines differ",
+    )
+
+
+class MedusaDraft(HeadFileOptions):
+    """Medusa heads: one for each depth, on the target's last state."""
+
+    loader = "alphaprof.profiling.heads.medusa:load_medusa"
+    kind: Literal["medusa"]
+
+
+DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft, MtpDraft, MedusaDraft]
 
 
 def named_model(name: str) -> dict[str, str]:

@@ -134,3 +134,17 @@ def agrees(made: list[tuple[int, list[int]]], tops: list[torch.Tensor], text: li
         count = min(accepted(drafts, text[base + 2 :]) + 1, len(drafts))
         same.append(drafts[:count] == [int(tops[depth][0, base - first]) for depth in range(count)])
     return same
+
+
+HYBRID = {
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}

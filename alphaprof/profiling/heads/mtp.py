@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import pad
 
 from alphaprof.profiling.models.teacher_forced import FINAL
@@ -24,18 +25,42 @@ from alphaprof.profiling.models.teacher_forced import FINAL
 ROWS = 128  # bases in one call at depth 2 and above: their scores are as many times the bases before them, at every depth
 
 
-class _Modules:
-    """What both kinds share. `modules`: a transformers MtpModel, which has embeddings and LM head of the target."""
+class _Modules(nn.Module):
+    """What both kinds share: the first `count` modules of a transformers MtpModel, which has embeddings and LM head of the
+    target.
+    """
 
-    layers = (FINAL,)
+    layers: tuple[int, ...] = (FINAL,)
+    most: int | None = None
     ids: torch.Tensor | None = None
 
-    def __init__(self, modules: Any, vocabulary: int) -> None:
-        self.modules, self.vocabulary = modules, vocabulary
+    def __init__(self, mtp: Any, vocabulary: int, count: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.own = nn.ModuleList(mtp.layers[:count])
+        self.count = count
+        if mtp.use_shared_post_norm:
+            self.own.append(mtp.shared_post_norm)
+        self._whole = (mtp,)  # in a tuple: its embeddings and head are the target's, no tensors of a head
+
+    @property
+    def mtp(self) -> Any:
+        """The MtpModel."""
+        return self._whole[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the modules are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the modules."""
+        return next(self.parameters()).dtype
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Logits [n, vocabulary] by the target's LM head; the states come out of the module's own final norm."""
-        logits: torch.Tensor = self.modules._project_to_logits(states)
+        logits: torch.Tensor = self.mtp._project_to_logits(states)
         return logits
 
     def entries(self) -> Any:
@@ -56,21 +81,20 @@ class _Modules:
         """States [batch, n, hidden] of a module from tokens [batch, n] and states [batch, n, hidden] at `position` and after
         it. `entries`: the cache that they go to; `blind`: the first token's embedding is taken as zeros.
         """
-        embeddings = self.modules.embed_tokens(tokens).to(states.device)
+        embeddings = self.mtp.embed_tokens(tokens).to(states.device)
         if blind:
             embeddings = torch.cat([torch.zeros_like(embeddings[:, :1]), embeddings[:, 1:]], dim=1)
         positions = torch.arange(position, position + tokens.shape[1], device=states.device).expand(tokens.shape)
-        after: torch.Tensor = self.modules.forward_layer(module, states, positions, entries, inputs_embeds=embeddings)
+        after: torch.Tensor = self.mtp.forward_layer(module, states, positions, entries, inputs_embeds=embeddings)
         return after
 
 
 class ChainedModules(_Modules):
-    """Modules of their own for each depth, as many as `modules` has."""
+    """Modules of their own for each depth, as many as `mtp` has."""
 
-    @property
-    def most(self) -> int:
-        """The number of modules."""
-        return len(self.modules.layers)
+    def __init__(self, mtp: Any, vocabulary: int) -> None:
+        super().__init__(mtp, vocabulary, len(mtp.layers))
+        self.most: int | None = self.count
 
     @torch.inference_mode()
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
@@ -94,7 +118,7 @@ class ChainedEntries:
         self._chain, self._entries = chain, chain.entries()
         self._tokens = torch.empty(0)  # x_1, x_2, ... and drafts after them
         self._bases = 0
-        self._made = [0] * chain.most
+        self._made = [0] * chain.count
         self._given: dict[int, torch.Tensor] = {}
 
     @torch.inference_mode()
@@ -119,7 +143,7 @@ class ChainedEntries:
         states = self._chain.run(module, tokens, given, begin + module + 1, self._entries)
         verified = max(begin, self._bases - module)
         self._made[module], self._given[module] = verified, given[:, verified - begin :]
-        if module + 1 < self._chain.most:
+        if module + 1 < self._chain.count:
             before = self._given.get(module + 1, states[:, :0])
             self._given[module + 1] = torch.cat([before[:, : begin - self._made[module + 1]], states], dim=1)
         return states[:, -1]
@@ -130,19 +154,17 @@ class ReusedModule(_Modules):
     architectures; `window`: how many entries sliding attention sees (None: all).
     """
 
-    most = None
-
-    def __init__(self, modules: Any, vocabulary: int, blind: bool = False, window: int | None = None) -> None:
-        super().__init__(modules, vocabulary)
+    def __init__(self, mtp: Any, vocabulary: int, blind: bool = False, window: int | None = None) -> None:
+        super().__init__(mtp, vocabulary, 1)
         self.blind, self._window = blind, window
         self._mask: torch.Tensor | None = None
-        modules.create_masks_for_mtp_layer = self._masks
+        mtp.create_masks_for_mtp_layer = self._masks
 
     def _masks(self, *given: Any, **named: Any) -> dict[str, Any]:
         """The masks that transformers makes, or the one that is set."""
         if self._mask is not None:
             return {"attention_mask": self._mask}
-        made: dict[str, Any] = type(self.modules).create_masks_for_mtp_layer(self.modules, *given, **named)
+        made: dict[str, Any] = type(self.mtp).create_masks_for_mtp_layer(self.mtp, *given, **named)
         return made
 
     @torch.inference_mode()
