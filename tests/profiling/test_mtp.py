@@ -262,3 +262,32 @@ def test_modules_of_mimo(tmp_path: Path) -> None:
         parts = Parts(norms[0], norms[1], own[names[0]], True, network.model.layers[1], norms[2], blind=True)
         total += check_rounds(draft.network, parts, draft.target.network, seed)
     assert total >= 70
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_states_do_not_depend_on_the_batch(is_chain: bool) -> None:
+    network = target("glm4_moe", num_nextn_predict_layers=3, **GLM)
+    modules = modules_of(network, 3)
+    head: Any = ChainedModules(modules, VOCABULARY) if is_chain else ReusedModule(modules, VOCABULARY, blind=True)
+    lengths = [9, 4, 14]
+    ids = torch.randint(1, VOCABULARY, (3, 14))
+    for row, length in enumerate(lengths):
+        ids[row, length:] = 0
+    together = list(head.states(ids, features_of(network, ids), 3, 1))
+    assert all(states.isfinite().all() for states in together)
+    for row, length in enumerate(lengths):
+        own = ids[row : row + 1, :length]
+        for depth, states in enumerate(head.states(own, features_of(network, own), 3, 1), 1):
+            known = length - depth - 1  # bases from 1 on whose token lies in the text
+            torch.testing.assert_close(together[depth - 1][row, :known], states[0, :known], atol=1e-4, rtol=1e-4)
+
+
+def test_all_depths_of_short_texts_are_finite() -> None:
+    network = target("glm4_moe", num_nextn_predict_layers=3, **GLM)
+    modules = modules_of(network, 3)
+    for length in (1, 2):
+        ids = torch.zeros(1, length, dtype=torch.long)
+        for head in (ChainedModules(modules, VOCABULARY), ReusedModule(modules, VOCABULARY)):
+            states = list(head.states(ids, features_of(network, ids), 3, 0))
+            assert [each.shape for each in states] == [(1, length, 32)] * 3
+            assert all(each.isfinite().all() for each in states)

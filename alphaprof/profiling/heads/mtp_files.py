@@ -169,7 +169,8 @@ def _reuse(called: str, reuse: bool | None, count: int, reference: str) -> tuple
         raise ModelUnloadable(
             f"{called}: {reference} has {count} MTP modules, and engines use them in two ways: set reuse",
             "reuse: false is a chain, one module a depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); "
-            "reuse: true is the first module at every depth (vLLM's model runner V1). SGLang has DeepSeek's for one module alone",
+            "reuse: true is the first module at every depth (vLLM's model runner V1). "
+            "SGLang loads DeepSeek's modules where there is one alone",
         )
     return reuse, "the first module at every depth" if reuse else "a chain: one module a depth"
 
