@@ -24,11 +24,21 @@ import pyarrow as pa
 
 from alphaprof.log.files import file_of
 from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard
-from alphaprof.log.schema import CONTINUATION_COLUMNS, DEPTH_COUNTS, LATENCY_COLUMNS, LogRules, arrow_schema, depth_names
+from alphaprof.log.schema import (
+    CONTINUATION_COLUMNS,
+    DEPTH_COUNTS,
+    DEPTHS,
+    LATENCY_COLUMNS,
+    STARTS,
+    LogRules,
+    arrow_schema,
+    depth_names,
+)
 from alphaprof.log.store import Run
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.rules import rules_of
 from alphaprof.totals.files import write_totals
+from alphaprof.totals.replay import runs_by_depth
 from tests.reference import MultiDraft
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +84,8 @@ class Recipe:
     Times in ms: a draft step takes `draft_ms`, verification of n tokens 10 + `extra_ms` (n - 1); `latency` False leaves the
     table out. `sources` adds domains a second time: (name, Domain) pairs, for a domain with two kinds of text. `thinking`:
     how far into a text its thinking goes at most, as a share of it; None: no phases. `limited`: each domain is a source that
-    ended at its limit, and not all of them one file that was read to its end.
+    ended at its limit, and not all of them one file that was read to its end. `heads`: draft heads, and what their facts
+    have beside those of `head_facts`.
     """
 
     domains: Mapping[str, Domain] = field(default_factory=lambda: {"code": Domain(), "chat": Domain(alpha=0.4)})
@@ -83,6 +94,7 @@ class Recipe:
     decision: Mapping[str, Any] = field(default_factory=dict)
     rules: Sequence[str] = ("strict",)
     lookups: Sequence[str] = ()
+    heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sources: Sequence[tuple[str, Domain]] = ()
     shard_documents: int = 4
     draft_ms: float = 1.0
@@ -226,6 +238,13 @@ def lookup_facts(name: str) -> DraftFacts:
     return dataclasses.replace(draft_facts(name), kind="prompt_lookup", settings={"max_ngram": 3}, **lookup)
 
 
+def head_facts(name: str, depths: int, **more: Any) -> DraftFacts:
+    """Facts of a head on the target's states that does not exist, and has one word less than the target."""
+    head = {"kind": "eagle3", "starts_matter": True, "engine_method": "eagle3", "depths": depths, "reduced_vocabulary": True}
+    head["reading"] = {"layers": "2, 3, 5", "ids from": "config.json"}
+    return dataclasses.replace(draft_facts(name), **head | more)
+
+
 def manifest(recipe: Recipe) -> Manifest:
     decision = {"rule": "auto", "draft": "auto", "gamma": "auto", "min_speedup": 1.1, "confidence": 0.95, "weights": None}
     decision |= {"concurrency": 1}
@@ -236,7 +255,8 @@ def manifest(recipe: Recipe) -> Manifest:
         config={
             "target": {"model": "synthetic/target"},
             "drafts": {name: {"kind": "model", "model": f"synthetic/{name}"} for name in recipe.drafts}
-            | {name: {"kind": "prompt_lookup"} for name in recipe.lookups},
+            | {name: {"kind": "prompt_lookup"} for name in recipe.lookups}
+            | {name: {"kind": "eagle3", "model": f"synthetic/{name}"} for name in recipe.heads},
             "data": _sources(recipe),
             "rules": list(recipe.rules),
             "gammas": list(recipe.gammas),
@@ -244,7 +264,9 @@ def manifest(recipe: Recipe) -> Manifest:
             "decision": decision | dict(recipe.decision),
         },
         target=facts("target"),
-        drafts={name: draft_facts(name) for name in recipe.drafts} | {name: lookup_facts(name) for name in recipe.lookups},
+        drafts={name: draft_facts(name) for name in recipe.drafts}
+        | {name: lookup_facts(name) for name in recipe.lookups}
+        | {name: head_facts(name, max(recipe.gammas), **more) for name, more in recipe.heads.items()},
         tokenizer="0" * 64,
         environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
         emitted=recipe.log_rules.emitted,
@@ -284,6 +306,10 @@ def _write_shard(run: Run, index: int, documents: Sequence[Document], recipe: Re
     for draft in recipe.lookups:
         parts = [columns | _lookup_columns(one, columns, rng) for one, columns in zip(documents, target, strict=True)]
         run.write_positions(_position_table(documents, parts, draft, recipe.log_rules), index, draft)
+    for draft in recipe.heads:
+        rules = run.log_of(draft)
+        parts = [columns | _head_columns(one, columns, rules, rng) for one, columns in zip(documents, target, strict=True)]
+        run.write_positions(_position_table(documents, parts, draft, rules), index, draft)
     run.write_continuations(continuation_table(documents), index)
     positions = sum(document.length for document in documents)
     digest = hashlib.sha256(str([document.number for document in documents]).encode()).hexdigest()
@@ -435,6 +461,60 @@ def _lookup_columns(document: Document, target: dict[str, Array], rng: np.random
     }
 
 
+def _head_columns(
+    document: Document, target: dict[str, Array], rules: LogRules, rng: np.random.Generator
+) -> dict[str, Array]:
+    """Columns of a head: those of a draft at depth 1, and less and less right further into a round. It cannot propose every
+    twelfth token.
+    """
+    token, size = document.tokens, document.length
+    known = token % len(WORDS) != WORDS[-1] % len(WORDS)
+    columns = _draft_columns(document, target, 0.0, rng)
+    proposed = np.where(columns["proposed"] > 0, np.minimum(rules.depths, np.arange(size, 0, -1) + rules.depths // 2), 0)
+    columns |= {"proposed": proposed, "in_draft_vocabulary": known, "proposed_before_eos": np.full(size, -1)}
+    _forget_unknown(columns, document, target, known)
+    agrees = [columns["draft_top"] == token]
+    for depth in range(2, rules.depths + 1):
+        begun = np.arange(size) - depth + 1
+        drafted = (begun >= 0) & (proposed[np.maximum(begun, 0)] >= depth)
+        deeper = _draft_columns(document, target, -0.05 * depth, rng)
+        _forget_unknown(deeper, document, target, known)
+        agrees.append(deeper["draft_top"] == token)
+        chances = {"agrees": agrees[-1], "draft_rank_of_token": deeper["draft_rank_of_token"]}
+        for rule in rules.drawn:
+            of_text = document.law is not None
+            p, q = target["target_token_prob"], deeper["draft_token_prob"]
+            chances[f"accept_{rule}"] = deeper["overlap"] if of_text else np.full(size, -1.0)
+            chances[f"emitted_{rule}"] = np.minimum(1.0, q / p) if of_text else np.full(size, -1.0)
+        columns |= {f"{name}_{depth}": np.where(drafted, values, -1) for name, values in chances.items()}
+    stop = np.array([size])
+    return columns | {"accepted_run": runs_by_depth(np.stack(agrees, 1), proposed, np.array([0]), stop)}
+
+
+def _forget_unknown(columns: dict[str, Array], document: Document, target: dict[str, Array], known: Array) -> None:
+    """Take what a head cannot propose out of its columns."""
+    token = document.tokens
+    if document.law is None:
+        wrong = ~known & (columns["draft_top"] == token)
+        top = np.where(wrong, _other(_other(token)), columns["draft_top"])
+        same = top == target["target_top"]
+        prob = np.where(same, target["target_top_prob"], 0.5 * target["target_second_prob"])
+        columns |= {"draft_top": top, "target_prob_of_draft_top": prob, "target_rank_of_draft_top": np.where(same, 1, 3)}
+        columns["draft_token_prob"] = np.where(known, columns["draft_token_prob"], 0.0)
+        columns["draft_rank_of_token"] = np.where(known, columns["draft_rank_of_token"], 900)
+    else:
+        p, rows = document.law, np.arange(len(token))
+        q = columns["q"].copy()
+        q[:, -1] = 0.0
+        q /= q.sum(1, keepdims=True)
+        top = q.argmax(1)
+        columns |= {"q": q, "draft_top": WORDS[top], "target_prob_of_draft_top": p[rows, top]}
+        columns |= {"target_rank_of_draft_top": 1 + (p > p[rows, top][:, None]).sum(1)}
+        columns |= {"draft_token_prob": q[rows, token - WORDS[0]], "overlap": np.minimum(p, q).sum(1)}
+        columns["draft_rank_of_token"] = 1 + (q > q[rows, token - WORDS[0]][:, None]).sum(1)
+    columns["kl_target_draft"] = columns["raw_kl_target_draft"] = np.full(len(token), np.inf)
+
+
 def _position_table(
     documents: Sequence[Document], parts: Sequence[dict[str, Array]], draft: str, rules: LogRules
 ) -> pa.Table:
@@ -461,6 +541,11 @@ def log_table(data: dict[str, Array], rules: LogRules, draft: str) -> pa.Table:
     data = data | {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
     silent = data["proposed"] == 0
     masks = {column.name: silent for column in declared if column.nullable and column.name != "phase"}
+    masks |= {
+        column.name: (data[column.name] < 0) | (silent & (column.needs == STARTS))
+        for column in declared
+        if column.needs in (STARTS, DEPTHS) and column.name in data
+    }
     masks |= {f"emitted_{rule}": silent | np.isnan(data[f"emitted_{rule}"]) for rule in rules.emitted}
     arrays = [
         pa.array(data[column.name], mask=masks.get(column.name)).cast(column.type)
@@ -521,7 +606,7 @@ def _row(document: Document) -> dict[str, Any]:
 def latency(recipe: Recipe) -> pa.Table:
     longest = max(recipe.gammas) + 1
     steps = [("target", "decode" if n == 1 else "verify", n, 10 + recipe.extra_ms * (n - 1)) for n in range(1, longest + 1)]
-    steps += [(draft, "draft", 1, recipe.draft_ms) for draft in recipe.drafts]
+    steps += [(draft, "draft", 1, recipe.draft_ms) for draft in (*recipe.drafts, *recipe.heads)]
     steps += [(draft, "lookup", 1, recipe.lookup_ms) for draft in recipe.lookups]
     rows = [
         {

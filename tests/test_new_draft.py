@@ -237,7 +237,11 @@ def test_it_is_looked_at_before_a_run(tiny: Path, tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "a kind that nobody has": ({"kind": "orakel"}, "tags: 'model', 'layer_skip', 'prompt_lookup', 'oracle'", "correct"),
+    "a kind that nobody has": (
+        {"kind": "orakel"},
+        "'orakel' found using 'kind' does not match any of the expected tags",
+        "correct",
+    ),
     "a misspelt key": ({"evry": 3}, "unknown key drafts.oracle.evry", "did you mean every?"),
     "a wrong value": ({"every": 1}, "drafts.oracle.every: Input should be greater than or equal to 2", "correct"),
 }

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from alphaprof.errors import shown
+from alphaprof.rules import GAMMA_LIMIT
 from alphaprof.totals.lookup import MAX_NGRAM
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -111,7 +112,43 @@ class PromptLookupDraft(DraftOptions):
     )
 
 
-DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft]
+class HeadOptions(DraftOptions):
+    """Base of draft heads, which propose from states of the target: other tokens the further a round is."""
+
+    depths: Whole | None = Field(
+        None, ge=1, le=GAMMA_LIMIT, description="drafts of a round that are measured; default: the largest of gammas"
+    )
+    ranks_by_depth: bool = Field(
+        False, description="log at every depth the rank that the head gives to each token; trees need it"
+    )
+
+
+class HeadFileOptions(HeadOptions):
+    """Base of heads with files of their own."""
+
+    model: Name = Field(min_length=1, description="hub id or local directory; relative paths start at the profile file")
+    revision: Name | None = Field(None, description="branch, tag or commit on the hub")
+    dtype: Dtype | None = Field(None, description="default: the target's")
+
+    @property
+    def own_model(self) -> ModelOptions:
+        """Its files."""
+        return ModelOptions(model=self.model, revision=self.revision)
+
+
+class Eagle3Draft(HeadFileOptions):
+    """An EAGLE-3 head, from files of SafeAILab, SpecForge or speculators."""
+
+    loader = "alphaprof.profiling.heads.load:load_eagle3"
+    kind: Literal["eagle3"]
+    serve_as: Literal["checkpoint", "vllm", "sglang"] = Field(
+        "checkpoint",
+        description="which states of the target the head reads, and where its norms are: as its files mean it, or as this "
+        "engine takes them",
+    )
+
+
+DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft, Eagle3Draft]
 
 
 def named_model(name: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from alphaprof.config.options import (
     ContinuationOptions,
     CostOptions,
     GreedyContinuation,
+    HeadOptions,
     MeasuredCosts,
     ModelOptions,
     Name,
@@ -121,7 +122,17 @@ class DecisionOptions(Options):
     min_speedup: float = Field(1.10, gt=0, le=100, description="GO needs a lower bound at or above it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence of intervals (two-sided) and verdicts (one-sided)")
     concurrency: Whole = Field(1, ge=1, description="number of sequences decoded at a time for which the verdict holds")
+    served_dtype: Name | None = Field(
+        None,
+        description="dtype that the target is served in, like fp8: where the run measures another one it decides nothing, "
+        "and the report of an import from the engine does; default: the dtype that is measured",
+    )
     weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as observed")
+
+    @field_validator("served_dtype")
+    @classmethod
+    def _spelled_out(cls, name: str | None) -> str | None:
+        return name and {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}.get(name, name)
 
     @field_validator("weights")
     @classmethod
@@ -213,6 +224,9 @@ class ProfileOptions(Options):
             raise ValueError(f"decision.draft {shown(decision.draft)} is none of the drafts ({names})")
         if decision.gamma != "auto" and decision.gamma not in self.gammas:
             raise ValueError(f"decision.gamma {decision.gamma} is not among gammas {cut(str(self.gammas), 100)}")
+        for name, draft in self.drafts.items():
+            if isinstance(draft, HeadOptions) and draft.depths is not None and draft.depths < max(self.gammas):
+                raise ValueError(f"drafts.{name}.depths {draft.depths} lies below the largest of gammas, {max(self.gammas)}")
         if isinstance(self.costs, MeasuredCosts | RooflineCosts):
             sizes = self.costs.concurrency
             if not sizes[0] <= decision.concurrency <= sizes[-1]:

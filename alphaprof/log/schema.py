@@ -362,6 +362,11 @@ def depth_names(name: str, gamma: int) -> list[str]:
     return [f"{name}_{gamma}_{depth}" for depth in range(1, gamma + 1)]
 
 
+def deeper_names(name: str, depths: int | None) -> list[str]:
+    """The columns of a head's log that hold at depths 2 to `depths` what `name` holds at depth 1: agrees_2, agrees_3."""
+    return [f"{name}_{depth}" for depth in range(2, (depths or 1) + 1)]
+
+
 def arrow_schema(columns: Iterable[Column], **metadata: object) -> pa.Schema:
     """The Arrow schema of columns; `metadata` goes into it as JSON beside the schema's version."""
     notes = {"alphaprof_schema": json.dumps(SCHEMA_VERSION)} | {key: json.dumps(value) for key, value in metadata.items()}

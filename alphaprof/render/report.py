@@ -7,7 +7,7 @@ from rich.console import Console
 from alphaprof.render.html.page import render_html
 from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading, row
 from alphaprof.render.terminal import render_terminal
-from alphaprof.render.wording import at_best, of_all, speedup_lines
+from alphaprof.render.wording import alpha_name, at_best, of_all, speedup_lines, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import Result
@@ -45,7 +45,9 @@ def report_markdown(report: Report) -> str:
         lines += [f"{setting}: a round emits {emits} tokens on any engine.", ""]
     for line in speedup_lines(traffic, report.confidence):
         lines += [f"{fmt.sentence(line)}.", ""]
-    rows = [_row(result) for result in report.results if result.verdict is not None]
+    heads = {draft for draft in report.run.drafts if alpha_name(report.run, draft) != "alpha"}
+    judged = [result for result in report.results if result.verdict is not None]
+    rows = [_row(result, " @1" if result.draft in heads else "") for result in judged]
     if rows:
         level = fmt.level(report.confidence)
         lines += [
@@ -54,18 +56,27 @@ def report_markdown(report: Report) -> str:
             *rows,
             "",
         ]
+    if any(result.draft in heads for result in judged):
+        lines += [
+            "@1: accept@1, a draft head's acceptance of the first draft of a round; deeper ones are accepted otherwise.",
+            "",
+        ]
+    for item in report.vocabulary:
+        share = fmt.share_with_interval(item.proposable)
+        text = escaped(text_name(item, report.vocabulary, not item.on_policy))
+        lines += [f"- {text}: draft {escaped(item.draft)} can propose {share} of the tokens, and no more are accepted."]
     lines += [
         f"- {escaped_sentence(note.message)}. {escaped_sentence(fmt.sentence(note.remedy))}." for note in report.warnings
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(result: Result) -> str:
+def _row(result: Result, mark: str) -> str:
     best = at_best(result)
     return row(
         *map(escaped, (result.domain, result.draft, result.rule)),
         fmt.documents(result.documents, result.clusters),
-        fmt.share_with_interval(result.alpha),
+        fmt.share_with_interval(result.alpha) + mark,
         str(best.gamma) if best else fmt.NOTHING,
         fmt.interval(best.tokens_per_round if best else None),
         fmt.interval(result.speedup, "x"),

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
+from alphaprof.log.manifest import DraftFacts
 from alphaprof.render import wording
 from alphaprof.render.tables import NAME_WIDTH, WIDE, fitted, named_table, plain, show
 from alphaprof.report import format as fmt
@@ -22,14 +23,15 @@ from alphaprof.report.sections.attribution import CAUSES, Attribution, Cause
 from alphaprof.report.sections.certificates import Certificate, Certificates, LosslessBounds
 from alphaprof.report.sections.difficulty import Decile
 from alphaprof.report.sections.predictability import Budget, CertainRun, Predictability
+from alphaprof.report.sections.vocabulary import VocabularyCoverage
 from alphaprof.stats.estimate import Interval
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 RULE_WIDTH, GAMMA_WIDTH, CONCURRENCY_WIDTH, LIMIT_WIDTH = 18, 16, 13, 12  # of a table's columns
 EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
 Row = tuple[Text, Mapping[str, str]]  # its name, and its cells by heading
-Named = Attribution | Certificate | LosslessBounds | Predictability | Result
-Item = TypeVar("Item", Attribution, LosslessBounds, Predictability, Result)
+Named = Attribution | Certificate | LosslessBounds | Predictability | Result | VocabularyCoverage
+Item = TypeVar("Item", Attribution, LosslessBounds, Predictability, Result, VocabularyCoverage)
 
 
 def render_terminal(report: Report, console: Console) -> None:
@@ -38,22 +40,31 @@ def render_terminal(report: Report, console: Console) -> None:
     _traffic(report, console)
     for draft in report.run.drafts:
         mine = [result for result in report.results if result.draft == draft]
+        alpha = wording.alpha_name(report.run, draft)
+        head = report.run.draft_models[draft].depths is not None
         for rule in dict.fromkeys(result.rule for result in mine if result.verdict is not None):
             results = [result for result in mine if result.rule == rule and result.verdict is not None]
             title = f"draft {draft}, rule {rule}"
-            _domains(title, results, mine, console)
+            _domains(title, results, mine, alpha, console)
             _lengths(title, results, console)
-            _requests(title, results, console)
+            if head:
+                _depths(title, results, console)
+            _requests(title, results, not head, console)
             _concurrencies(title, results, console)
             _causes(title, [item for item in report.attribution if (item.draft, item.rule) == (draft, rule)], console)
         others = [result for result in mine if result.verdict is None]
-        _others(f"draft {draft}: alpha under other rules", others, console)
+        _others(f"draft {draft}: {alpha} under other rules", others, console)
         shown = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
         for rule in dict.fromkeys(result.rule for result in others if result.gammas and result.gammas not in shown):
-            _lengths(f"draft {draft}, rule {rule}", [result for result in others if result.rule == rule], console)
-        _phases(f"draft {draft}: alpha by phase", mine, console)
+            same = [result for result in others if result.rule == rule]
+            _lengths(f"draft {draft}, rule {rule}", same, console)
+            if head:
+                _depths(f"draft {draft}, rule {rule}", same, console)
+        _phases(f"draft {draft}: {alpha} by phase", mine, console)
+        _vocabulary(draft, [item for item in report.vocabulary if item.draft == draft], console)
+        _wiring(draft, report.run.draft_models[draft], console)
     if report.certificates is not None:
-        _certificates(report.certificates, report.difficulty, console)
+        _certificates(report.certificates, report.difficulty, wording.without_divergence(report), console)
     if report.predictability:
         _predictability(report.predictability, console)
     if report.cost is not None:
@@ -115,14 +126,16 @@ def _of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:
     return lambda result: cell(best) if (best := wording.at_best(result)) else fmt.NOTHING
 
 
-def _domains(title: str, results: Sequence[Result], every: Sequence[Result], console: Console) -> None:
-    """Print the results of a rule; `every` result of the draft tells which domains have several kinds of text."""
+def _domains(title: str, results: Sequence[Result], every: Sequence[Result], alpha: str, console: Console) -> None:
+    """Print the results of a rule; `every` result of the draft tells which domains have several kinds of text. `alpha`: what
+    it is called.
+    """
     covered, wide = all(result.coverage == 1 for result in results), console.width >= WIDE
     halves = any(map(wording.of_all, results))
     columns: dict[str, Callable[[Result], str]] = {
         "docs": lambda item: fmt.documents(item.documents, item.clusters),
         "coverage": lambda item: fmt.share(item.coverage),
-        "alpha": lambda item: fmt.share_with_interval(item.alpha),
+        alpha: lambda item: fmt.share_with_interval(item.alpha),
         "gamma": lambda item: str(item.best_gamma or fmt.NOTHING),
         "tokens/round": _of_best(lambda best: fmt.interval(best.tokens_per_round)),
         "iid formula": _of_best(
@@ -141,7 +154,7 @@ def _domains(title: str, results: Sequence[Result], every: Sequence[Result], con
     }
     if covered:
         del columns["coverage"]
-    if not (covered and wide):
+    if not (covered and wide) or alpha != "alpha":  # the formula takes acceptance for the same at every depth
         del columns["iid formula"]
     if wide and halves:
         columns["speedup"] = lambda item: fmt.interval(item.speedup, "x")
@@ -213,13 +226,52 @@ def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
     _tables(f"{title}: {what} by gamma", rows, console, parts, footer=costs if timed else ())
 
 
+def _depths(title: str, results: Sequence[Result], console: Console) -> None:
+    """Print acceptance by depth at the largest gamma: of the drafts that were reached, and of all rounds with a proposal."""
+    shown = [result for result in results if result.gammas]
+    if not shown:
+        return
+    rows = []
+    for name, result in zip(_names(shown, results), shown, strict=True):
+        last = max(result.gammas, key=lambda item: item.gamma)
+        pairs = zip(last.conditional, last.marginal, strict=True)
+        cells = (f"{fmt.share(one)} / {fmt.share(all_before)}" for one, all_before in pairs)
+        rows.append((name, {str(depth): cell for depth, cell in enumerate(cells, 1)}))
+    depths = dict.fromkeys(map(str, range(1, max(item.gamma for item in shown[0].gammas) + 1)), GAMMA_WIDTH)
+    parts = _side_by_side(depths, console.width - NAME_WIDTH)
+    what = f"at gamma {len(depths)}, accepted by depth: of drafts that were reached / first d drafts of a round"
+    _tables(f"{title}, {what}", rows, console, parts)
+
+
+def _vocabulary(draft: str, items: Sequence[VocabularyCoverage], console: Console) -> None:
+    """Print how much of each text a draft with a reduced vocabulary can propose."""
+    columns: dict[str, Callable[[VocabularyCoverage], str]] = {
+        "docs": lambda item: str(item.documents),
+        "can propose": lambda item: fmt.share_with_interval(item.proposable),
+    }
+    note = [_indented("share of the tokens that the draft has in its vocabulary: no rule that keeps the text accepts more")]
+    _table(f"draft {draft}: coverage of its vocabulary", items, columns, console, below=note)
+
+
+def _wiring(draft: str, facts: DraftFacts, console: Console) -> None:
+    """Print how a head's files were read."""
+    lines = list(wording.wiring_lines(facts))
+    if lines:
+        console.print(plain(f"draft {draft}: how its files were read"))
+        for line in lines:
+            console.print(_indented(line))
+        console.print()
+
+
 def _length(item: GammaResult) -> str:
     tokens = fmt.number(item.tokens_per_round.value if item.tokens_per_round else None)
     return tokens if item.speedup is None else f"{tokens} / {fmt.number(item.speedup.value)}"
 
 
-def _requests(title: str, results: Sequence[Result], console: Console) -> None:
-    """Print what requests and single documents see of a speedup, at the gamma of the table above."""
+def _requests(title: str, results: Sequence[Result], formula: bool, console: Console) -> None:
+    """Print what requests and single documents see of a speedup, at the gamma of the table above. `formula`: whether the
+    textbook formula has a say.
+    """
     columns = {
         "gamma": lambda best: str(best.gamma),
         "speedup": lambda best: fmt.number(best.speedup and best.speedup.value, unit="x"),
@@ -230,6 +282,8 @@ def _requests(title: str, results: Sequence[Result], console: Console) -> None:
         "slower": lambda best: fmt.percent(best.of_documents.slower),
         "iid would have said": lambda best: _formula(fmt.number(best.iid_speedup, unit="x"), best.iid_speedup_error),
     }
+    if not formula:
+        del columns["iid would have said"]
     shown = [result for result in results if (best := wording.at_best(result)) and best.of_documents]
     cells = {name: _of_best(cell) for name, cell in columns.items()}
     _table(f"{title}: requests and single documents", shown, cells, console, among=results)
@@ -283,10 +337,16 @@ def _share_of(item: Attribution, name: str) -> str:
     return next((fmt.percent(cause.share.value) for cause in item.causes if cause.name == name), "")
 
 
-def _certificates(certificates: Certificates, deciles: Sequence[Decile], console: Console) -> None:
-    """Print what thresholds say about each draft."""
+def _certificates(
+    certificates: Certificates, deciles: Sequence[Decile], unbounded: Mapping[str, str], console: Console
+) -> None:
+    """Print what thresholds say about each draft. `unbounded`: of drafts that divergences say nothing about, what does."""
     for draft in dict.fromkeys(item.draft for item in certificates.certificates):
         mine = [item for item in certificates.certificates if item.draft == draft]
+        if draft in unbounded:
+            console.print(plain(f"draft {unbounded[draft]}\n"))
+            _lossless(draft, [item for item in certificates.lossless if item.draft == draft], console)
+            continue
         texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
         for item in mine:
             texts.setdefault((item.domain, item.continuation, str(item.sampling), item.on_policy), []).append(item)
@@ -427,6 +487,8 @@ def _definitions(report: Report) -> list[str]:
         "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. The speedup "
         "of a domain is that of the tested half; of all: over all documents, too high on average if some chose gamma.",
     ]
+    if any(facts.depths is not None for facts in report.run.draft_models.values()):
+        lines.insert(1, "accept@1: alpha of a draft head, for a round's first draft; deeper ones are accepted otherwise.")
     if report.attribution:
         lines += [
             "lost: share of positions whose token was not an accepted draft. Each has one cause: the first one, from left "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from alphaprof.costs.cost_model import Cost
+from alphaprof.log.manifest import DraftFacts
 from alphaprof.report import format as fmt
-from alphaprof.report.model import AtConcurrency, GammaResult, Result, Traffic
+from alphaprof.report.build import Report
+from alphaprof.report.model import AtConcurrency, GammaResult, Result, RunFacts, Traffic
 from alphaprof.report.sections.difficulty import Decile
 
 
@@ -16,6 +19,41 @@ def reached(tokens: float | None, faster: float | None) -> str:
     if faster is not None:
         return fmt.number(faster, unit="x")
     return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
+
+
+def alpha_name(run: RunFacts, draft: str) -> str:
+    """What alpha of a draft is called: a head's is that of depth 1 alone."""
+    return "alpha" if run.draft_models[draft].depths is None else "accept@1"
+
+
+def without_divergence(report: Report) -> dict[str, str]:
+    """Says of drafts whose mean KL(p||q) is infinite throughout what stands in its place."""
+    said: dict[str, str] = {}
+    for draft, facts in report.run.draft_models.items():
+        mine = [item for item in report.certificates.certificates if item.draft == draft] if report.certificates else []
+        if facts.reduced_vocabulary and mine and all(math.isinf(item.mean_divergence) for item in mine):
+            bounds = [item for item in report.certificates.lossless if item.draft == draft] if report.certificates else []
+            names = [text_name(item, bounds, not item.on_policy) for item in bounds]
+            each = (f"{name} {fmt.share(1 - item.beta.value)}" for name, item in zip(names, bounds, strict=True))
+            said[draft] = (
+                f"{draft} cannot propose some tokens that the target can emit: KL(p||q) is infinite, and certifies nothing. "
+                f"Mean total variation, 1 - overlap: {', '.join(each)}"
+            )
+    return said
+
+
+def wiring_lines(facts: DraftFacts) -> Iterator[str]:
+    """How a head's files were read, and what other readings would get accepted, in words."""
+    if facts.reading:
+        yield "read as " + "; ".join(f"{name}: {value}" for name, value in facts.reading.items())
+    for trial in facts.trials:
+        name = trial.changed or "as measured"
+        engines = f" ({', '.join(trial.engines)})" if trial.engines else ""
+        ahead = f", {trial.ahead:+.3f} (standard error {trial.error:.3f})" if trial.changed else ""
+        yield (
+            f"{name}{engines}: {fmt.share(trial.acceptance)} accepted at depth {trial.depth}{ahead}, "
+            f"{fmt.many(trial.positions, 'position')}"
+        )
 
 
 class OfText(Protocol):

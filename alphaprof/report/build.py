@@ -25,9 +25,9 @@ from alphaprof.report.sections.attribution import Attribution, ResultOnText, att
 from alphaprof.report.sections.certificates import Certificates, build_certificates
 from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
 from alphaprof.report.sections.predictability import Predictability, predictability
+from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
 from alphaprof.report.verdict import judge_traffic
 from alphaprof.report.warnings import report_warnings
-from alphaprof.totals.count import by_chance
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.files import write_totals
 from alphaprof.totals.log_sample import LIMIT, LogPart
@@ -55,6 +55,7 @@ class Report:
         Attribution, ...
     ]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
+    vocabulary: tuple[VocabularyCoverage, ...]  # of drafts that cannot propose every token of the target
     difficulty: tuple[Decile, ...]  # by tenths of the positions; empty without a complete shard
     documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
     predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
@@ -95,6 +96,7 @@ def build_report(
         traffic=traffic,
         results=tuple(results),
         attribution=attribution(part, judged, flavour, timing, question.confidence),
+        vocabulary=vocabulary_coverage(part, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
         documents=extremes(at_best, timing.times, documents),
         certificates=certificates,
@@ -126,8 +128,7 @@ def _judged(
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for rules in (deciding, shown[len(deciding) :]):
             for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
-                expected = by_chance(item.rule, inquiry.run.manifest.drafts[item.draft])
-                key = ResultKey(item.domain, item.draft, item.rule, expected, book)
+                key = ResultKey(item.domain, item.draft, item.rule, inquiry.run.manifest.drafts[item.draft], book)
                 waiting.append((item, threads.submit(build_result, key, item.pool, question, gammas)))
                 if question.rule_for(item.pool.policy) == item.rule.id:  # the others are not needed again, and large
                     decisive.append(item)

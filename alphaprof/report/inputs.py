@@ -42,7 +42,8 @@ class ReportInputs:
     def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> ReportInputs:
         """From a run and what is asked of it."""
         order = order_of(run.manifest, flavour)
-        question = Question(**config["decision"], order=order)
+        measured = None if run.imported else run.manifest.target.dtype
+        question = Question(**config["decision"], measured_dtype=measured, order=order)
         documents = run.documents()
         # Step times must not depend on documents that they judge, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents
@@ -131,7 +132,8 @@ def evidence_of(inquiry: ReportInputs, drafts: Sequence[DraftPool]) -> Evidence:
     for item in drafts:
         if inquiry.question.rule_for(item.pool.policy) != item.rule.id:
             continue
-        if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy):
+        draft = inquiry.run.manifest.drafts[item.draft]
+        if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy, draft):
             undefined[item.domain] = doubt
         else:
             decisive[item.draft].append((item.domain, item.pool))

@@ -26,7 +26,7 @@ class GammaResult:
     accepted_per_drafted: float | None  # the acceptance rate of engines: depends on gamma, is not alpha
     iid_tokens_per_round: (
         float | None
-    )  # what the textbook formula makes of alpha; None where not every position has a proposal
+    )  # what the textbook formula makes of alpha; None for heads, and where not every position has a proposal
     iid_error: float | None  # by what share that is too high
     break_even_length: float | None  # tokens per round at which the draft starts to pay: the mean cost of a round
     full_round_cost: float | None  # cost of a round that drafts gamma tokens: gamma c + v, and the search of prompt lookup
@@ -69,7 +69,8 @@ class Result:
     documents: int
     clusters: int  # independent units of the intervals: documents, those of one cluster or with equal prompts as one
     positions: int
-    alpha: Interval | None  # acceptance pooled over positions with a proposal; this, coverage, None: an imported run
+    # acceptance pooled over positions with a proposal; of a head accept@1, at depth 1 of a round; None: an imported run
+    alpha: Interval | None
     coverage: float | None  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
     clear_mismatches: float | None  # those of them that are no near-ties

@@ -11,12 +11,14 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
+from alphaprof.log.manifest import DraftFacts
 from alphaprof.report import speeds
 from alphaprof.report.decision import Decision
 from alphaprof.report.model import AtConcurrency, GammaResult, Phase, Result
 from alphaprof.report.verdict import Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
+from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
@@ -27,12 +29,12 @@ UNBELIEVABLE = 0.1  # share of tokens that contradict a text's policy beyond wha
 
 @dataclass(frozen=True)
 class ResultKey:
-    """What a result is about. `by_chance`: its rounds are expectations. `book`: all step times; None: there are none."""
+    """What a result is about. `facts`: of its draft; `book`: all step times; None: there are none."""
 
     domain: str
     draft: str
     rule: BoundRule
-    by_chance: bool
+    facts: DraftFacts
     book: CostModel | None
 
 
@@ -44,9 +46,10 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
     alpha = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
     by_gamma: tuple[GammaResult, ...] = ()
     concurrencies: tuple[AtConcurrency, ...] = ()
-    best, decision = None, no_decision(not_defined(rule.id, pool.policy))
+    best, decision = None, no_decision(not_defined(rule.id, pool.policy, key.facts))
     if pool.defined:
-        iid_alpha = alpha.value if alpha and coverage == 1 else None
+        # The textbook formula is of acceptance that is the same at every depth: not of a head's.
+        iid_alpha = alpha.value if alpha and coverage == 1 and key.facts.depths is None else None
         by_gamma, concurrencies, best, decision = _rounds(key, pool, iid_alpha, question, gammas)
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
@@ -56,7 +59,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         draft=key.draft,
         rule=rule.id,
         lossy=rule.rule.lossy,
-        estimator=("expected" if key.by_chance else "exact") if pool.defined else "one-step",
+        estimator=("expected" if by_chance(rule, key.facts) else "exact") if pool.defined else "one-step",
         continuation=pool.continuation,
         sampling=pool.sampling,
         on_policy=pool.policy in rule.rule.policies,

@@ -12,7 +12,7 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, cost_bounds, free_draft, time_spent
-from alphaprof.log.manifest import Manifest
+from alphaprof.log.manifest import DraftFacts, Manifest
 from alphaprof.report.decision import Decision, Mask, by_times_alone, decide, held_out
 from alphaprof.report.format import short
 from alphaprof.report.model import Traffic
@@ -20,6 +20,7 @@ from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval
 from alphaprof.rules import default_rule, parse_rule, rules_of
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
+from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import Flavour
 
@@ -55,7 +56,8 @@ def order_of(manifest: Manifest, flavour: Flavour) -> Order | None:
 class Question:
     """What the verdict is about: the profile's decision, as plain data, so that reports need no validation library.
 
-    `rule` may be auto: what engines do by default, on greedy and on sampled text.
+    `rule` may be auto: what engines do by default, on greedy and on sampled text. `measured_dtype`: the target's, of a run
+    that was profiled; None: an engine's own.
     """
 
     rule: str
@@ -65,7 +67,20 @@ class Question:
     confidence: float
     weights: dict[str, float] | None
     concurrency: int = 1
+    served_dtype: str | None = None
+    measured_dtype: str | None = None
     order: Order | None = None
+
+    @property
+    def stand_in(self) -> str:
+        """Why rounds of the target that was measured decide nothing about the one that is served; empty where they do."""
+        if self.served_dtype is None or self.measured_dtype in (None, self.served_dtype):
+            return ""
+        return (
+            f"a target in {self.measured_dtype} stands in for one that is served in {self.served_dtype} "
+            "(decision.served_dtype): import the engine's metrics and compare them (alphaprof compare RUN IMPORT); "
+            "the report of the import decides"
+        )
 
     def rule_for(self, policy: str) -> str:
         """The id of the rule that the verdict concerns on text of a policy."""
@@ -83,10 +98,15 @@ def without_times(rules: Sequence[str], missing: str | None = None) -> str:
     return f"{missing or 'no step times were measured'}, so acceptance cannot be turned into speedup"
 
 
-def not_defined(rule: str, policy: str) -> str:
+def not_defined(rule: str, policy: str, draft: DraftFacts) -> str:
     """Why a rule has no rounds on text of a policy."""
-    if parse_rule(rule).rule.lossy:
+    bound = parse_rule(rule)
+    if bound.rule.lossy:
         return f"{rule} is lossy: its rounds depart from the text that was measured, and need a rollout"
+    if policy in bound.rule.policies and not has_rounds(bound, draft):
+        if bound.rule.logged:
+            return f"rounds of {rule} are not known of a head: its log holds what one draft at each depth does"
+        return f"rounds of {rule} need a head's ranks at every depth: profile with ranks_by_depth: true of the draft"
     if not policy:
         return f"rounds of {rule} are not defined on text that the target did not produce"
     return f"rounds of {rule} are not defined on the target's {policy} text: its own decoding would emit another one"
@@ -145,6 +165,9 @@ def judge(
         decision = no_decision("this run fixed draft and gamma before its first document, so none of them can choose")
     # A verdict says first whose step times it rests on: they may be those of another engine than the one that will serve.
     reason = f"{timing.basis}, {decision.reason}"
+    if question.stand_in:
+        decision = dataclasses.replace(decision, verdict="UNDECIDED", documents_needed=None)
+        reason = f"{question.stand_in}; {reason}"
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which flatters every draft"
     return best, dataclasses.replace(decision, reason=reason)

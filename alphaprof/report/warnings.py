@@ -30,7 +30,8 @@ def report_warnings(
     of_run = (*_files(facts, run), *_documents(facts, run.manifest))
     of_numbers = (*_numerics(results, facts.dtype), *_contradicted(results, certificates))
     of_costs = _cost(cost, facts) if cost else _untimed(facts, run.manifest, costs)
-    return (*(ReportWarning(**warning) for warning in run.manifest.warnings), *of_run, *of_numbers, *of_costs)
+    profiled = (ReportWarning(**warning) for warning in run.manifest.warnings)
+    return (*profiled, *of_run, *of_numbers, *_heads(results, run.manifest), *of_costs)
 
 
 def _files(facts: RunFacts, run: Run) -> Iterator[ReportWarning]:
@@ -155,6 +156,25 @@ def _contradicted(results: Sequence[Result], certificates: Sequence[Certificate]
             "outside_support",
             f"{impossible / positions:.2%} of sampled tokens have probability 0 in the scoring pass and count as rejected",
             "a few are rounding at the cut of top_k and top_p; many: the text was sampled with other settings",
+        )
+
+
+def _heads(results: Sequence[Result], manifest: Manifest) -> Iterator[ReportWarning]:
+    """What rounds of draft heads leave out that engines do with them."""
+    heads = [name for name, facts in manifest.drafts.items() if facts.depths is not None and manifest.imported is None]
+    if not heads:
+        return
+    yield ReportWarning(
+        "chain",
+        f"rounds of {', '.join(heads)} draft a chain; where an engine drafts a tree, a tree accepts more",
+        "SGLang drafts chains with --speculative-eagle-topk 1; import the metrics of an engine that drafts trees",
+    )
+    if any(result.draft in heads and result.estimator == "expected" for result in results):
+        yield ReportWarning(
+            "token_by_token",
+            f"lossless rounds of {', '.join(heads)} verify token by token: where an engine verifies by block, a round emits "
+            "at least as many tokens on average",
+            "take tokens per round as at least these there, or import the engine's metrics",
         )
 
 

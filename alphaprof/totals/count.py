@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, depth_names, totals_columns
+from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, arrow_schema, deeper_names, depth_names, totals_columns
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
 from alphaprof.stats.estimate import Array
-from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths
+from alphaprof.totals.replay import Flavour, Rounds, Trace, expected_replays, replays, run_lengths, runs_by_depth
 
 Counts = dict[str, dict[str, Array]]  # of one shard: by rule and column, [documents]; NaN or no column: null
 SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what a `Shape` is made from
@@ -81,7 +81,7 @@ def counts(
     lossy rule, and on text that the rule's own decoding would not emit.
     """
     (target, draft), shape = models, Shape.of(documents)
-    columns = _columns(positions, shape, request)
+    columns = _columns(positions, shape, request, draft)
     ready = columns["proposed"] > 0
     shared = _shared_counts(columns, shape, target.measured_noise)
     by_rule: Counts = {}
@@ -94,10 +94,13 @@ def counts(
         kept = np.where(ready, emitted, 0.0)
         data |= {"emitted": shape.sums(kept)} | _pairs(ready, kept, shape)
         defined = np.isin(shape.policy, rule.rule.policies)
-        if defined.any():
-            trace = some_documents(trace_of(columns, shape, kept, target, draft), defined)
-            chances = (kept, accept) if by_chance(rule, draft) else None
-            data |= _round_columns(rounds_of(trace, chances, request), defined)
+        if defined.any() and has_rounds(rule, draft):
+            chances = kept, accept
+            if depth_columns(rule, draft):
+                chances = chances_by_depth(rule, draft, columns, chances)
+            trace = some_documents(trace_of(columns, shape, chances[0], target, draft), defined)
+            drawn = chances if by_chance(rule, draft) else None
+            data |= _round_columns(rounds_of(trace, drawn, request), defined)
     return by_rule
 
 
@@ -110,17 +113,64 @@ def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
     return {name: shape.sums(values) for name, values in zip(PAIR_COUNTS, sums, strict=True)}
 
 
+def has_rounds(rule: BoundRule, draft: DraftFacts) -> bool:
+    """Whether the log of a draft holds what rounds of a rule are made of. A head's proposals depend on the depth: of rules
+    that draw several tokens it holds no depths, and ranks by depth where they were asked for alone.
+    """
+    if draft.depths is None:
+        return True
+    return not rule.rule.logged and (draft.ranks_by_depth or not rule.rule.by_token)
+
+
+def needs_log(rule: BoundRule, draft: DraftFacts) -> bool:
+    """Whether only a log that was written with the rule has its values for a draft: those of heads are needed by depth."""
+    return rule.rule.logged or (draft.depths is not None and by_chance(rule, draft))
+
+
+def depth_columns(rule: BoundRule, draft: DraftFacts) -> list[str]:
+    """Columns of a head's log that hold a_t at depth 2 and beyond, then beta_t; none where `accepted_run` says enough."""
+    if draft.depths is None or not has_rounds(rule, draft):
+        return []
+    if by_chance(rule, draft):
+        return [name for kind in ("emitted", "accept") for name in deeper_names(f"{kind}_{rule.id}", draft.depths)]
+    return deeper_names("draft_rank_of_token", draft.depths) if rule.rule.by_token else []
+
+
+def chances_by_depth(
+    rule: BoundRule, draft: DraftFacts, columns: dict[str, Array], chances: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """a_t and beta_t [positions, depths] of a head, from those of depth 1 and `depth_columns`, or agrees_2 and so on where
+    there are none. Facts are both; what no round drafts is 0.
+    """
+    deeper = depth_columns(rule, draft)
+    if deeper and by_chance(rule, draft):
+        kept, accept = np.split(np.stack([np.nan_to_num(columns[name]) for name in deeper], 1), 2, axis=1)
+        return np.column_stack([chances[0], kept]), np.column_stack([chances[1], accept])
+    if deeper:
+        values = [rule.accept(columns | {"draft_rank_of_token": columns[name]}) for name in deeper]
+    else:
+        values = [columns[name] for name in deeper_names("agrees", draft.depths)]
+    facts = np.stack([chances[0], *values], 1)
+    return facts, facts
+
+
 def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: ModelFacts, draft: DraftFacts) -> Trace:
-    """What replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get accepted."""
+    """What replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get accepted, or
+    `kept` does by depth, [positions, depths].
+    """
     proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
     # A proposal that a flavour ends early is the beginning of the logged one: what it gets accepted is the smaller count.
-    if draft.starts_matter:
+    if kept.ndim > 1:
+        run = runs_by_depth(kept == 1, proposed, shape.start, shape.stop)
+    elif draft.starts_matter:
         run = np.minimum(columns["accepted_run"], proposed)
     else:
         run = run_lengths(kept == 1, shape.start, shape.stop)
-    # Hugging Face stops the draft at the target's EOS ids; its prompt lookup never proposes them.
-    ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0)
-    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, draft.starts_matter)
+    # Hugging Face stops the draft at the target's EOS ids; its prompt lookup never proposes them. Of a head `draft_top` is
+    # what a round proposes that starts there, no other: its rounds seem to draft on, and accept the same.
+    ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0) & (draft.depths is None)
+    looked_up = draft.starts_matter and not draft.has_steps
+    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
 
 
 def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
@@ -152,22 +202,28 @@ def rounds_of(trace: Trace, chances: tuple[Array, Array] | None, request: Totals
     return expected_replays(trace, chances, request.gammas, request.flavour)
 
 
-def columns_of(rules: Sequence[str], flavour: Flavour = "engine") -> list[str]:
-    """Columns of the log that these rules and replay read."""
-    logged = [rule for rule in rules_of(rules) if rule.rule.logged]
+def columns_of(rules: Sequence[str], draft: DraftFacts, flavour: Flavour = "engine") -> list[str]:
+    """Columns of a draft's log that these rules and replay read."""
+    bound = rules_of(rules)
+    logged = [rule for rule in bound if rule.rule.logged]
     more = ["proposed_before_eos"] if flavour == "hf" else []
     more += [f"accept_{rule.id}" for rule in logged]
-    return [*READ, *more, *(f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy)]
+    more += [f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy]
+    deeper = (name for rule in bound for name in depth_columns(rule, draft))
+    return [*READ, *more, *dict.fromkeys(deeper)]
 
 
 def array_of(column: pa.ChunkedArray) -> Array:
-    """A column of the log as an array; nulls (no proposal, no distribution) become -1 or NaN."""
+    """A column of the log as an array; nulls (no proposal, no distribution) become -1 or NaN, or False."""
+    if pa.types.is_boolean(column.type):
+        return np.asarray(column.fill_null(False).to_numpy())
     return np.asarray((column.fill_null(-1) if pa.types.is_integer(column.type) else column).to_numpy())
 
 
-def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest) -> dict[str, Array]:
+def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest, draft: DraftFacts) -> dict[str, Array]:
     """The columns that rules and replay read; `proposed` is that of the flavour."""
-    columns = {name: array_of(positions[name]) for name in columns_of(request.rules, request.flavour)}
+    names = columns_of(request.rules, draft, request.flavour)
+    columns = {name: array_of(positions[name]) for name in names}
     columns["proposed"] = proposed_in(request.flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)

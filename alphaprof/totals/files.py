@@ -19,7 +19,7 @@ from alphaprof.log.files import TotalsPart, of_rule, ranges
 from alphaprof.log.schema import arrow_schema
 from alphaprof.log.store import Run
 from alphaprof.rules import rules_of
-from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, table_of
+from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, needs_log, table_of
 
 Source = Callable[[], pa.Table]
 Made = TypeVar("Made")
@@ -89,7 +89,8 @@ class DraftTotals:
     def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """Yields what `read_totals` joins, one table of documents after the other; the next one is read meanwhile."""
         run = self.run
-        if unknown := [rule.id for rule in rules_of(request.rules) if rule.rule.logged and rule.id not in run.rules]:
+        whole = [rule for rule in rules_of(request.rules) if needs_log(rule, run.manifest.drafts[self.draft])]
+        if unknown := [rule.id for rule in whole if rule.id not in run.rules]:
             raise OptionInvalid(
                 f"the log of {run.path} is not enough for {', '.join(unknown)}, which needs whole distributions",
                 "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
@@ -127,8 +128,8 @@ class DraftTotals:
 
 def _compute(run: Run, draft: str, index: int, request: TotalsRequest) -> Counts:
     """Totals of one shard, from its position log."""
-    positions = run.positions(draft, index, [*columns_of(request.rules, request.flavour), "phase"])
     models = run.manifest.target, run.manifest.drafts[draft]
+    positions = run.positions(draft, index, [*columns_of(request.rules, models[1], request.flavour), "phase"])
     return counts(positions, run.continuations(index, SHAPED), models, request)
 
 

@@ -187,10 +187,15 @@ def expected_replays(
     from alphaprof.totals.replay_loops import expect_rounds
 
     counts = _nothing(trace, gammas)
-    kept, accept = (np.ascontiguousarray(values, dtype=np.float64) for values in chances)
+    kept, accept = map(_by_depth, chances)
     places = _most_drafted(trace, flavour), kept, accept
     expect_rounds(places, _documents(trace), np.array(gammas), flavour == "hf", counts)
     return _by_gamma(trace, gammas, flavour, counts)
+
+
+def _by_depth(values: Array) -> Array:
+    """Values [positions, depths], C-contiguous; of [positions], which hold at every depth, one column."""
+    return np.ascontiguousarray(values.reshape(len(values), -1), dtype=np.float64)
 
 
 def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:

@@ -80,11 +80,12 @@ def count_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: boo
 
 @compiled
 def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bool, counts: Arrays) -> None:
-    """The same in expectation: `positions` = (tokens drafted at most, a_t, beta_t); `counts` = those of above, and the
-    control variate [gammas, documents].
+    """The same in expectation: `positions` = (tokens drafted at most [positions], a_t and beta_t [positions, depths]), where
+    a single column holds for every depth; `counts` = those of above, and the control variate [gammas, documents].
     """
     most, kept, accept = positions
     rounds, depths, control = counts
+    by_depth = kept.shape[1] > 1
     state = np.empty(gammas.max() + 1)  # [i]: probability that i drafts of the current round were accepted
     drafts = np.empty(gammas.max() + 1)  # [n]: expected rounds that drafted exactly n tokens
     for document in range(len(documents[0])):
@@ -96,21 +97,49 @@ def expect_rounds(positions: Arrays, documents: Documents, gammas: Array, hf: bo
             state[0] = 1.0
             drafts[:] = 0.0
             for at in range(start if hf else start + 1, stop):
-                a = kept[at]
-                counted = 0.0 if hf and at + 1 == stop else a
                 rounds[index, document] += state[0]
                 drafts[min(gamma, most[at])] += state[0]
+                last = hf and at + 1 == stop  # the last token is the target's own
+                deepest = min(gamma - 1, at - start)  # a draft is tested where its round has one left
+                if by_depth:
+                    emitted, off = _test((state, tested, accepted), most, (kept[at], accept[at]), (at, deepest), last)
+                    state[0] = 1.0 - emitted
+                    control[index, document] += off
+                    continue
+                a = kept[at, 0]
+                counted = 0.0 if last else a
                 total = 0.0
-                for i in range(min(gamma - 1, at - start), -1, -1):  # a draft is tested where its round has one left
+                for i in range(deepest, -1, -1):
                     reached = state[i] if i < most[at - i] else 0.0
                     tested[i] += reached
                     accepted[i] += counted * reached
                     state[i + 1] = a * reached
                     total += reached
                 state[0] = 1.0 - a * total
-                control[index, document] += total * (a - accept[at])
+                control[index, document] += total * (a - accept[at, 0])
             at_least = 0.0
             for depth in range(gamma, 0, -1):
                 at_least += drafts[depth]
                 depths[0, document, first + depth - 1] = at_least
             first += gamma
+
+
+@compiled
+def _test(
+    rounds: Arrays, most: Array, chances: tuple[Array, Array], place: tuple[int, int], last: bool
+) -> tuple[float, float]:
+    """Test a draft of each round at a position, where a_t and beta_t [depths] depend on the depth: how many are kept, and by
+    how many that is off the mean.
+    """
+    state, tested, accepted = rounds
+    (kept, accept), (at, deepest) = chances, place
+    emitted = off = 0.0
+    for i in range(min(deepest, len(kept) - 1), -1, -1):
+        a = kept[i]
+        reached = state[i] if i < most[at - i] else 0.0
+        tested[i] += reached
+        accepted[i] += 0.0 if last else a * reached
+        state[i + 1] = a * reached
+        emitted += a * reached
+        off += (a - accept[i]) * reached
+    return emitted, off

@@ -236,6 +236,7 @@ class Models:
     """A target and a draft: next-token distributions [vocabulary] by history, which may be anything.
 
     `eos` ends a text; no text is longer than `limit`. `context`: tokens after which the draft has nothing to propose.
+    `deeper`: what the draft says at depths 2, 3 and so on of a round, where that is not `q`.
     """
 
     p: dict[tuple[int, ...], Array]
@@ -243,6 +244,11 @@ class Models:
     limit: int
     eos: int | None
     context: int
+    deeper: tuple[dict[tuple[int, ...], Array], ...] = ()
+
+    def draft(self, history: tuple[int, ...], depth: int) -> Array:
+        """The draft's distribution of the draft `depth`, from 1, of a round."""
+        return (self.q, *self.deeper)[depth - 1 if self.deeper else 0][history]
 
     def proposed(self, place: int) -> int:
         """Tokens that a round starting there would propose at most."""
@@ -272,9 +278,9 @@ def one_round(models: Models, history: tuple[int, ...], drafts: int) -> Iterator
     of the first rejection, every token drawn from the residual distribution or as a bonus.
     """
     for tokens in itertools.product(range(len(models.p[history])), repeat=drafts):
-        chance = math.prod(float(models.q[history + tokens[:depth]][token]) for depth, token in enumerate(tokens))
+        chance = math.prod(float(models.draft(history + tokens[:i], i + 1)[token]) for i, token in enumerate(tokens))
         for accepted, token in enumerate(tokens):
-            p, q = models.p[history + tokens[:accepted]], models.q[history + tokens[:accepted]]
+            p, q = models.p[history + tokens[:accepted]], models.draft(history + tokens[:accepted], accepted + 1)
             keep = min(1.0, p[token] / q[token]) if q[token] > 0 else 0.0
             residual = np.maximum(p - q, 0.0)
             for other in np.flatnonzero(residual) if keep < 1 else ():

@@ -14,7 +14,7 @@ from alphaprof.commands.trees import TreeSample, tree_sample
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Mix, StepTimes
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import CHAIN
+from alphaprof.log.manifest import CHAIN, DraftFacts
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.report.format import many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
@@ -97,7 +97,7 @@ def scope_of(side: RunDraft, to: str, wanted: ExportRequest) -> ExportScope:
     decision = run.manifest.config["decision"] | {name: value for name, value in asked.items() if value is not None}
     inputs = ReportInputs.of(run, "engine", run.manifest.config | {"decision": decision})
     for rule in inputs.deciding:
-        _require_chain(rule, to)
+        _require_chain(rule, to, run.manifest.drafts[side.draft])
     decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
     evidence = evidence_of(inputs, decisive)
     weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
@@ -163,12 +163,12 @@ def _shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {domain: share for domain, share in weights.items() if share > 0}
 
 
-def _require_chain(rule: str, to: str) -> None:
+def _require_chain(rule: str, to: str, draft: DraftFacts) -> None:
     """Raise `OptionInvalid` for a rule whose rounds a chain's rates cannot tell of."""
     bound = parse_rule(rule)
     if bound.rule.lossy:
         raise OptionInvalid(
-            not_defined(rule, ""), "alphaprof rollout measures lossy rules; export strict, one_hot or lossless"
+            not_defined(rule, "", draft), "alphaprof rollout measures lossy rules; export strict, one_hot or lossless"
         )
     if not bound.rule.timed:
         raise OptionInvalid(f"{rule} drafts trees, and {to} describes chains", "--to sequoia exports a tree")

@@ -96,7 +96,7 @@ class EagleHead(nn.Module):
 
     def __init__(self, config: Any, reading: Reading, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        self.config, self.reading = config, reading
+        self.config, self.reading, self.layers = config, reading, reading.layers
         self.vocabulary: int = config.vocab_size
         self.register_buffer("ids", ids)
         self._target = target  # in a mapping they are no parameters of this module
@@ -104,11 +104,6 @@ class EagleHead(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if own else None
         with torch.device("cpu"):
             self.rotary = LlamaRotaryEmbedding(config)
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The target's states that it reads."""
-        return self.reading.layers
 
     @property
     def device(self) -> torch.device:
@@ -123,7 +118,7 @@ class EagleHead(nn.Module):
     def with_reading(self, reading: Reading) -> EagleHead:
         """The same tensors, read in another way."""
         twin = copy.copy(self)
-        twin.reading = reading
+        twin.reading, twin.layers = reading, reading.layers
         return twin
 
     def entry(self, features: torch.Tensor) -> torch.Tensor:

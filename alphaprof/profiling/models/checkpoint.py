@@ -27,6 +27,10 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 SIZES = (*WIDTHS, *EXPERTS, "vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 MOST_LAYERS = 10_000  # published models have some hundreds
 LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+CONVERSION = (
+    "run python: import torch, safetensors.torch; weights = torch.load('pytorch_model.bin', weights_only=True); "
+    "safetensors.torch.save_file({name: each.contiguous() for name, each in weights.items()}, 'model.safetensors')"
+)
 
 
 def require_sound(folder: Path, cache: bool = False) -> None:
@@ -53,7 +57,8 @@ def require_sound(folder: Path, cache: bool = False) -> None:
     elif explicit is None and not cache and (pickles := [name for name in PICKLES if (folder / name).is_file()]):
         raise ModelUnloadable(
             f"{folder} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code",
-            "load it with transformers where you trust it, and save it again: save_pretrained writes safetensors",
+            "where you trust it, load it with transformers and save it again: save_pretrained writes safetensors; of a "
+            f"draft head {CONVERSION}",
         )
     _require_room(groups, folder / CONFIG, tensors, size)
 

@@ -240,6 +240,20 @@ def fetch_descriptions(options: ModelOptions) -> None:
             hf_hub_download(options.model, file, revision=options.revision)
 
 
+def downloaded(options: ModelOptions) -> Path:
+    """The folder of the hub's cache with a repository's descriptions and safetensors; pickles are not fetched. Raises
+    `ModelUnloadable`.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        wanted = ["*.json", "*.safetensors"]
+        return Path(snapshot_download(options.model, revision=options.revision, allow_patterns=wanted))
+    except Exception as error:  # of the hub, of any HTTP library, of the disk
+        hint = "check the id and your access rights (gated models need a token), or give a local path"
+        raise ModelUnloadable(f"{options.model} cannot be downloaded: {first_line(error)[:300]}", hint) from error
+
+
 def first_line(error: Exception) -> str:
     """The first line of an error of another library that says something; its class where none does."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

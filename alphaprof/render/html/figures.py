@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from alphaprof.render.wording import by_kind, by_text, reached, text_name
+from alphaprof.render.wording import by_kind, by_text, reached, text_name, without_divergence
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import GammaResult, Result
@@ -29,7 +29,18 @@ RED = "#b42318"
 FEW = 20  # drafts: a share of fewer says little
 BAR = 38  # pixels that a row of points takes
 # In pairs of light and dark, so that neighbours in a bar differ for all eyes; hues apart from those of drafts say nothing.
-CAUSE_COLOURS = ("#bfc5cc", "#9aa5b1", "#f2cf63", "#8d6cab", "#4fb3a5", "#3a7ca5", "#e39774", "#a63d40", "#5f7161")
+CAUSE_COLOURS = (
+    "#bfc5cc",
+    "#9aa5b1",
+    "#f2cf63",
+    "#b5838d",
+    "#8d6cab",
+    "#4fb3a5",
+    "#3a7ca5",
+    "#e39774",
+    "#a63d40",
+    "#5f7161",
+)
 CAUSE_BAR, GAP, TOP, BOTTOM = 26, 64, 84, 30  # pixels that a bar takes, what lies between panels, above and below them
 AXES = {"margin": "target's margin, p₁ − p₂", "entropy": "target's entropy, nats"}
 
@@ -459,11 +470,12 @@ def certified(report: Report, style: Style) -> Figure:
     """What was certain beside what was accepted, in tenths by the margin, a panel a rule."""
     panels: dict[str, dict[str, list[Decile]]] = {}
     margins = [item for item in report.difficulty if item.axis == "margin"]
-    certain = {(item.draft, item.rule) for item in margins if item.certified is not None}
+    unbounded = without_divergence(report)
+    certain = {(item.draft, item.rule) for item in margins if item.certified is not None and item.draft not in unbounded}
     for kind, items in by_kind([item for item in margins if (item.draft, item.rule) in certain]).items():
         for item in items:
             curves = panels.setdefault(f"{item.rule}{kind}", {})
-            if item.certified is not None:
+            if item.certified is not None and item.draft not in unbounded:
                 curves.setdefault(item.draft, []).append(item)
     titles = {"title": "tenths by margin, smallest first", "dtick": 1}
     grid = Grid(list(panels), titles, {"title": "share", "range": [0, 1.02]})

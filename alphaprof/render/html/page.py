@@ -17,7 +17,19 @@ from typing import Any
 from alphaprof.errors import ExtraMissing
 from alphaprof.render.html import figures
 from alphaprof.render.json import plain_values
-from alphaprof.render.wording import at_best, best_at, by_text, of_all, pays, reached, speedup_lines, text_name, times_lines
+from alphaprof.render.wording import (
+    at_best,
+    best_at,
+    by_text,
+    of_all,
+    pays,
+    reached,
+    speedup_lines,
+    text_name,
+    times_lines,
+    wiring_lines,
+    without_divergence,
+)
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import GammaResult, Result
@@ -56,6 +68,10 @@ def render_html(report: Report) -> str:
         tables=list(_tables(report)),
         judged=list(dict.fromkeys(item.rule for item in report.results if item.verdict is not None)),
         others=list(_others(report.results)),
+        heads={name for name, facts in report.run.draft_models.items() if facts.depths is not None},
+        vocabulary=[(text_name(item, report.vocabulary, not item.on_policy), item) for item in report.vocabulary],
+        wiring={name: lines for name, facts in report.run.draft_models.items() if (lines := list(wiring_lines(facts)))},
+        unbounded=list(without_divergence(report).values()),
         times=list(times_lines(report.cost, report.run.mean_context)) if report.cost else [],
         profile=_pretty(report.run.profile),
         environment=_pretty(report.run.environment),

@@ -18,7 +18,7 @@ import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, Timing, free_draft, spent_and_base
 from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.log.schema import CONTINUATION_COLUMNS, PROPOSED_LIMIT
+from alphaprof.log.schema import CONTINUATION_COLUMNS, PROPOSED_LIMIT, deeper_names
 from alphaprof.log.store import Run
 from alphaprof.report.model import Result
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
@@ -28,6 +28,7 @@ from alphaprof.totals.count import (
     Shape,
     TotalsRequest,
     by_chance,
+    chances_by_depth,
     columns_of,
     proposed_in,
     rounds_of,
@@ -37,15 +38,16 @@ from alphaprof.totals.count import (
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, columns_at
 from alphaprof.totals.lookup import first_proposals
-from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, run_lengths
+from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, run_lengths, runs_by_depth
 
 Array = np.ndarray[Any, Any]
 WIDTH = 4  # of the tree that a cause speaks of
 UNSURE = 0.1  # nats: where a smaller KL(p||q) allows a rejection, even good drafts are not safe
-NO_PROPOSAL, BEYOND, TIE, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (
+NO_PROPOSAL, BEYOND, TIE, VOCABULARY, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (
     "no proposal",
     "beyond context",
     "numerical tie",
+    "draft vocabulary",
     "special tokens",
     "prompt lookup",
     f"rank 2 to {WIDTH}",
@@ -57,6 +59,7 @@ REMEDIES = {
     NO_PROPOSAL: "a draft that proposes there: one with the target's vocabulary",
     BEYOND: "a draft with a longer context",
     TIE: "none by a better draft: the target itself may go either way; profile in the dtype that is served",
+    VOCABULARY: "the draft cannot propose this token: rebuild its draft vocabulary's mapping (d2t) on this traffic",
     SPECIAL: "a draft that knows the target's chat template and where texts end",
     LOOKUP: "prompt lookup beside this draft",
     RANK: f"a tree that holds the draft's {WIDTH} most probable tokens; its rounds cost more than these",
@@ -283,18 +286,22 @@ class ShardTexts:
 def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tuple[Array, int], flavour: Flavour) -> Losses:
     """The losses of one shard. `sizes`: gamma [documents of the shard], and the widest of the run."""
     shape, target, facts = texts.shape, run.manifest.target, run.manifest.drafts[draft]
-    columns = columns_at(run, draft, texts.index, columns_of([rule.id], flavour))  # nulls become -1 or NaN
+    names = dict.fromkeys([*columns_of([rule.id], facts, flavour), *deeper_names("agrees", facts.depths)])
+    names |= {"in_draft_vocabulary": None} if facts.reduced_vocabulary else {}
+    columns = columns_at(run, draft, texts.index, list(names))  # nulls become -1, NaN or False
     columns["proposed"] = proposed_in(flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
     ready = columns["proposed"] > 0
-    accept = np.where(ready, rule.accept(columns), 0.0).astype(np.float64)
+    beta = np.where(ready, rule.accept(columns), 0.0).astype(np.float64)
     own = shape.each(np.isin(shape.policy, rule.rule.policies)) & (not rule.rule.lossy)
     emitted = rule.emitted(columns)
-    kept = accept if emitted is None else np.where(ready, emitted, 0.0)
-    mass = np.maximum(0.0, 1.0 - np.where(own, kept, accept))
+    kept, accept = beta if emitted is None else np.where(ready, emitted, 0.0), beta
+    mass = np.maximum(0.0, 1.0 - np.where(own, kept, beta))
     cause = _causes(rule, columns, texts, own, target, facts)
     of_cause = [cause == number for number in range(len(CAUSES))]
+    if facts.depths is not None:
+        kept, accept = chances_by_depth(rule, facts, columns, (kept, accept))
     trace = trace_of(columns, shape, kept, target, facts)
     replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, flavour)
     unchanged = replay.rounds(np.zeros(len(mass), dtype=bool))
@@ -302,7 +309,7 @@ def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tup
     changed = [mine & (mass > 0) for mine in of_cause]
     return Losses(
         positions=(shape.stop - shape.start).astype(np.float64),
-        lost=shape.sums(1.0 - accept),
+        lost=shape.sums(1.0 - beta),
         split=np.stack([shape.sums(np.where(mine, mass, 0.0)) for mine in of_cause], axis=1),
         top=shape.sums(columns["target_top_prob"]),
         rounds=(*(replay.rounds(each) if each.any() else unchanged for each in changed), unchanged, perfect),
@@ -338,6 +345,7 @@ def _causes(
         BEYOND: silent & (draft.context is not None) & (texts.reach >= (draft.context or 0)),
         NO_PROPOSAL: silent,
         TIE: wrong & shape.each(shape.plain) & ordered & (gap <= target.measured_noise * (1 + 1e-3)),
+        VOCABULARY: (wrong | own) & (token == wanted) & ~columns.get("in_draft_vocabulary", np.ones(len(token), dtype=bool)),
         SPECIAL: (wrong | own) & np.isin(wanted, (*target.eos, *(target.special or ()))),
         LOOKUP: (wrong | own) & draft.has_steps & (texts.looked_up == wanted),
         RANK: (wrong | own) & (token == wanted) & (rank >= 2) & (rank <= WIDTH),
@@ -359,9 +367,9 @@ def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Ar
 
 @dataclass(frozen=True)
 class LossReplay:
-    """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions], and
-    `gamma` [documents], 0 where no rounds are wanted; depths are counted up to `widest`. `accept`: None where rounds are
-    facts.
+    """What rounds of one shard are replayed from: its trace, a_t (`kept`) and beta_t (`accept`), both [positions], of a head
+    [positions, depths], and `gamma` [documents], 0 where no rounds are wanted; depths are counted up to `widest`. `accept`:
+    None where rounds are facts.
     """
 
     trace: Trace
@@ -379,7 +387,7 @@ class LossReplay:
         chosen by the token that came, and over a choice like that its mean is not 0.
         """
         rounds = Rounds.none(len(self.gamma), self.widest)
-        kept = np.where(changed, 1.0, self.kept)
+        kept = np.where(changed if self.kept.ndim == 1 else changed[:, None], 1.0, self.kept)
         chances = None if self.accept is None else (kept, self.accept + (kept - self.kept))
         for gamma in np.unique(self.gamma[self.gamma > 0]).tolist():
             chosen = self.gamma == gamma
@@ -401,6 +409,9 @@ class LossReplay:
         if trace.looked_up:  # its proposals end for other reasons
             open_ended &= trace.proposed == 0
         proposed = np.where(open_ended & (trace.proposed < PROPOSED_LIMIT), PROPOSED_LIMIT, trace.proposed)
+        if self.kept.ndim > 1:
+            run = runs_by_depth((self.kept == 1) | changed[:, None], proposed, shape.start, shape.stop)
+            return dataclasses.replace(trace, run=run, proposed=proposed)
         if not trace.looked_up:
             run = run_lengths(changed | (self.kept == 1), shape.start, shape.stop)
             return dataclasses.replace(trace, run=run, proposed=proposed)

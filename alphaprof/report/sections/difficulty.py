@@ -70,7 +70,7 @@ def decile_counts(
     `edges`: see `log_sample.decile_edges`.
     """
     thresholds = [rule for rule in rules if rule.id in run.log_rules.certified]
-    names = [*columns_of([rule.id for rule in rules]), *AXES.values()]
+    names = [*columns_of([rule.id for rule in rules], run.manifest.drafts[draft]), *AXES.values()]
     names += columns_of_certificates(thresholds) if thresholds else []
     parts: dict[tuple[str, str], list[Array]] = {}
     for columns, shape in shards(run, draft, list(dict.fromkeys(names))):

@@ -1,0 +1,201 @@
+"""Draft heads in reports: acceptance by depth, coverage of the draft vocabulary, causes, words, in every format."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from alphaprof.log.manifest import Trial
+from alphaprof.log.store import Run
+from alphaprof.render.html.page import render_html
+from alphaprof.render.report import report_markdown
+from alphaprof.report.build import Report, build_report
+from tests.reporting import as_json, as_terminal, codes, only, reported
+from tests.synthetic import Domain, Recipe, write_run
+
+TRIALS = (
+    Trial("", 1, 0.51, 0.0, 0.0, 900, ("vllm",)),
+    Trial("layers 1, 2, 4", 1, 0.73, 0.22, 0.01, 900, ("sglang",)),
+)
+RECIPE = Recipe(
+    domains={
+        "code": Domain(documents=12),
+        "chat": Domain(documents=12, alpha=0.6, temperature=1.0, continuation="sampled"),
+    },
+    drafts={"small": 0.0},
+    heads={"head": {"trials": TRIALS}},
+    rules=("strict", "one_hot", "lossless", "tree_2"),
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("heads") / "run", dataclasses.replace(RECIPE, certificates=True))
+
+
+@pytest.fixture(scope="module")
+def report(run: Run) -> Report:
+    return build_report(run)
+
+
+def log_of(run: Run, domain: str) -> pd.DataFrame:
+    rows = pa.concat_tables([run.positions("head", shard.index) for shard in run.shards]).to_pandas()
+    return rows[rows["domain"] == domain]
+
+
+def test_a_heads_rounds_are_no_formula_of_its_first_depth(report: Report) -> None:
+    """A draft without depth keeps it."""
+    for result in (item for item in report.results if item.gammas):
+        formulas = {item.iid_tokens_per_round for item in result.gammas} | {item.iid_speedup for item in result.gammas}
+        assert (formulas == {None}) == (result.draft == "head")
+    head = only(report, "code", "head", "strict")
+    assert head.alpha is not None
+    last = head.gammas[-1]
+    assert last.tokens_per_round is not None
+    by_prefixes = 1 + sum(share or 0 for share in last.marginal)
+    assert last.acceptance_length == pytest.approx(by_prefixes)
+    assert sum(head.alpha.value**depth for depth in range(5)) > 1.1 * by_prefixes
+
+
+def test_terminal_shows_acceptance_by_depth_of_a_head(report: Report) -> None:
+    text = as_terminal(report, 170)
+    head = only(report, "code", "head", "strict").gammas[-1]
+    one, two = head.conditional[1], head.marginal[1]
+    assert f"{one:.3f} / {two:.3f}" in text
+    assert "draft head, rule strict, at gamma 4, accepted by depth" in text
+    assert "draft small, rule strict, at gamma 4" not in text
+    assert text.count("accept@1") >= 4
+    part = text[text.index("draft head, rule strict: by domain") :][:600]
+    assert "iid" not in part
+    assert "iid formula" in text[text.index("draft small, rule strict: by domain") :][:600]
+
+
+@pytest.mark.parametrize("write", [report_markdown, render_html], ids=["markdown", "html"])
+def test_pages_call_alpha_of_a_head_accept_at_1_and_show_its_coverage(tmp_path: Path, report: Report, write: Any) -> None:
+    text, share = write(report), report.vocabulary[0].proposable.value
+    assert "accept@1" in text
+    assert f"{share:.3f} [" in text
+    plain = write(reported(tmp_path, dataclasses.replace(RECIPE, heads={})))
+    assert "can propose" not in plain
+
+
+def test_html_shows_depths_of_a_head_and_how_its_files_were_read(report: Report) -> None:
+    page = render_html(report)
+    figures = json.loads(page[page.index('id="figures">') + 13 :].split("</script>")[0])
+    assert any("head" in str(trace.get("text")) for trace in figures["depths"]["data"])
+    assert not any("head" in str(trace.get("text")) for trace in figures["certified"]["data"])
+    assert "layers 1, 2, 4 (sglang): 0.730 accepted at depth 1, +0.220 (standard error 0.010)" in page
+    assert "KL(p‖q)" in page
+    assert "head cannot propose some tokens" in page
+
+
+def test_coverage_of_the_vocabulary_is_that_of_the_log(run: Run, report: Report) -> None:
+    assert [(item.domain, item.draft) for item in report.vocabulary] == [("code", "head"), ("chat", "head")]
+    for item in report.vocabulary:
+        known = log_of(run, item.domain)["in_draft_vocabulary"]
+        assert item.proposable.value == pytest.approx(known.mean(), abs=1e-12)
+        assert item.proposable.low < known.mean() < item.proposable.high
+        assert item.positions == len(known)
+    document = as_json(report)["vocabulary"][0]
+    assert document["proposable"]["value"] == report.vocabulary[0].proposable.value
+
+
+def test_an_infinite_divergence_is_said_and_not_printed(report: Report) -> None:
+    """In its place stands the mean total variation."""
+    text = as_terminal(report, 170)
+    assert "draft head cannot propose some tokens that the target can emit: KL(p||q) is infinite" in text
+    assert report.certificates is not None
+    beta = next(item.beta.value for item in report.certificates.lossless if (item.draft, item.domain) == ("head", "code"))
+    assert f"Mean total variation, 1 - overlap: code {1 - beta:.3f}" in text
+    assert "draft head: share rejected" not in text
+    assert "draft small: share rejected" in text
+    assert not any(word in text.split() for word in ("inf", "nan"))
+
+
+def test_wiring_stands_in_terminal_and_json(report: Report) -> None:
+    text = as_terminal(report, 170)
+    assert "read as layers: 2, 3, 5; ids from: config.json" in text
+    assert "as measured (vllm): 0.510 accepted at depth 1, 900 positions" in text
+    facts = as_json(report)["run"]["draft_models"]["head"]
+    assert facts["reading"] == {"layers": "2, 3, 5", "ids from": "config.json"}
+    assert facts["trials"][1]["ahead"] == 0.22
+
+
+def test_notes_say_what_chains_and_tokens_leave_out(tmp_path: Path, report: Report) -> None:
+    assert {"chain", "token_by_token"} <= codes(report)
+    (note,) = [item.message for item in report.warnings if item.code == "token_by_token"]
+    assert "at least" in note
+    assert "token_by_token" not in codes(reported(tmp_path / "a", dataclasses.replace(RECIPE, rules=("strict", "one_hot"))))
+    assert not {"chain", "token_by_token"} & codes(reported(tmp_path / "b", dataclasses.replace(RECIPE, heads={})))
+
+
+def test_rules_without_depths_in_the_log_say_what_to_do(tmp_path: Path) -> None:
+    recipe = dataclasses.replace(RECIPE, rules=("strict", "tree_2", "multi_draft_2"), decision={"rule": "tree_2"})
+    report = reported(tmp_path, recipe)
+    assert "ranks_by_depth: true" in only(report, "code", "head", "tree_2").reason
+    assert "not known of a head" in only(report, "chat", "head", "multi_draft_2").reason
+    assert "ranks_by_depth: true" in report.traffic.reason
+
+
+def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: Report) -> None:
+    """Its share: positions of tokens outside of the vocabulary, none of which is accepted."""
+    log = log_of(run, "code")
+    (item,) = [each for each in report.attribution if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
+    causes = {cause.name: cause for cause in item.causes}
+    tied = np.isclose(log["target_top_prob"], log["target_second_prob"], rtol=0.13) & (log["token"] != log["draft_top"])
+    outside = ~log["in_draft_vocabulary"].astype(bool) & ~tied
+    assert causes["draft vocabulary"].share.value == pytest.approx(outside.mean(), abs=0.01)
+    assert "d2t" in causes["draft vocabulary"].remedy
+    assert sum(cause.share.value for cause in item.causes) == pytest.approx(item.lost.value)
+
+
+def rounds_of(log: pd.DataFrame, gamma: int, granted: set[tuple[int, int]]) -> float:
+    """Tokens per round of all documents, with the drafts of some (document, position) accepted at every depth."""
+    tokens = rounds = 0
+    for number, text in log.groupby("document"):
+        rows, at = text.to_dict("records"), 1
+        while at < len(rows):
+            depth = 0
+            while depth < min(gamma, rows[at]["proposed"]) and at + depth < len(rows):
+                row = rows[at + depth]
+                right = row[f"agrees_{depth + 1}"] if depth else row["draft_top"] == row["token"]
+                if not (right or (number, at + depth) in granted):
+                    break
+                depth += 1
+            at, rounds = at + depth + 1, rounds + 1
+        tokens += len(rows) - 1
+    return tokens / rounds
+
+
+def test_rounds_without_a_cause_are_those_of_a_plain_loop(run: Run, report: Report) -> None:
+    """Positions of a cause are accepted at every depth; the others as the log has it."""
+    log = log_of(run, "code")
+    (item,) = [each for each in report.attribution if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
+    assert item.gamma is not None
+    assert item.tokens_per_round == pytest.approx(rounds_of(log, item.gamma, set()))
+    causes = {cause.name: cause for cause in item.causes}
+    with np.errstate(divide="ignore"):
+        top, second = np.log(log["target_top_prob"]), np.log(log["target_second_prob"])
+    tied = top - second <= 0.125 * (1 + 1e-3)
+    outside = log[~log["in_draft_vocabulary"].astype(bool) & ~tied]
+    granted = set(zip(outside["document"], outside["position"], strict=True))
+    found = causes["draft vocabulary"].tokens_per_round
+    assert found == pytest.approx(rounds_of(log, item.gamma, granted), rel=0.02)
+    assert found > (item.tokens_per_round or 0)
+
+
+def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
+    for served, decided in ((None, True), ("bfloat16", True), ("fp8", False)):
+        decision = {"served_dtype": served} if served else {}
+        report = reported(tmp_path / str(served), dataclasses.replace(RECIPE, decision=decision, heads={}))
+        verdicts = {item.verdict for item in report.results if item.verdict} | {report.traffic.verdict}
+        assert (verdicts == {"UNDECIDED"}) != decided
+        assert ("compare RUN IMPORT" in report.traffic.reason) != decided
+        assert report.traffic.speedup is not None
