@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
+from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
@@ -92,6 +94,26 @@ class Setting:
     def loaded(self, name: str, dtype: torch.dtype, role: str = "target", **how: Any) -> Model:
         """The same as a `Model` of the product, by the name that it has in a run."""
         return DraftModel(role, self.network(name, dtype, **how), "model", name)
+
+
+def random_head(
+    target: Model, layers: tuple[int, ...], logits: int | None = None, depths: int = 8, seed: int = 3, **changes: Any
+) -> HeadDraft:
+    """An EAGLE-3 head of one layer with random weights on a target, whose embedding it reads: from states after `layers`
+    layers, with as many `logits` (None: all ids); `changes` to the config of its layer.
+    """
+    network = target.network
+    config = LlamaConfig(**network.config.to_dict() | {"num_hidden_layers": 1} | changes)
+    ids = None if logits is None else torch.linspace(0, target.vocabulary - 1, logits).long()
+    weight = {EMBEDDING: network.get_input_embeddings().weight}
+    torch.manual_seed(seed)
+    with torch.device(target.device), torch.no_grad():
+        head = Eagle3(config, Reading(layers), width=network.config.hidden_size, ids=ids, target=weight)
+        for parameter in head.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
+    head = head.to(target.device, target.dtype).eval().requires_grad_(False)
+    return HeadDraft("head", head, target, "eagle3", "random", "eagle3", depths)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing import latency
 from alphaprof.rules import DEFAULT_RULES
 from scripts.gpu.memory import most_allocated
-from scripts.gpu.setting import documents, random_texts
+from scripts.gpu.setting import documents, random_head, random_texts
 from tests.tiny import llama
 
 CPU = torch.device("cpu")
@@ -92,6 +92,54 @@ def test_a_layer_skip_takes_the_states_that_it_goes_on_from_and_no_weights() -> 
     assert 0.92 < (found.scoring or 0) / most_allocated(CPU, lambda: scorer.score(random_texts(asked))) < 1.08
     alone = promised(Scorer(target, [], target.vocabulary), asked)
     assert (found.scoring or 0) > (alone.scoring or 0)
+
+
+WIDE = {"hidden_size": 96, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+# Shapes of the target; of a head: logits and depths; documents, tokens of a prompt and new ones; how they are sampled.
+HEAD_SHAPES: dict[str, tuple[dict[str, Any], tuple[int | None, int], tuple[int, int, int], Processing | None, Extras]] = {
+    "features": (HIDDEN | {"intermediate_size": 32}, (None, 1), (6, 120, 8), None, Extras()),
+    "depths": (WIDE, (None, 8), (6, 16, 100), None, Extras()),
+    "scores": (HEADS, (None, 2), (2, 10, 400), None, Extras()),
+    "some ids": (WORDS, (2000, 4), (8, 24, 40), None, Extras()),
+    "drawn": (WORDS, (2000, 4), (8, 24, 40), Processing(0.8, 20), Extras.of(["lossless"], certificates=False)),
+}
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", HEAD_SHAPES)
+def test_a_head_takes_what_was_promised_within_8_percent(name: str) -> None:
+    shape, (logits, depths), (count, prompt, new), settings, extras = HEAD_SHAPES[name]
+    target = model("target", 0, **shape)
+    head = random_head(target, (1, 2), logits, depths)
+    asked = documents(count, (prompt, prompt), new, settings)
+    scorer = Scorer(target, [head], target.vocabulary, extras=extras)
+    found = promised(scorer, asked)
+    parameters = [*target.network.parameters(), *head.network.parameters()]
+    assert found.weights == sum(4 * item.numel() for item in parameters)
+    scorer.score(random_texts(asked)[:1])
+    assert 0.92 < (found.scoring or 0) / most_allocated(CPU, lambda: scorer.score(random_texts(asked))) < 1.08
+
+
+@pytest.mark.models
+def test_timing_a_head_takes_its_cache_twice() -> None:
+    target = model("target", 0, **SMALL)
+    head = random_head(target, (1, 2), depths=4, num_attention_heads=16, num_key_value_heads=16, head_dim=32)
+    scorer = Scorer(target, [head], target.vocabulary)
+    found = promised(scorer, documents(1, (8, 8), 1), Cells([1, 4], [16, 64], 5, False))
+    costs: Any = SimpleNamespace(concurrency=[1, 4], context=[16, 64], repeats=1, budget=0.0, mode="auto")
+    subjects = latency.Subjects(target, [head], np.arange(64, dtype=np.int32), 4)
+    taken = most_allocated(CPU, lambda: latency.measure(subjects, costs, lambda _: None))
+    assert 0.92 < (found.timing or 0) / taken < 1.08
+
+
+@pytest.mark.models
+def test_a_head_of_an_unknown_shape_has_weights_and_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = model("target", 0, **SMALL)
+    head = random_head(target, (1, 2))
+    monkeypatch.setattr(type(head.network), "shape", lambda _: None)
+    found = promised(Scorer(target, [head], target.vocabulary), documents(2, (7, 8), 4))
+    assert dataclasses.astuple(found)[1:-1] == (None,) * 5
+    assert found.weights > 0
 
 
 @pytest.mark.models

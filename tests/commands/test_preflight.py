@@ -15,6 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers.processors import TemplateProcessing
 
 from alphaprof.cli import app
@@ -37,14 +38,17 @@ from alphaprof.commands.preflight.facts import (
 )
 from alphaprof.commands.preflight.measure import preflight
 from alphaprof.config.load import load_profile
+from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ColumnMissing
 from alphaprof.log.store import table_bytes, write_table
 from alphaprof.profiling.models.drafts import DraftModel, layer_skip
+from alphaprof.profiling.models.load import load_model
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.render.answer import answer_text
 from alphaprof.render.json import json_schema
+from scripts.gpu.setting import random_head
 from tests.profiling.test_pipeline import Silent, profile_file
 from tests.synthetic import Recipe, facts, write_run
 from tests.tiny import llama, tokenizer
@@ -601,6 +605,8 @@ def test_a_layer_skip_that_is_not_the_target_is_a_problem(
     assert (result.speed.timing_s, result.storage and result.storage.free) == (None, None)
 
 
+SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "rms_norm_eps")
+SHAPE += ("max_position_embeddings",)
 ROOFLINE = {"source": "roofline", "accelerator": "h100-sxm"}
 MIXED = {
     "drafts": {"close": {"kind": "model"}, "ngram": {"kind": "prompt_lookup"}},
@@ -615,6 +621,45 @@ MIXED = {
         },
     ],
 }
+
+
+@pytest.mark.models
+def test_a_dry_run_looks_at_a_head(tiny: Path, tmp_path: Path) -> None:
+    """Its ids, dtype and layers, how its files are read and what else they could mean; it has no tokenizer, steps, and
+    memory that is known.
+    """
+    target = load_model("target", ModelOptions(model=str(tiny / "target")), "float32")
+    ids = list(range(0, 200, 2))
+    network: Any = random_head(target, (1, 2, 3), len(ids)).network
+    network.ids = torch.tensor(ids)
+    shape = {key: target.network.config.to_dict()[key] for key in SHAPE} | {"num_hidden_layers": 1}
+    config = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": len(ids), **shape}
+    config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 3]
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    names = {"blocks.0": "midlayer", "hidden_norm": "midlayer.hidden_norm"}
+    tensors = {"d2t": network.ids - torch.arange(len(ids))}
+    for name, weight in network.state_dict().items():
+        head = next((old for old in names if name.startswith(old)), None)
+        tensors[name if head is None else names[head] + name.removeprefix(head)] = weight
+    tensors.pop("ids")
+    save_file(tensors, tmp_path / "head" / "model.safetensors")
+    draft = {"kind": "eagle3", "model": str(tmp_path / "head"), "dtype": "float32"}
+    path = profile_file(tmp_path, tiny, drafts={"eagle": draft}, rules=["strict"])
+    result = preflight(load_profile(path), None, Silent())
+    assert result.refusals == ()
+    checks = build_preflight(result)
+    (own,) = found(checks, "vocabulary", "eagle")
+    assert (own.level, own.cause) == ("note", "can propose 100 of the target's 260 ids (38%), and reads all of them")
+    reading, *warned = found(checks, "wiring")
+    assert (reading.subject, reading.level) == ("eagle", "ok")
+    assert reading.cause.startswith("Eagle3 in float32, 4 drafts a round. read as ")
+    assert [item.level for item in warned] == ["note"] * len(warned)
+    (context,) = found(checks, "context", "eagle")
+    assert context.cause == "512 tokens"
+    assert result.memory.peak is not None
+    assert result.speed is not None
+    assert (result.speed.untimed, result.storage is not None) == (None, True)
 
 
 @pytest.mark.models

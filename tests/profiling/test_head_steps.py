@@ -11,19 +11,20 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GenerationConfig, LlamaConfig
+from transformers import GenerationConfig
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import measured_rows
 from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
 from alphaprof.costs.steps import StepTable
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import Eagle3, Reading
+from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.heads.steps import HeadStepper, read
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing.latency import Subjects, measure
+from scripts.gpu.setting import random_head
 from tests.tiny import llama
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -35,18 +36,6 @@ def target() -> Model:
     network = llama(seed=5, vocabulary=VOCABULARY, eos_token_id=None, pad_token_id=None, layers=3)
     network.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
     return DraftModel("target", network.requires_grad_(False), "model", "t")
-
-
-def eagle(model: Model, logits: int | None = None, **changes: Any) -> Eagle3:
-    """A random head of one layer on a target, which has the embedding."""
-    config = LlamaConfig(**model.network.config.to_dict() | {"num_hidden_layers": 1} | changes)
-    ids = None if logits is None else torch.arange(logits) * 2
-    weight = {"embed_tokens.weight": model.network.get_input_embeddings().weight}
-    torch.manual_seed(3)
-    head = Eagle3(config, Reading(LAYERS), width=model.network.config.hidden_size, ids=ids, target=weight)
-    for parameter in head.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return head.requires_grad_(False)
 
 
 @torch.inference_mode()
@@ -62,7 +51,7 @@ def test_steps_are_those_of_a_round_and_leave_the_cache_as_it_was(monkeypatch: p
     depth 2, if the text goes on with what was drafted. Again and again, in any order.
     """
     model = target()
-    network = eagle(model, 20)
+    network = random_head(model, LAYERS, 20).network
     assert network.ids is not None
     ids, features = read(model, network, TEXT)
     context = len(features) - LONGEST
@@ -95,7 +84,7 @@ def test_steps_are_those_of_a_round_and_leave_the_cache_as_it_was(monkeypatch: p
 
 def test_features_of_a_text_are_the_targets_states_beside_each_other() -> None:
     model = target()
-    ids, features = read(model, eagle(model), TEXT)
+    ids, features = read(model, random_head(model, LAYERS).network, TEXT)
     with torch.inference_mode():
         states = model.network(input_ids=ids[None, :-1], output_hidden_states=True).hidden_states
     assert ids.tolist() == TEXT.tolist()
@@ -108,9 +97,7 @@ def measured(head: HeadDraft, **costs: Any) -> list[dict[str, Any]]:
 
 
 def head(**changes: Any) -> HeadDraft:
-    model = target()
-    fields = {"network": eagle(model), "kind": "eagle3", "reference": "h", "method": "eagle3", "depths": LONGEST - 1}
-    return HeadDraft(name="head", target=model, **fields | changes)
+    return dataclasses.replace(random_head(target(), LAYERS, depths=LONGEST - 1), **changes)
 
 
 def test_every_step_of_a_round_is_timed_and_a_report_finds_it() -> None:
@@ -171,7 +158,7 @@ def test_a_roofline_moves_and_computes_what_the_steps_do(name: str) -> None:
     """
     count, changes = SHAPES[name]
     model = target()
-    network = eagle(model, count, **changes)
+    network: Any = random_head(model, LAYERS, count, **changes).network
     if name == "the target's logits":
         network.lm_head = None
         network._target = {**network._target, "lm_head.weight": model.network.lm_head.weight}

@@ -41,7 +41,7 @@ RULES = ("strict", "one_hot", "lossless")
 class Chain(nn.Module):
     """A head without attention: state k = tanh(A [embedding of x_(i+k), state k - 1]), state 0 = B features."""
 
-    most = None
+    most = config = None
     vocabulary = TOKENS
 
     def __init__(self, embedding: nn.Module, layers: tuple[int, ...], ids: list[int] | None) -> None:

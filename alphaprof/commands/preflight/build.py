@@ -12,11 +12,13 @@ from rich.text import Text
 
 from alphaprof import errors
 from alphaprof.commands.preflight.facts import ModelSeen, PreflightFacts, SourceSeen
+from alphaprof.log.manifest import DraftFacts
 from alphaprof.render.tables import empty_table, plain
+from alphaprof.render.wording import wiring_lines
 from alphaprof.report.format import count, data_size, duration, many, number, percent, share, short
 
 ORDER = (
-    *("vocabulary", "chat template", "bos", "context", "trial", "self-draft", "noise floor"),
+    *("vocabulary", "wiring", "chat template", "bos", "context", "trial", "self-draft", "noise floor"),
     *("data", "costs", "time", "disk", "memory"),
 )
 OK, NOTE, PROBLEM = "ok", "note", "problem"
@@ -117,7 +119,7 @@ def _vocabulary(facts: PreflightFacts) -> Iterator[Finding]:
     yield _finding("vocabulary", "target", _sizes(facts, facts.target))
     for draft in facts.drafts:
         if draft.tokens is None or draft.shared is None:
-            yield _finding("vocabulary", draft.name, "shares the target's")
+            yield _finding("vocabulary", draft.name, *_own_ids(facts, draft))
             continue
         text, remedy = f"{_sizes(facts, draft)}; {count(draft.shared)} ids in common, which all mean the same", None
         if draft.logits != facts.target.logits:
@@ -130,6 +132,32 @@ def _vocabulary(facts: PreflightFacts) -> Iterator[Finding]:
             pairs = ", ".join(f"{item.name} {short(str(item.target))} / {short(str(item.draft))}" for item in draft.special)
             remedy = "texts end where the target's end; a draft that ends them with another token is wrong at every end"
             yield _finding("vocabulary", draft.name, f"special tokens differ (target / draft): {pairs}", remedy)
+
+
+def _own_ids(facts: PreflightFacts, draft: ModelSeen) -> tuple[str, str | None]:
+    """Which of the target's ids a draft without a tokenizer of its own can propose, and what to know about it."""
+    if not (isinstance(draft.facts, DraftFacts) and draft.facts.reduced_vocabulary):
+        return "shares the target's", None
+    part = percent(draft.logits / facts.scored_ids)
+    return (
+        f"can propose {count(draft.logits)} of the target's {count(facts.scored_ids)} ids ({part}), and reads all of them",
+        "the run measures how much of the text these are: no acceptance is above that",
+    )
+
+
+def _heads(facts: PreflightFacts) -> Iterator[Finding]:
+    for draft in facts.drafts:
+        known = draft.facts
+        if isinstance(known, DraftFacts) and known.depths is not None:
+            dtype = (
+                known.dtype if known.dtype == facts.target.facts.dtype else f"{known.dtype} beside the target's own dtype"
+            )
+            first, *others = [
+                f"{known.architecture} in {dtype}, {many(known.depths, 'draft')} a round",
+                *wiring_lines(known),
+            ]
+            yield _finding("wiring", draft.name, ". ".join([first, *others]))
+    yield from _warned(facts, "wiring")
 
 
 def _sizes(facts: PreflightFacts, model: ModelSeen) -> str:
@@ -357,4 +385,4 @@ def _memory(facts: PreflightFacts) -> Iterator[Finding]:
     yield _finding("memory", "run", text, remedy, problem=memory.least > room)
 
 
-CHECKS = (_vocabulary, _template, _bos, _context, _self_draft, _noise, _data, _costs, _needs)
+CHECKS = (_vocabulary, _heads, _template, _bos, _context, _self_draft, _noise, _data, _costs, _needs)

@@ -17,6 +17,7 @@ from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.store import require_new
+from alphaprof.profiling.heads.wiring import Warnings, check_wiring
 from alphaprof.profiling.models.drafts import Draft, load_draft, shared_ids, special_ids, token_count
 from alphaprof.profiling.models.hub import require_model
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer
@@ -75,6 +76,10 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
     memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
     trial = None
+    told: Warnings = ()
+    if any(documents):
+        with refusals.kept("wiring", "run"), in_memory():
+            loaded, told = check_wiring(loaded, progress)
     if any(documents):
         progress.say("a run in small")
         with refusals.kept("trial", "target"), in_memory():
@@ -83,17 +88,21 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     if not drafts:  # speed and size are of target and drafts together
         speed = storage = None
     every = list(itertools.chain.from_iterable(documents))
+    seen = {draft.name: draft.facts() for draft in loaded.drafts}  # with what the readings of heads would get accepted
     reached = [(view, *outside(every, view.facts.context)) for view in views]
     facts = dataclasses.replace(target.facts(), special=special_ids(tokenizer))
     return PreflightFacts(
         target=ModelSeen("target", facts, token_count(tokenizer)),
-        drafts=tuple(dataclasses.replace(view, beyond=beyond, silent=silent) for view, beyond, silent in reached),
+        drafts=tuple(
+            dataclasses.replace(view, facts=seen[view.name], beyond=beyond, silent=silent)
+            for view, beyond, silent in reached
+        ),
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
         bos=bos,
         sources=tuple(sources),
         repeated=len(every) - len({document.prompt.tobytes() for document in every}),
-        warnings=tuple(early_warnings(options, scorer, bool(tokenizer.chat_template))),
+        warnings=(*early_warnings(options, scorer, bool(tokenizer.chat_template)), *told),
         self_draft=self_draft,
         noise=noise,
         speed=speed,
@@ -123,7 +132,7 @@ def _drafts(
                 require_model(given.own_model, f"draft {name}")
             draft = load_draft(name, given, options, target, tokenizer)
             view = ModelSeen(name, draft.facts(), None)
-            if given.own_model is not None:
+            if given.own_model is not None and draft.models:  # a head has none of its own
                 own = load_tokenizer(given.own_model)
                 shared, _ = shared_ids(tokenizer, own)
                 view = dataclasses.replace(

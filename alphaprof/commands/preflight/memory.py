@@ -20,6 +20,10 @@ from alphaprof.commands.preflight.facts import MemoryNeeds
 from alphaprof.commands.preflight.trial import length, new_tokens
 from alphaprof.costs.roofline import ModelShape, mlp_elements
 from alphaprof.profiling.decoding.drafters import REPEATS
+from alphaprof.profiling.heads.attention import SCORE_BYTES
+from alphaprof.profiling.heads.draft import HeadPass
+from alphaprof.profiling.heads.eagle import ROOM
+from alphaprof.profiling.heads.steps import CHUNK
 from alphaprof.profiling.models.load import Model, shape_of
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced
@@ -90,6 +94,64 @@ class Footprint:
 
 
 @dataclass(frozen=True)
+class HeadFootprint:
+    """The same of a draft head. Bytes of one token: of its `features`, as the target has them, and of its own `hidden`
+    state; of its `layer` at most, with what the layer's caller keeps meanwhile, and once its keys are in a cache (`cached`);
+    of its keys and values (`cache`); of a row of its `logits`, and of what spreads them over the target's ids (`spread`, 0:
+    they are all). `scores`: of a pair of tokens, in float32 and as they are multiplied with values.
+    """
+
+    features: int
+    hidden: int
+    layer: int
+    cached: int
+    cache: int
+    logits: int
+    spread: int
+    scores: int
+    depths: int
+
+    @classmethod
+    def of(cls, head: HeadPass, target: Footprint) -> HeadFootprint | None:
+        """The footprint of a head on a target; None where its shape is not known.
+
+        Five hidden states are alive in a layer: the own one, the embedding, both after their norms beside each other, and
+        one of these once more. In the MLP there are two others (the sum after the attention, and its norm), keys and values,
+        and those of `mlp_elements`; in the attention those of a `Footprint`.
+        """
+        network = head.network
+        if (shape := network.shape()) is None:
+            return None
+        size = network.dtype.itemsize
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        config = None if network.config is None else network.config.get_text_config().to_dict()
+        inner = 0 if config is None else 2 * shape.hidden + mlp_elements(config)
+        rotating = max(4 * queries + 2 * keys, 2 * queries + 5 * keys)
+        return cls(
+            features=target.hidden * len(network.layers),
+            hidden=shape.hidden * size,
+            layer=size * (5 * shape.hidden + max(rotating, 2 * keys + inner)),
+            cached=size * (5 * shape.hidden + max(2 * queries + 2 * keys, inner)),
+            cache=2 * shape.layers * keys * size,
+            logits=shape.vocabulary * size,
+            spread=0 if network.ids is None else target.vocabulary * size,
+            scores=shape.heads * (4 if size == 4 else 4 + size),
+            depths=head.depths,
+        )
+
+    def scoring(self, tokens: int, longest: int, positions: int) -> int:
+        """Bytes of a pass over a batch beside the target's states: the features, and either depth 1 of all tokens; or the
+        last depth of the positions, with keys and values of verified tokens and of all depths, states of the depths before,
+        and scores of a chunk of rows; or the states of all depths at the positions, twice when they are put together.
+        """
+        states = positions * self.hidden
+        first = tokens * self.layer
+        last = tokens * self.cache + positions * (self.layer + self.cache * (self.depths - 1)) + states * self.depths
+        last += min(SCORE_BYTES * self.scores // 4, positions * longest * self.scores) if self.cache else 0
+        return tokens * self.features + max(first, last if self.depths > 1 else 0, 2 * states * self.depths)
+
+
+@dataclass(frozen=True)
 class Cells:
     """Step times that are measured: every batch size at every context, in steps of up to `longest` tokens; `static`: over
     static caches, as CUDA graphs need them.
@@ -110,13 +172,16 @@ def needed(
     is not known.
     """
     forced = [each for each in (scorer.target, *scorer.drafts) if isinstance(each, TeacherForced)]
+    passes = [each for each in scorer.drafts if isinstance(each, HeadPass)]
     models = [each.model for each in forced]
-    parameters = {id(item): item for model in models for item in model.network.parameters()}.values()  # some share theirs
+    networks: list[Any] = [*(model.network for model in models), *(each.network for each in passes)]
+    parameters = {id(item): item for network in networks for item in network.parameters()}.values()  # some share theirs
     weights = sum(item.numel() * item.element_size() for item in parameters)
     device = models[0].device
     known = [Footprint.of(model) for model in models]
     sizes = [size for size in known if size is not None]
-    if len(sizes) < len(known) or _spread(parameters, device):
+    heads = [head for each in passes if sizes and (head := HeadFootprint.of(each, sizes[0])) is not None]
+    if len(sizes) < len(known) or len(heads) < len(passes) or _spread(parameters, device):
         return MemoryNeeds(weights, None, None, None, None, None, free(device))
     batches = list(generation_batches(documents[:shard_documents], batch_tokens))
     longest = max(map(length, documents), default=1)
@@ -130,8 +195,8 @@ def needed(
     ) -> tuple[int, int, int]:
         return (
             max((generation(sizes[0], batch, device.type) for batch in batches), default=0),
-            max((scoring(scorer, sizes, (tokens, longest, share), each) for each in settings), default=0),
-            max((timing(sizes, *place, cells) for place in places if cells), default=0),
+            max((scoring(scorer, sizes, heads, (tokens, longest, share), each) for each in settings), default=0),
+            max((timing(sizes, heads, *place, cells) for place in places if cells), default=0),
         )
 
     places = list(itertools.product(cells.concurrency, cells.context)) if cells else []
@@ -164,50 +229,66 @@ def generation(size: Footprint, batch: Sequence[Document], device: str) -> int:
     return max(reading, whole * size.cache + max(copied + scores, chosen))
 
 
-def scoring(scorer: Scorer, sizes: Sequence[Footprint], fed: tuple[int, int, float], settings: Processing) -> int:
-    """Bytes that scoring a batch takes with models of these footprints, the target's first. `fed`: its tokens, those of its
-    longest text, and the share of them that are positions.
+def scoring(
+    scorer: Scorer,
+    sizes: Sequence[Footprint],
+    heads: Sequence[HeadFootprint],
+    fed: tuple[int, int, float],
+    settings: Processing,
+) -> int:
+    """Bytes that scoring a batch takes with models of these footprints, the target's first, and draft heads. `fed`: its
+    tokens, those of its longest text, and the share of them that are positions.
 
-    Forward passes, one model after another: a layer of all tokens, the hidden states of the models before, and those that a
-    layer skip goes on from. Statistics: hidden states of all models and columns; logits of `head_rows` rows of every model,
-    which loops on a CPU read as bfloat16 or float32 of one kind; and what a cut, or two whole distributions, take of
-    `statistics_rows` rows. A model whose logits cannot be had a few rows at a time keeps all of them instead of states.
+    Forward passes, one model after another: a layer of all tokens, the hidden states of the models before, and those of the
+    target that a layer skip goes on from, or that a head reads. Statistics: hidden states of all models, of heads at every
+    depth, and columns; logits of `head_rows` rows of every model, which loops on a CPU read as bfloat16 or float32 of one
+    kind; and what a cut, or two whole distributions, take of `statistics_rows` rows. A model whose logits cannot be had a
+    few rows at a time keeps all of them instead of states.
     """
-    heads = [each for each in (scorer.target, *scorer.drafts) if isinstance(each, TeacherForced)]
+    forced = [each for each in (scorer.target, *scorer.drafts) if isinstance(each, TeacherForced)]
     device = scorer.target.model.device
     tokens, longest, share = fed
     positions = math.ceil(tokens * share)
     kept = 0
-    shared = sizes[0].hidden * len({depth for head in heads for depth in head.reads})
+    shared = sizes[0].hidden * len({depth for each in (scorer.target, *scorer.drafts) for depth in each.reads})
     passes = []
-    for head, size in zip(heads, sizes, strict=True):
-        alone = 0 if head.chunked else longest * (size.layer + size.logits)
-        running = tokens * size.layer if head.chunked else positions * size.logits
+    for each, size in zip(forced, sizes, strict=True):
+        alone = 0 if each.chunked else longest * (size.layer + size.logits)
+        running = tokens * size.layer if each.chunked else positions * size.logits
         passes.append(positions * kept + tokens * shared + running + alone)
-        kept += size.hidden if head.chunked else size.logits
+        kept += size.hidden if each.chunked else size.logits
+    for head in heads:
+        passes.append(positions * kept + tokens * shared + head.scoring(tokens, longest, positions))
+        kept += head.hidden * head.depths
     rows, few = min(positions, scorer.head_rows), min(positions, scorer.statistics_rows)
-    logits = rows * sum(size.logits for size in sizes)
-    dtypes = {head.model.dtype for head in heads}
+    logits = rows * (sum(size.logits for size in sizes) + sum(head.logits + head.spread for head in heads))
+    dtypes = {each.model.dtype for each in forced}
+    dtypes |= {each.network.dtype for each in scorer.drafts if isinstance(each, HeadPass)}
     if device.type == "cpu" and (len(dtypes) > 1 or torch.float16 in dtypes):
-        logits += rows * 4 * sum(size.vocabulary for size in sizes)
+        logits += rows * 4 * (sum(size.vocabulary for size in sizes) + len(heads) * sizes[0].vocabulary)
     cut = _cut(settings, device.type)
     scaled = 0 if dtypes == {torch.float32} and settings.temperature == 1 else 4  # else the logits themselves
     whole = max(LAWS, 4 + cut) if scorer.extras.logged else cut
     if dispatch.why_unavailable(device) is not None:
-        whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) - 1))
+        whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) + len(heads) - 1))
     beside = len(DRAFT) + len(RAW_DRAFT) + 2 * len(scorer.extras.logged)
-    numbers = len(TARGET) + len(RAW_TARGET) + beside * (len(heads) - 1) + len(PROPOSAL) * len(scorer.without)
+    numbers = len(TARGET) + len(RAW_TARGET) + beside * len(scorer.drafts) + len(PROPOSAL) * len(scorer.without)
+    numbers += sum((each.depths - 1) * (2 + each.ranks_by_depth + 2 * len(scorer.extras.drawn)) for each in scorer.drafts)
     numbers += TOP if scorer.extras.certified else 0
-    statistics = positions * (kept + COLUMN * numbers) + logits + few * max(size.vocabulary for size in sizes) * whole
-    return max(*passes, statistics)
+    measuring = logits + few * max(size.vocabulary for size in sizes) * whole
+    for head in heads:  # the depths after the first, one by one
+        deeper = rows * (sizes[0].logits + head.logits + head.spread)
+        measuring = max(measuring, deeper + few * sizes[0].vocabulary * DISTRIBUTION if scorer.extras.drawn else 0)
+    return max(*passes, positions * (kept + COLUMN * numbers) + measuring)
 
 
-def timing(sizes: Sequence[Footprint], batch: int, context: int, cells: Cells) -> int:
+def timing(sizes: Sequence[Footprint], heads: Sequence[HeadFootprint], batch: int, context: int, cells: Cells) -> int:
     """Bytes that timing steps takes at one batch size and context.
 
     Filling the caches of all models, one after another: a pass over one text, whose keys and values are copied for each
     sequence. The longest step: all caches, and what its tokens take in one layer, where keys are copied as `DynamicCache`
     adds to them, or keys and values are repeated for each head, since several tokens come with a mask; then the logits.
+    Heads: the features of one text, and tensors for twice as many keys and values, of which each step gets a copy.
     """
     held = peak = step = 0
     tokens = batch * (context + (LONGEST_STEP if cells.static else cells.longest))
@@ -218,6 +299,14 @@ def timing(sizes: Sequence[Footprint], batch: int, context: int, cells: Cells) -
         copied = 0 if cells.static else tokens * size.cache // (2 * size.layers)
         attending = max(copied, tokens * size.repeated) + batch * cells.longest * size.attention
         step = max(step, attending, batch * cells.longest * max(size.layer, size.logits))
+    for head in heads:
+        peak = max(peak, held + context * (sizes[0].layer + head.features))
+        held += (context + cells.longest * (1 + batch)) * head.features
+        copied, begun = batch * max(ROOM, 2 * context) * head.cache, batch * min(context, CHUNK)
+        peak = max(peak, held + begun * head.layer + (copied if context > CHUNK else 0))
+        held += copied
+        peak = max(peak, held + begun * head.cached)
+        step = max(step, copied + batch * max(cells.longest * head.layer, head.logits))
     return max(peak, held + step)
 
 

@@ -157,7 +157,7 @@ class HeadPass:
     def __init__(self, draft: HeadDraft) -> None:
         self.depths, self.ranks_by_depth = draft.depths, draft.ranks_by_depth
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
-        self._network = draft.network
+        self.network = draft.network
         self._longest = None if draft.context is None else draft.context + 1  # its last base reads the token after it
 
     @torch.inference_mode()
@@ -165,7 +165,7 @@ class HeadPass:
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
         """States [n, depths, hidden]: at depth d those of the base d before the chosen token."""
-        network, first = self._network, max(0, first - 1)
+        network, first = self.network, max(0, first - 1)
         row, column = row.to(network.device), column.to(network.device)
         fed = ids[:, : self._longest].to(network.device)
         features = torch.cat([known[count][:, : self._longest].to(network.device) for count in network.layers], -1)
@@ -176,7 +176,7 @@ class HeadPass:
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
         """Logits [n, logits] of rows [n, depths, hidden] at a depth."""
-        return self._network.logits(rows[:, depth - 1], depth)
+        return self.network.logits(rows[:, depth - 1], depth)
 
 
 class HeadDrafter:

@@ -18,6 +18,7 @@ from alphaprof.profiling.heads.attention import by_round, causal
 from alphaprof.profiling.heads.shape import head_shape
 
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+ROOM = 64  # tokens that the tensors of a cache have room for at least
 # Attention of a layer, by its number: given its queries, keys and values [batch, heads or groups, n, size].
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -286,7 +287,7 @@ class Keys:
         """Writes those of tokens from `start` on [batch, groups, n, size]; returns all up to them."""
         end = start + key.shape[2]
         if not self._full or end > self._full[0].shape[2]:
-            grown = [each.new_empty((*each.shape[:2], max(64, 2 * end), each.shape[3])) for each in (key, value)]
+            grown = [each.new_empty((*each.shape[:2], max(ROOM, 2 * end), each.shape[3])) for each in (key, value)]
             for new, old in zip(grown, self._full, strict=False):
                 new[:, :, :start] = old[:, :, :start]
             self._full = grown

@@ -8,7 +8,7 @@ token x_(b+k), and what fixes a round is that these are the text's own tokens as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -33,13 +33,15 @@ class HeadCache(Protocol):
 class HeadNetwork(Protocol):
     """A draft head, a module of torch with its own tensors. `layers`: the target's states that are its features, in this
     order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number); `ids` [logits]: the
-    target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has.
+    target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has; `config`: of its
+    decoder layers, as transformers has it (None: it has none).
     """
 
     layers: tuple[int, ...]
     most: int | None
     ids: torch.Tensor | None
     vocabulary: int
+    config: Any
 
     @property
     def device(self) -> torch.device:
