@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from alphaprof.config.options import MedusaDraft
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.heads.depths import depths_of
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
@@ -93,6 +94,26 @@ class MedusaHeads(nn.Module):
         """Logits [n, logits] by the LM head of a depth."""
         logits: torch.Tensor = self.lm_heads[min(depth, len(self.lm_heads)) - 1](states)
         return logits if self.scale == 1.0 else logits * self.scale
+
+    def shape(self) -> ModelShape:
+        """See `HeadNetwork`. There is no attention; what its smallest possible cache takes is next to nothing."""
+        blocks: Any = self.blocks[0]
+        rows, hidden = self.lm_heads[0].weight.shape  # type: ignore[misc]
+        size = float(self.dtype.itemsize)
+        return ModelShape(
+            parameters=sum(weight.numel() for weight in blocks.parameters()) + rows * hidden,
+            layers=1,
+            hidden=hidden,
+            heads=1,
+            kv_heads=1,
+            head_dim=1,
+            vocabulary=rows,
+            weight_bytes=size,
+            kv_bytes=size,
+            tied=True,
+            last_parameters=rows * hidden,
+            stored_parameters=sum(weight.numel() for weight in self.parameters()),
+        )
 
     def cache(self) -> MedusaCache:
         """An empty cache."""

@@ -13,6 +13,7 @@ the cache. So base i at depth k sees the entries that depth 1 made of bases up t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
+from alphaprof.costs.roofline import ModelShape
+from alphaprof.profiling.heads.shape import head_shape
 from alphaprof.profiling.models.teacher_forced import FINAL
 
 ROWS = 128  # bases in one call at depth 2 and above: their scores are as many times the bases before them, at every depth
@@ -62,6 +65,14 @@ class _Modules(nn.Module):
         """Logits [n, vocabulary] by the target's LM head; the states come out of the module's own final norm."""
         logits: torch.Tensor = self.mtp._project_to_logits(states)
         return logits
+
+    def shape(self) -> ModelShape | None:
+        """See `HeadNetwork`. Of a chain of several modules, each with a cache of its own, it is not known."""
+        if (self.most or 1) > 1:
+            return None
+        config = copy.copy(self.mtp.config.get_text_config())
+        config.num_hidden_layers = 1
+        return head_shape(self.own, config, self.mtp.shared_head.weight)
 
     def entries(self) -> Any:
         """An empty cache for keys and values. It knows no layer types: masks keep sliding windows."""
