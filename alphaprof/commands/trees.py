@@ -363,13 +363,15 @@ def tree_sample(run: Run, draft: str, width: int, chooses: bool) -> TreeSample:
 @dataclass(frozen=True)
 class Replay:
     """A tree on some documents: `rows` of the documents table, ascending, and the rounds on each; `accepted` [documents,
-    depth]: rounds that accepted at least d = 1, ..., depth drafts.
+    depth]: rounds that accepted at least d = 1, ..., depth drafts. `by_depth`: ranks depend on the level, as a head's do, so
+    that those of first drafts promise nothing of others.
     """
 
     shape: StaticTree
     rows: Array
     rounds: RoundCounts
     accepted: Array
+    by_depth: bool
 
     def counts(self, rows: Array) -> RoundCounts:
         """Rounds of some of its documents."""
@@ -387,6 +389,13 @@ def build_trees(
     manifest, given, sizes = side.run.manifest, given or {}, sorted(set(nodes) - {0})
     confidence = manifest.config["decision"]["confidence"]
     depth = depth or max(side.run.gammas)
+    if (known := manifest.drafts[side.draft].depths) is not None:
+        if deep := [name for name, tree in given.items() if tree.depth > known]:
+            raise OptionInvalid(
+                f"{', '.join(deep)} has more levels than the {known} that {side.label} was measured for",
+                "give a tree of fewer levels, or profile with more depths of the draft",
+            )
+        depth = min(depth, known)
     width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
     sample = tree_sample(side.run, side.draft, width, bool(sizes))
     shapes = _shapes(sample, sizes, depth, given)
@@ -447,8 +456,9 @@ def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
 
 def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticTree, Mask]]) -> list[Replay]:
     every = replayed(side.run, side.draft, [(Tree(shape.paths), mask) for shape, mask in trees])
+    by_depth = side.run.manifest.drafts[side.draft].depths is not None
     return [
-        Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted)
+        Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted, by_depth)
         for (shape, mask), rounds in zip(trees, every, strict=True)
     ]
 
@@ -460,7 +470,7 @@ def _tokens(replay: Replay, rows: Sequence[Array], mix: Mix, shares: Array | Non
     free = mix.speedup(counts, free_draft(shape.depth))
     if free is None or shares is None:
         return TreeTokens(shape.name, rounds, None, None, None, (None,) * shape.depth)
-    promised = expected_tokens(Tree(shape.paths), shares)
+    promised = None if replay.by_depth else expected_tokens(Tree(shape.paths), shares)
     scale = [1.0] * len(counts)
     if mix.weights is not None:
         scale = [weight / part.tokens.sum() for weight, part in zip(mix.weights, counts, strict=True)]
@@ -472,7 +482,7 @@ def _tokens(replay: Replay, rows: Sequence[Array], mix: Mix, shares: Array | Non
         rounds=rounds,
         tokens_per_round=tokens_interval(free, shape.depth, confidence),
         iid_tokens_per_round=promised,
-        iid_error=promised / free.value - 1,
+        iid_error=promised / free.value - 1 if promised is not None else None,
         marginal=tuple(float(count / ready) if ready else None for count in accepted),
     )
 

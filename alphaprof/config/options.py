@@ -148,7 +148,26 @@ class Eagle3Draft(HeadFileOptions):
     )
 
 
-DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft, Eagle3Draft]
+class MtpDraft(HeadOptions):
+    """The target's own MTP modules, which its checkpoint holds."""
+
+    loader = "alphaprof.profiling.heads.mtp_files:load_mtp"
+    kind: Literal["mtp"]
+    reuse: bool | None = Field(
+        None,
+        description="true: the first module at every depth; false: a chain, one module a depth; needed where the checkpoint "
+        "holds several modules, as engines differ",
+    )
+
+
+class MedusaDraft(HeadFileOptions):
+    """Medusa heads: one for each depth, on the target's last state."""
+
+    loader = "alphaprof.profiling.heads.medusa:load_medusa"
+    kind: Literal["medusa"]
+
+
+DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft, Eagle3Draft, MtpDraft, MedusaDraft]
 
 
 def named_model(name: str) -> dict[str, str]:

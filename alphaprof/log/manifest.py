@@ -115,18 +115,15 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a reading of a head's files would get accepted on some texts: `changed`, what differs from the reading that was
-    measured (empty: that one), `acceptance` at `depth`, `ahead` of the measured reading with its standard `error` (paired),
-    over `positions`; `engines` whose reading it is.
-    """
+    """What a reading of a head's files would get accepted on some texts."""
 
-    changed: str
-    depth: int
-    acceptance: float
-    ahead: float
-    error: float
-    positions: int
-    engines: tuple[str, ...] = ()
+    changed: str  # what differs from the reading that was measured; empty: that one
+    depth: int  # of the drafts that were counted
+    acceptance: float  # share of them that are the target's tokens
+    ahead: float  # by how much that is more than the reading that was measured gets, on the same texts
+    error: float  # standard error of `ahead`, paired
+    positions: int  # that both were counted on
+    engines: tuple[str, ...] = ()  # whose reading it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +136,7 @@ class DraftFacts(ModelFacts):
     on where the round starts, so that the log holds `accepted_run`. `engine_method`: what engines call it (None: none of
     them has it, or it is not known); `settings`: what they must be given for it to draft as here.
 
-    Of a head, whose proposal depends on how many drafts came before it in its round: `depths`, how many it was measured for
+    Of a head, whose proposal depends on how many drafts came before it in its round: `depths`: how many it was measured for
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
     tokens among them; `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were
     read, as name and value in words; `trials`: what other readings would get accepted.

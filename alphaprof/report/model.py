@@ -69,8 +69,9 @@ class Result:
     documents: int
     clusters: int  # independent units of the intervals: documents, those of one cluster or with equal prompts as one
     positions: int
-    # acceptance pooled over positions with a proposal; of a head accept@1, at depth 1 of a round; None: an imported run
-    alpha: Interval | None
+    alpha: (
+        Interval | None
+    )  # acceptance over positions with a proposal; a head's: of first drafts alone; None: an imported run
     coverage: float | None  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
     clear_mismatches: float | None  # those of them that are no near-ties

@@ -195,7 +195,7 @@ def expected_replays(
 
 def _by_depth(values: Array) -> Array:
     """Values [positions, depths], C-contiguous; of [positions], which hold at every depth, one column."""
-    return np.ascontiguousarray(values.reshape(len(values), -1), dtype=np.float64)
+    return np.ascontiguousarray(values if values.ndim > 1 else values[:, None], dtype=np.float64)
 
 
 def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:

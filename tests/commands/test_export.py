@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from alphaprof.cli.exchange import ExportFormat
@@ -25,7 +26,7 @@ from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from tests.conftest import Runner
 from tests.reporting import HOSTILE, expected_rounds_of, log_of, only, recounted, rows_of
-from tests.synthetic import Domain, Recipe, draft_facts, interrupted, lookup_facts, rewritten, write_run
+from tests.synthetic import Domain, Recipe, draft_facts, head_facts, interrupted, lookup_facts, rewritten, write_run
 
 STORY = Domain(documents=8, alpha=0.6, temperature=0.7, continuation="sampled")
 RECIPE = Recipe(
@@ -246,6 +247,7 @@ def test_weights_of_the_shares_observed_change_nothing(run: Run, to: str) -> Non
 # second draft to test, and of the two one was at the end of its text.
 HAND = Acceptance(
     draft=draft_facts("draft"),
+    model="synthetic/draft",
     served=False,
     gamma=3,
     depths={1: Depths(12.0, 10.0, 10.0, (10.0,), (5.0,)), 3: Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))},
@@ -293,6 +295,53 @@ def test_arguments_and_environments_by_hand() -> None:
     assert "method" not in json.loads(write["vllm"](skip))
     assert "no method for a draft of kind layer_skip" in EXPORTS["vllm"].beside(skip)
     assert "of the draft that was served" in EXPORTS["vllm"].beside(dataclasses.replace(skip, served=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "server"),
+    [
+        ("eagle3", "synthetic/head", "--speculative-algorithm EAGLE3 --speculative-draft-model-path synthetic/head"),
+        ("eagle", "synthetic/head", "--speculative-algorithm EAGLE --speculative-draft-model-path synthetic/head"),
+        ("mtp", None, "--speculative-algorithm NEXTN --speculative-num-steps 3"),
+    ],
+)
+def test_heads_are_exported_under_the_names_of_the_engines(method: str, model: str | None, server: str) -> None:
+    """With acceptance by position; a module of the target's own checkpoint names no model."""
+    head = dataclasses.replace(HAND, draft=head_facts("head", 3, engine_method=method), model=model)
+    config = json.loads(EXPORTS["vllm"].write(head))
+    assert (config["method"], config.get("model")) == (method, model)
+    assert config["synthetic_acceptance_rates"] == [0.5, 0.333333, 0.333333]
+    assert json.loads(EXPORTS["nvidia"].write(head))["method"] == method
+    beside = EXPORTS["sglang"].beside(head)
+    assert server in beside
+    assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in beside
+    medusa = dataclasses.replace(head, draft=dataclasses.replace(head.draft, engine_method="medusa"))
+    assert "SGLang has no algorithm for medusa" in EXPORTS["sglang"].beside(medusa)
+
+
+def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
+    """Replayed by depth, and not powers of the first one; and trees for Sequoia, which has no depths, are refused."""
+    run = write_run(tmp_path / "run", Recipe(heads={"head": {"reference": "synthetic/target", "engine_method": "mtp"}}))
+    side = RunDraft(run, "head")
+    config = json.loads(written(side, "vllm", gamma=4))
+    log = pa.concat_tables([run.positions("head", shard.index) for shard in run.shards]).to_pandas()
+    tested = accepted = np.zeros(4)
+    for _, text in log.groupby("document"):
+        rows, at = text.to_dict("records"), 1
+        while at < len(rows):
+            depth, most = 0, min(4, rows[at]["proposed"], len(rows) - at)
+            while depth < most:
+                row = rows[at + depth]
+                tested = tested + np.eye(4)[depth]
+                if not (row[f"agrees_{depth + 1}"] if depth else row["draft_top"] == row["token"]):
+                    break
+                accepted = accepted + np.eye(4)[depth]
+                depth += 1
+            at += depth + 1
+    assert config["synthetic_acceptance_rates"] == pytest.approx(np.cumprod(accepted / tested), abs=1e-5)
+    assert "model" not in config
+    with pytest.raises(OptionInvalid, match="depend on the level"):
+        written(side, "sequoia")
 
 
 def test_the_profile_of_nvidia_by_hand() -> None:

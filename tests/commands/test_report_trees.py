@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -667,3 +668,23 @@ def test_drafts_that_cannot_be_shown_end_in_two_lines(run: Run, alphaprof: Runne
         assert problem in errors
         assert len(errors.splitlines()) == 2
     assert alphaprof(tmp_path)[0] == 6
+
+
+def test_trees_of_a_head_follow_its_ranks_by_depth(tmp_path: Path) -> None:
+    """Rounds of a full tree are those of the rule, no formula of first drafts is shown, and more levels are refused."""
+    recipe = Recipe(heads={"head": {"ranks_by_depth": True}, "bare": {}}, rules=("strict", "tree_2"), gammas=(1, 2, 3))
+    run = write_run(tmp_path / "run", recipe)
+    full = Tree.full(2, 3)
+    report = build_trees(RunDraft(run, "head"), nodes=(0,), given={"full": full})
+    totals = pa.concat_tables([run.totals(part) for part in run.totals_parts("head")]).to_pandas()
+    mine = totals[totals["rule"] == "tree_2"]
+    (traffic,) = [tokens for tokens in report.traffic if tokens.tree == "full"]
+    assert traffic.rounds == mine["rounds_3"].sum()
+    assert traffic.tokens_per_round is not None
+    assert (traffic.iid_tokens_per_round, traffic.iid_error) == (None, None)
+    with pytest.raises(OptionInvalid, match="more levels than the 3") as refused:
+        build_trees(RunDraft(run, "head"), nodes=(0,), given={"deep": Tree.chain(4)})
+    assert "more depths" in refused.value.hint
+    with pytest.raises(OptionInvalid, match="no ranks by depth") as refused:
+        build_trees(RunDraft(run, "bare"))
+    assert "ranks_by_depth: true" in refused.value.hint

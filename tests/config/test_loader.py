@@ -149,7 +149,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("drafts",), None, "drafts: Input should be a valid dictionary", ""),
     (("drafts",), [], "drafts: Input should be a valid dictionary", ""),
     (("drafts", "small", "kind"), ABSENT, "drafts.small: ", "add kind: model or layer_skip"),
-    (("drafts", "small", "kind"), "medusa", "drafts.small: Input tag 'medusa'", "correct"),
+    (("drafts", "small", "kind"), "hydra", "drafts.small: Input tag 'hydra'", "correct"),
     (("drafts", "skip", "drop_layers"), [1, 1], "drafts.skip.drop_layers: must be distinct", "correct"),
     (("drafts", "skip", "drop_layers"), [-1], "drafts.skip.drop_layers: must be distinct indices, 0 or above", "correct"),
     (("drafts", "skip", "drop_layers"), [], "drafts.skip.drop_layers: List should have at least 1 item", "correct"),

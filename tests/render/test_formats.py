@@ -53,6 +53,7 @@ RECIPES = {
     "hopeless draft": Recipe({"code": Domain(alpha=0.0, spread=0.0, coverage=0.0)}),
     "off-policy": Recipe({"corpus": Domain(continuation="text", on_policy=False)}),
     "thinking": Recipe({"code": Domain()}, thinking=0.5),
+    "draft head": Recipe({"story": STORY, "code": Domain()}, rules=RULES, heads={"head": {}}, certificates=True),
     "hostile names": Recipe({name: Domain(documents=3) for name in HOSTILE.values() if name}),
 }
 

@@ -243,7 +243,7 @@ def test_every_number_is_one_click_from_its_meaning(tmp_path: Path) -> None:
     anchors = {about["id"] for _, about in page.elements if about.get("id")}
     links = {str(about["href"])[1:] for tag, about in page.elements if tag == "a"}
     assert links <= anchors
-    unused = {"term-round", "term-coverage", "term-concurrency"}  # with prompt lookup, and with several concurrencies
+    unused = {"term-round", "term-coverage", "term-concurrency", "term-first"}  # with prompt lookup, concurrencies, heads
     assert {anchor for anchor in anchors if str(anchor).startswith("term-")} - links <= unused
 
 

@@ -132,6 +132,43 @@ def test_a_path_does_not_run_into_the_next_document() -> None:
     assert accepted_lengths(found).tolist() == [[0] * 5, [0, 1, 0, 0, 0], [0, 0, 1, 0, 0]]
 
 
+def test_rounds_of_a_heads_tree_by_hand() -> None:
+    """The second draft of the round at 1 has rank 2 as such, and as a first one rank 1: the path is 1, then 2."""
+    tree = Tree.from_paths([(1,), (1, 2)])
+    ranks, (start, stop) = np.array([[1, 1], [1, 1], [1, 2], [1, 1], [1, 1]]), bounds([5])
+    assert path_lengths(ranks, stop, tree).tolist() == [1, 2, 1, 1, 1]
+    assert accepted_lengths(replay_tree(ranks, start, stop, tree)).tolist() == [[0, 1, 1]]
+    with pytest.raises(ValueError, match="3 levels, and ranks are known for 2"):
+        path_lengths(ranks, stop, Tree.chain(3))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounds_of_a_heads_tree_are_those_of_a_walk_down_the_tree(seed: int) -> None:
+    """Node by node, with the rank that the token has at the node's level."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 9, 12)
+    ranks = rng.integers(0, 4, (int(lengths.sum()), 3))
+    ranks[:, 0] = np.maximum(ranks[:, 0], rng.random(len(ranks)) < 0.9)
+    tree = Tree.from_paths([(1,), (2,), (1, 1), (1, 2), (2, 1), (1, 2, 1), (1, 2, 2), (2, 1, 3), (2, 1, 1), (2, 1, 2)])
+    rounds, accepted, first = [], np.zeros((len(lengths), 3)), 0
+    for number, length in enumerate(lengths):
+        at, count = 1, 0
+        while at < length:
+            path: tuple[int, ...] = ()
+            while len(path) < 3 and at + len(path) < length:
+                node = (*path, int(ranks[first + at + len(path), len(path)]))
+                if node not in tree.paths:
+                    break
+                path = node
+            accepted[number, : len(path)] += 1
+            at, count = at + len(path) + 1, count + 1
+        rounds.append(count)
+        first += length
+    found = replay_tree(ranks, *bounds(lengths.tolist()), tree)
+    assert found.rounds.tolist() == rounds
+    assert found.accepted.tolist() == accepted.tolist()
+
+
 @pytest.mark.parametrize("nothing", [0, -1, -7, math.nan])
 def test_no_proposal_has_many_names(nothing: float) -> None:
     ranks = np.random.default_rng(1).integers(0, 4, 200)

@@ -13,6 +13,7 @@ from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptanc
 from alphaprof.commands.export.scope import ExportRequest, ExportScope, ranks_of, scope_of
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.manifest import Manifest
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.report.format import count, interval, many, percent
 from alphaprof.report.result import counted
@@ -50,6 +51,7 @@ def export(side: RunDraft, to: str, wanted: ExportRequest) -> Artefact:
     mean, by_domain = _per_request(scope) if scope.exact else (None, None)
     acceptance = Acceptance(
         draft=manifest.drafts[side.draft],
+        model=_own_model(manifest, side.draft),
         served=manifest.imported is not None,
         gamma=scope.gamma,
         depths={gamma: _depths(scope, gamma) for gamma in side.run.gammas},
@@ -125,13 +127,13 @@ def _paying(scope: ExportScope, concurrency: int, most: int) -> int:
 def _conditions(scope: ExportScope) -> dict[str, Any]:
     """What was measured, for a reader who has the file and nothing else. Models by the last two parts of their path."""
     manifest = scope.side.run.manifest
-    draft = manifest.drafts[scope.side.draft]
+    draft, model = manifest.drafts[scope.side.draft], _own_model(manifest, scope.side.draft)
     replayed = "rounds replayed from a teacher-forced log" + ("" if scope.exact else ", exact expectations")
     return {
         "tool": f"alphaprof {__version__}",
         "measurement": f"rounds counted by {manifest.imported.engine} for each request" if manifest.imported else replayed,
         "target": _published(manifest.target.reference),
-        "draft": _published(draft.own_model) if draft.own_model is not None else draft.kind,
+        "draft": _published(model) if model is not None else draft.kind,
         "dtype": manifest.target.dtype,
         "rule": scope.rules,
         "texts": list(scope.texts),
@@ -141,6 +143,12 @@ def _conditions(scope: ExportScope) -> dict[str, Any]:
         "complete": manifest.status == "complete",
         "created": manifest.created,
     }
+
+
+def _own_model(manifest: Manifest, name: str) -> str | None:
+    """The checkpoint of a draft; None: it has none of its own. A head may lie in the target's."""
+    draft = manifest.drafts[name]
+    return None if draft.depths is not None and draft.reference == manifest.target.reference else draft.own_model
 
 
 def _published(reference: str) -> str:

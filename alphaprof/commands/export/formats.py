@@ -17,6 +17,7 @@ PROPOSING: Over = "proposing"
 ALL: Over = "all"
 DIGITS = 6  # of rates and lengths, as NVIDIA's own producer rounds them
 NGRAM = "ngram"  # what engines call drafting from what stood there before
+SGLANG = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}  # what it calls methods of heads
 DYNAMO_MOST = 5  # drafts a step, at most: `aic_nextn must be in 1..=5`
 
 
@@ -70,13 +71,15 @@ class Depths:
 class Acceptance:
     """What formats of chains are written from: one draft of a run under one rule, on one domain or on the whole traffic.
 
-    `served`: by another engine, so that it is not known what draft it was. `depths`: by gamma, of every gamma of the run.
+    `served`: by another engine, so that it is not known what draft it was. `model`: reference of the draft's own checkpoint;
+    None: it has none, or it is a part of the target's. `depths`: by gamma, of every gamma of the run.
     `per_request`: mean over documents of their acceptance length, all rounds counted, and `per_domain` the same by domain;
     None where rounds are expectations. `schedule`: first and last concurrency, and the best gamma there (0: the draft does
     not pay); None where fewer than two were timed. `conditions`: what was measured, and how.
     """
 
     draft: DraftFacts
+    model: str | None
     served: bool
     gamma: int
     depths: Mapping[int, Depths]
@@ -136,7 +139,8 @@ def vllm(chain: Acceptance) -> str:
     if chain.draft.engine_method == NGRAM:
         config = {"method": NGRAM, "prompt_lookup_max": chain.draft.settings["max_ngram"], "prompt_lookup_min": 1}
     elif chain.draft.engine_method is not None:
-        config = {"method": chain.draft.engine_method, "model": chain.draft.own_model}
+        config = {"method": chain.draft.engine_method}
+        config |= {"model": chain.model} if chain.model is not None else {}
     config |= {
         "num_speculative_tokens": chain.gamma,
         "rejection_sample_method": "synthetic",
@@ -212,7 +216,14 @@ def _server(chain: Acceptance) -> str:
     if chain.draft.engine_method == NGRAM:
         return "whether SGLang's NGRAM heeds these variables is not known here"
     options = f"--speculative-num-steps {chain.gamma} --speculative-eagle-topk 1"
-    return f"goes with the server's {options} --speculative-num-draft-tokens {chain.gamma + 1}"  # the root counts
+    options += f" --speculative-num-draft-tokens {chain.gamma + 1}"  # the root counts
+    if chain.draft.depths is None:
+        return f"goes with the server's {options}"
+    method = chain.draft.engine_method
+    if method not in SGLANG:
+        return f"SGLang has no algorithm for {method}: a head that takes as long stands in, with the server's {options}"
+    model = f" --speculative-draft-model-path {chain.model}" if chain.model is not None else ""
+    return f"goes with the server's --speculative-algorithm {SGLANG[method]}{model} {options}"
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,11 @@ def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, lis
         raise OptionInvalid(
             f"ranks predict what a tree accepts under greedy decoding only, not under {wanted.rule}", "leave out --rule"
         )
+    if side.run.manifest.drafts[side.draft].depths is not None:
+        raise OptionInvalid(
+            f"Sequoia takes one share of ranks for all levels of a tree, and those of {side.label} depend on the level",
+            f"alphaprof trees {side.label} replays trees level by level",
+        )
     sample = tree_sample(side.run, side.draft, WIDTH, chooses=False)
     parts, ranks = _parts(side, sample, wanted.domain), sample.ranks
     shares = np.asarray(sum(weight * ranks.shares(rows) for rows, weight in parts))

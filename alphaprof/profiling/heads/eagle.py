@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -115,7 +115,7 @@ class EagleHead(nn.Module):
         """The dtype of its tensors."""
         return next(self.parameters()).dtype
 
-    def with_reading(self, reading: Reading) -> EagleHead:
+    def with_reading(self, reading: Reading) -> Self:
         """The same tensors, read in another way."""
         twin = copy.copy(self)
         twin.reading, twin.layers = reading, reading.layers

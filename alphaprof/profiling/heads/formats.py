@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import LlamaConfig, Qwen3Config
+from transformers.activations import ACT2FN
 
 from alphaprof.errors import shown
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
@@ -176,6 +177,8 @@ def _layers(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
         rope = config.rope_parameters["rope_type"]
     except Exception as error:
         raise files.refused(f"its config.json: {first_line(error)[:300]}", COMPLETE) from error
+    if config.hidden_act not in ACT2FN:
+        raise files.refused(f"its activation, {shown(config.hidden_act)}, is not known to transformers", ENGINE)
     if rope not in FIXED_ROPE:
         raise files.refused(f"its positions are of type {shown(rope)}, which depends on how long a text is", ENGINE)
     return config
@@ -202,9 +205,10 @@ def _draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torc
     if len(twice):
         raise files.refused(f"d2t leads to id {int(twice[0])} more than once", OFFSETS)
     if "t2d" in files.tensors:
-        known = files.tensor("t2d").bool().nonzero().flatten()
-        if not torch.equal(known, ids):
-            raise files.refused("d2t and t2d name different tokens", OFFSETS)
+        flags = files.tensor("t2d").bool()
+        if flags.shape != (total,) or not torch.equal(flags.nonzero().flatten(), ids):
+            problem = f"d2t and t2d name different tokens of {total} (t2d is {list(flags.shape)})"
+            raise files.refused(problem, OFFSETS)
     return (None, None) if len(ids) == total else (ids, order)
 
 

@@ -12,7 +12,7 @@ from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle3, Reading
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.heads.formats import IGNORED, Eagle3Format, eagle3_format
-from alphaprof.profiling.heads.readings import reading_as
+from alphaprof.profiling.heads.readings import alternatives, doubts_of, engines_of, reading_as, searched
 from alphaprof.profiling.models.drafts import check_vocabulary
 from alphaprof.profiling.models.hub import folder_of
 from alphaprof.profiling.models.load import DTYPES, Model, load_tokenizer
@@ -34,7 +34,8 @@ def load_eagle3(
     require_layers(target, head.files)
     _require_fit(head, target)
     _require_verifier(head.files, target, tokenizer)
-    reading, words = reading_as(draft.serve_as, head, target.network.config.get_text_config())
+    config = target.network.config.get_text_config()
+    reading, words = reading_as(draft.serve_as, head, config)
     network = eagle3_network(head, reading, target, DTYPES[draft.dtype or options.target.dtype])
     words["embedding"] = "its own" if network.embed_tokens is not None else "the target's: its files hold none"
     words["LM head"] = "its own" if network.lm_head is not None else "the target's: its files hold none"
@@ -49,6 +50,10 @@ def load_eagle3(
         context=head.context,
         ranks_by_depth=draft.ranks_by_depth,
         reading=words,
+        engines=engines_of(reading, head, config),
+        alternatives=alternatives(network, head, config),
+        fallbacks=searched(network, config),
+        doubts=doubts_of(name, head, reading),
     )
 
 

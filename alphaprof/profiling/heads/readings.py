@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import contextlib
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.heads.eagle import Reading
+from alphaprof.profiling.heads.draft import Alternative
+from alphaprof.profiling.heads.eagle import Eagle3, Reading
 from alphaprof.profiling.heads.formats import IDS, SPECFORGE, SPECULATORS, Eagle3Format
 from alphaprof.profiling.models.teacher_forced import FINAL
 
@@ -17,18 +18,6 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 # Targets for which SGLang 0.5.23 takes explicit ids as outputs of layers only if the first one is 1 (sglang#25454); for
 # gpt-oss it does unless the last id is the number of layers (sglang#32334), and for all others always.
 FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """Another reading of the same tensors: `changed`, what differs, in words; `key`: what to write into config.json to get
-    it; `engines`: whose reading it is.
-    """
-
-    changed: str
-    key: str
-    reading: Reading
-    engines: tuple[str, ...] = ()
 
 
 def reading_as(serve_as: str, head: Eagle3Format, target: Any) -> tuple[Reading, dict[str, str]]:
@@ -117,62 +106,86 @@ def _listed(layers: tuple[int, ...]) -> str:
     return ", ".join(map(str, layers))
 
 
-def alternatives(head: Eagle3Format, measured: Reading, target: Any) -> list[Alternative]:
-    """The measured reading, with `changed` and `key` empty, and what else the files could mean for a target (its config):
-    the states of one layer later and earlier, the norms in their other places, and what each engine takes them for.
+def engines_of(reading: Reading, head: Eagle3Format, target: Any) -> tuple[str, ...]:
+    """The engines that read the files of a head so, for a target (its config)."""
+    return tuple(engine for engine, theirs in _served(head, target).items() if theirs == reading)
+
+
+def alternatives(network: Eagle3, head: Eagle3Format, target: Any) -> list[Alternative]:
+    """What else the files of a head could mean for a target (its config): states of one layer later and earlier, the norms
+    in their other places, and what each engine takes them for.
     """
-    readings = {"": measured}
+    measured, served = network.reading, _served(head, target)
+    readings: dict[str, Reading] = {}
     for offset, words in ((1, "later"), (-1, "earlier")):
         moved = tuple(layer + offset for layer in measured.layers)
         if FINAL not in measured.layers and min(moved) >= 0 and max(moved) <= target.num_hidden_layers:
             readings[f"states of the target one layer {words}"] = replace(measured, layers=moved)
-    other = "before" if measured.norm_before_residual else "after"
-    readings[f"residual taken {other} the norm"] = replace(measured, norm_before_residual=not measured.norm_before_residual)
-    other = "before" if measured.norm_output else "after"
-    readings[f"fed back {other} the final norm"] = replace(measured, norm_output=not measured.norm_output)
-    served = {}
-    for serve_as, engine in ENGINES.items():
-        try:
-            served[engine] = reading_as(serve_as, head, target)[0]
-        except ModelUnloadable:
-            continue  # that engine does not serve it
+    for words, name in (("the residual taken", "norm_before_residual"), ("states fed back", "norm_output")):
+        other: dict[str, Any] = {name: not getattr(measured, name)}
+        readings[f"{words} {'after' if other[name] else 'before'} the norm"] = replace(measured, **other)
     for engine, reading in served.items():
-        if reading not in readings.values():
-            readings[f"as {engine} reads the files"] = reading
+        if reading not in (measured, *readings.values()):
+            readings[f"its files read as {engine} does"] = reading
     return [
         Alternative(
-            changed,
-            _key(measured, reading, target),
-            reading,
+            words,
+            _setting(measured, reading, target),
+            network.with_reading(reading),
+            2 if reading == replace(measured, norm_output=reading.norm_output) else 1,  # what is fed back shows then
             tuple(engine for engine, theirs in served.items() if theirs == reading),
         )
-        for changed, reading in readings.items()
+        for words, reading in readings.items()
     ]
 
 
-def searched(measured: Reading, target: Any) -> Iterator[Alternative]:
+def _served(head: Eagle3Format, target: Any) -> dict[str, Reading]:
+    """How each engine reads the files, without those that could not serve them."""
+    served = {}
+    for serve_as, engine in ENGINES.items():
+        with contextlib.suppress(ModelUnloadable):
+            served[engine] = reading_as(serve_as, head, target)[0]
+    return served
+
+
+def searched(network: Eagle3, target: Any) -> list[Alternative]:
     """The readings of three states around those that engines guess, 2, n//2 and n-3, each up to two layers away; none for
     heads that read another number of states.
     """
-    blocks = target.num_hidden_layers
+    measured, blocks = network.reading, target.num_hidden_layers
     if len(measured.layers) != 3:
-        return
+        return []
     around = [range(max(0, middle - 2), min(blocks, middle + 2) + 1) for middle in (2, blocks // 2, blocks - 3)]
-    for layers in product(*around):
-        if layers[0] < layers[1] < layers[2] and layers != measured.layers:
-            reading = replace(measured, layers=layers)
-            yield Alternative(
-                f"states of the target after {_listed(layers)} layers", _key(measured, reading, target), reading
-            )
+    readings = [replace(measured, layers=(low, mid, high)) for low, mid, high in product(*around) if low < mid < high]
+    return [
+        Alternative(
+            f"states of the target after {_listed(reading.layers)} layers",
+            _setting(measured, reading, target),
+            network.with_reading(reading),
+        )
+        for reading in readings
+        if reading != measured
+    ]
 
 
-def _key(measured: Reading, reading: Reading, target: Any) -> str:
+def doubts_of(name: str, head: Eagle3Format, reading: Reading) -> tuple[dict[str, str], ...]:
+    """A warning about the files of draft `name` where they leave open which states it reads."""
+    if not head.reads_inner_states or head.settings.get(IDS) or head.settings["nested_ids"]:
+        return ()
+    message = (
+        f"the files of draft {name} do not say which states of the target it reads: after {_listed(reading.layers)} layers "
+        "is what engines guess (2, n//2 and n-3 of n)"
+    )
+    return ({"code": "wiring", "message": message, "remedy": f"ask who trained it, and set {IDS} in its config.json"},)
+
+
+def _setting(measured: Reading, reading: Reading, target: Any) -> str:
     """What to write into config.json so that engines read the files like this."""
-    keys = []
+    settings = []
     if reading.layers != measured.layers:
         earlier = [layer - 1 for layer in reading.layers]
-        sglang = f"; {earlier} for SGLang" if min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS else ""
-        keys.append(f"{IDS}: {list(reading.layers)} for vLLM{sglang}")
+        sglang = f" ({earlier} for SGLang)" if min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS else ""
+        settings.append(f"{IDS}: {list(reading.layers)}{sglang}")
     names = ("norm_before_residual", "norm_output", "norm_before_fc")
     changed = [name for name in names if getattr(reading, name) != getattr(measured, name)]
-    return "; ".join([*keys, *(f"{name}: {str(getattr(reading, name)).lower()}" for name in changed)])
+    return ", ".join([*settings, *(f"{name}: {str(getattr(reading, name)).lower()}" for name in changed)])

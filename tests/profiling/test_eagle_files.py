@@ -1,0 +1,562 @@
+"""Files of EAGLE-3 heads: three layouts, how engines take them, the logits of speculators, and files that are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+
+from alphaprof.config.load import validate
+from alphaprof.config.options import ModelOptions
+from alphaprof.errors import AlphaprofError, ModelUnloadable, ProfileInvalid, VocabularyMismatch
+from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.eagle import Reading
+from alphaprof.profiling.heads.files import files_of
+from alphaprof.profiling.heads.formats import eagle3_format
+from alphaprof.profiling.heads.readings import reading_as
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.teacher_forced import FINAL
+from tests import tiny
+from tests.eagle import BLOCKS, HIDDEN, IDS, VOCABULARY, Tensors, config, converted, loaded, target, tensors, written
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+GOLDEN = Path(__file__).parent.parent / "golden" / "eagle3_speculators.safetensors"
+with safe_open(GOLDEN, framework="pt") as opened:
+    CONFIGS: dict[str, Any] = json.loads(opened.metadata()["configs"])
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return target()
+
+
+def states(draft: HeadDraft, features: torch.Tensor, depths: int = 4) -> torch.Tensor:
+    """States [depth, base, hidden] of a fixed text."""
+    ids = torch.arange(features.shape[1])[None] * 5 % VOCABULARY
+    with torch.inference_mode():
+        return torch.stack([rows[0] for rows in draft.network.states(ids, features, depths, 2)])
+
+
+FEATURES = torch.randn(1, 20, 3 * HIDDEN, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("variant", CONFIGS)
+def test_logits_are_those_of_speculators(tmp_path: Path, variant: str) -> None:
+    """Within 1e-5 at depths 1 to 5, from the files that speculators wrote."""
+    golden = load_file(GOLDEN)
+    weights = {name.split("/")[1]: tensor for name, tensor in golden.items() if name.startswith(f"{variant}/")}
+    expected, described = weights.pop("logits"), CONFIGS[variant]
+    embedding, ids = golden["embed_tokens.weight"], golden["ids"]
+    model = target(vocab_size=len(embedding))
+    model.network.get_input_embeddings().weight.data = embedding
+    network = loaded(written(tmp_path, described, weights), model).network
+    features = golden["features"][..., : weights["fc.weight"].shape[1]]
+    features = torch.cat([features, features[:, :1]], 1)  # no round begins after the last token
+    compared = 0
+    with torch.inference_mode():
+        for row in range(len(ids)):
+            passes = network.states(ids[row : row + 1], features[row : row + 1], 5, 0)
+            for depth, rows in enumerate(passes):
+                known = ~expected[depth, row].isnan().any(-1)
+                made = network.logits(rows[0, :-1], depth + 1)
+                torch.testing.assert_close(made[known], expected[depth, row][known], atol=1e-5, rtol=0)
+                compared += int(known.sum())
+    assert compared == len(ids) * (14 + 13 + 12 + 11 + 10)
+
+
+@pytest.mark.parametrize("layout", ["SafeAILab", "SpecForge"])
+def test_the_same_head_in_other_layouts_gives_the_same_states(tmp_path: Path, model: Model, layout: str) -> None:
+    """Tensors under their names, ids as outputs of layers or by the rule of those who write none."""
+    described = config(**{IDS: [2, 3, 4]})
+    model = target(num_hidden_layers=7)  # 2, 7 // 2, 7 - 3
+    weights = tensors(described)
+    first = loaded(written(tmp_path / "first", described, weights), model)
+    other = loaded(written(tmp_path / "other", *converted(described, weights, layout)), model)
+    assert first.network.layers == other.network.layers == (2, 3, 4)
+    assert torch.equal(states(first, FEATURES), states(other, FEATURES))
+    assert (first.reading["layout"], other.reading["layout"]) == ("speculators", layout)
+    assert ("engines guess" in other.reading["target states"]) == (layout == "SafeAILab")
+
+
+def test_older_names_of_norms_and_layers_are_read(tmp_path: Path, model: Model) -> None:
+    """`use_aux_norm` with `aux_norm_low` and so on, as SGLang reads them."""
+    described = config(fc_norm=True)
+    weights = tensors(described)
+    flat, renamed = converted(described, weights, "SpecForge")
+    names = {f"fc_norm.{place}": f"aux_norm_{word}" for place, word in enumerate(("low", "mid", "high"))}
+    older = {re.sub(r"^fc_norm\.\d", lambda match: names[match[0]], name): weight for name, weight in renamed.items()}
+    first = loaded(written(tmp_path / "first", described, weights), model)
+    other = loaded(written(tmp_path / "other", flat | {"use_aux_norm": True}, older), model)
+    assert torch.equal(states(first, FEATURES), states(other, FEATURES))
+
+
+def test_a_single_state_enters_as_it_is(tmp_path: Path, model: Model) -> None:
+    """`use_aux_hidden_state: false`: the state after the final norm, without fc, even where the files hold one."""
+    described = config()
+    flat, weights = converted(described, tensors(described), "SafeAILab")
+    flat["eagle_config"] = {"use_aux_hidden_state": False}
+    unused = loaded(written(tmp_path / "unused", flat, weights), model)
+    del weights["fc.weight"]
+    draft = loaded(written(tmp_path / "none", flat, weights), model)
+    assert draft.network.layers == unused.network.layers == (FINAL,)
+    own = FEATURES[..., :HIDDEN].contiguous()
+    assert torch.equal(states(draft, own), states(unused, own))
+    weights["fc.weight"] = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, 2 * HIDDEN)], 1)
+    del flat["eagle_config"]
+    deeper = target(num_hidden_layers=7)
+    deeper.network.set_input_embeddings(model.network.get_input_embeddings())
+    identity = loaded(written(tmp_path / "identity", flat, weights), deeper)
+    torch.testing.assert_close(states(draft, own), states(identity, FEATURES), atol=1e-6, rtol=1e-6)
+
+
+def test_the_targets_lm_head_stands_in_for_one_that_is_missing(tmp_path: Path, model: Model) -> None:
+    described = config(draft_vocab_size=VOCABULARY)
+    weights = tensors(described, None)
+    own = loaded(written(tmp_path / "own", described, weights), model)
+    del weights["lm_head.weight"]
+    shared = loaded(written(tmp_path / "shared", described, weights), model)
+    rows = torch.randn(3, HIDDEN)
+    normed = own.network.norm(rows)  # type: ignore[attr-defined]
+    torch.testing.assert_close(shared.network.logits(rows, 1), model.network.lm_head(normed))
+    assert own.facts().parameters == (shared.facts().parameters or 0) + VOCABULARY * HIDDEN
+    assert shared.reading["LM head"].startswith("the target's")
+
+
+def test_a_head_in_several_files_is_one(tmp_path: Path, model: Model) -> None:
+    described = config()
+    weights = tensors(described)
+    whole = loaded(written(tmp_path / "whole", described, weights), model)
+    parts = written(tmp_path / "parts", described, dict(list(weights.items())[:5]))
+    (parts / "model.safetensors").rename(parts / "model-00001-of-00002.safetensors")
+    save_file(dict(list(weights.items())[5:]), parts / "model-00002-of-00002.safetensors")
+    assert torch.equal(states(whole, FEATURES), states(loaded(parts, model), FEATURES))
+
+
+# Layout, settings in config.json, target, and which states are read as the files mean it, for vLLM and for SGLang.
+SPECULATORS, SPECFORGE, SAFEAILAB, VLLM = "speculators", "SpecForge", "SafeAILab", "vLLM"
+GUESS, TWELVE = (2, 6, 9), {"num_hidden_layers": 12, "model_type": "llama"}
+STATES = [
+    (SPECULATORS, {IDS: [1, 3, 5]}, TWELVE, (1, 3, 5), (1, 3, 5), (2, 4, 6)),
+    (SPECULATORS, {IDS: [2, 6, 9]}, TWELVE, (2, 6, 9), (2, 6, 9), (3, 7, 10)),
+    (SPECULATORS, {IDS: [9, 2, 6]}, TWELVE, (9, 2, 6), (2, 6, 9), (3, 7, 10)),
+    (SPECULATORS, {}, TWELVE, GUESS, GUESS, GUESS),
+    (SPECFORGE, {"eagle_config": {IDS: [1, 5, 8]}}, TWELVE, (2, 6, 9), (1, 5, 8), (2, 6, 9)),
+    (SPECFORGE, {"eagle_config": {IDS: [2, 6, 9]}}, TWELVE, (3, 7, 10), (2, 6, 9), (3, 7, 10)),
+    (
+        SPECFORGE,
+        {"eagle_config": {IDS: [2, 6, 9]}},
+        TWELVE | {"model_type": "deepseek_v3"},
+        (3, 7, 10),
+        (2, 6, 9),
+        (2, 6, 9),
+    ),
+    (SPECFORGE, {"eagle_config": {IDS: [1, 5, 8]}}, TWELVE | {"model_type": "deepseek_v3"}, (2, 6, 9), (1, 5, 8), (2, 6, 9)),
+    (
+        SPECFORGE,
+        {"eagle_config": {IDS: [8, 10, 12]}},
+        TWELVE | {"model_type": "gpt_oss"},
+        (8, 10, 12),
+        (8, 10, 12),
+        (8, 10, 12),
+    ),
+    (SPECFORGE, {"eagle_config": {IDS: [1, 5, 8]}}, TWELVE | {"model_type": "gpt_oss"}, (2, 6, 9), (1, 5, 8), (2, 6, 9)),
+    (SPECFORGE, {IDS: [1, 5, 8]}, TWELVE, (2, 6, 9), (1, 5, 8), GUESS),
+    (SPECFORGE, {}, TWELVE, GUESS, GUESS, GUESS),
+    (SAFEAILAB, {}, TWELVE, GUESS, GUESS, GUESS),
+    (VLLM, {"eagle_config": {IDS: [1, 5, 8]}}, TWELVE, (1, 5, 8), (1, 5, 8), (2, 6, 9)),
+]
+ARCHITECTURES = {SPECFORGE: "LlamaForCausalLMEagle3", SAFEAILAB: "LlamaForCausalLM", VLLM: "Eagle3LlamaForCausalLM"}
+
+
+def described_as(layout: str, folder: Path, changes: dict[str, Any], weights: Tensors | None = None) -> Any:
+    """What the files of a head in a layout say."""
+    described = config()
+    weights = tensors(described) if weights is None else weights
+    if layout == SPECULATORS:
+        del described[IDS], described["norm_before_residual"]
+    else:
+        described, weights = converted(described, weights, SAFEAILAB)
+        described["architectures"] = [ARCHITECTURES[layout]]
+    folder = written(folder, described | changes, weights)
+    return eagle3_format(files_of("head", ModelOptions(model=str(folder))))
+
+
+@pytest.mark.parametrize(("layout", "changes", "of", "checkpoint", "vllm", "sglang"), STATES)
+def test_states_are_read_as_the_files_mean_it_or_as_an_engine_takes_them(
+    tmp_path: Path, layout: str, changes: Any, of: Any, checkpoint: Any, vllm: Any, sglang: Any
+) -> None:
+    head = described_as(layout, tmp_path, changes)
+    made = [reading_as(serve_as, head, SimpleNamespace(**of)) for serve_as in ("checkpoint", "vllm", "sglang")]
+    assert [reading.layers for reading, _ in made] == [checkpoint, vllm, sglang]
+    for reading, words in made:
+        assert words["target states"].startswith(f"after {', '.join(map(str, reading.layers))} layers: ")
+        given = re.search(r"_ids \[.*?\] (are|count)", words["target states"])
+        assert (given is None) == ("engines guess" in words["target states"])
+    assert ("engines guess" in made[0][1]["target states"]) == (not changes)
+
+
+# Layout, settings, and where the residual is taken as the files mean it, for vLLM and for SGLang: after the norm?
+RESIDUALS = [
+    (SPECULATORS, {}, (False, True, False)),
+    (SPECULATORS, {"norm_before_residual": True}, (True, True, False)),
+    (SPECULATORS, {"norm_before_residual": False}, (False, False, False)),
+    (SPECFORGE, {}, (False, False, False)),
+    (SPECFORGE, {"norm_before_residual": True}, (True, True, False)),
+]
+
+
+@pytest.mark.parametrize(("layout", "changes", "expected"), RESIDUALS)
+def test_the_residual_is_where_each_reader_takes_it(tmp_path: Path, layout: str, changes: Any, expected: Any) -> None:
+    head = described_as(layout, tmp_path, changes)
+    made = [reading_as(serve_as, head, SimpleNamespace(**TWELVE)) for serve_as in ("checkpoint", "vllm", "sglang")]
+    assert tuple(reading.norm_before_residual for reading, _ in made) == expected
+    assert [words["residual"].split(":")[0] for _, words in made] == [
+        f"{'after' if after else 'before'} the norm" for after in expected
+    ]
+
+
+def test_a_norm_before_fc_that_the_config_does_not_name_is_left_out_by_engines(tmp_path: Path, model: Model) -> None:
+    """The files hold its weight: they mean it. Engines read the flag alone."""
+    described = config(norm_before_fc=True)
+    weights = tensors(described)
+    flat, moved = converted(described, weights, "SpecForge")
+    folder = written(tmp_path / "unnamed", flat, moved)
+    drafts = {serve_as: loaded(folder, model, serve_as=serve_as) for serve_as in ("checkpoint", "vllm", "sglang")}
+    named = loaded(written(tmp_path / "first", described, weights), model)
+    without = dict(weights)
+    del without["input_norm.weight"]
+    plain = loaded(written(tmp_path / "plain", config(), without), model)
+    assert torch.equal(states(drafts["checkpoint"], FEATURES), states(named, FEATURES))
+    for serve_as in ("vllm", "sglang"):
+        assert torch.equal(states(drafts[serve_as], FEATURES), states(plain, FEATURES))
+        assert drafts[serve_as].reading["norm before fc"].startswith("left out")
+    flat["eagle_config"]["norm_before_fc"] = True
+    nested = loaded(written(tmp_path / "nested", flat, moved), model, serve_as="sglang")
+    assert torch.equal(states(nested, FEATURES), states(named, FEATURES))
+
+
+def test_other_readings_are_listed_with_what_asks_for_them_and_who_reads_so(tmp_path: Path, model: Model) -> None:
+    draft = loaded(written(tmp_path, config(), tensors(config())), model)
+    found = {each.changed: each for each in draft.alternatives}
+    assert draft.engines == ("vLLM",)
+    assert {words: (each.network.reading, each.depth, each.engines) for words, each in found.items()} == {  # type: ignore[attr-defined]
+        "states of the target one layer later": (Reading((2, 4, 5)), 1, ("SGLang",)),
+        "states of the target one layer earlier": (Reading((0, 2, 3)), 1, ()),
+        "the residual taken after the norm": (Reading((1, 3, 4), norm_before_residual=True), 1, ()),
+        "states fed back after the norm": (Reading((1, 3, 4), norm_output=True), 2, ()),
+    }
+    assert found["states of the target one layer later"].setting == f"{IDS}: [2, 4, 5] ([1, 3, 4] for SGLang)"
+    assert found["the residual taken after the norm"].setting == "norm_before_residual: true"
+    layers = [each.network.layers for each in draft.fallbacks]
+    assert (2, 3, 4) in layers
+    assert (1, 3, 4) not in layers
+    assert all(low < mid < high <= BLOCKS for low, mid, high in layers)
+    assert len(set(layers)) == len(layers)
+    assert draft.doubts == ()
+
+
+def test_an_engine_that_reads_two_things_otherwise_is_an_alternative_of_its_own(tmp_path: Path, model: Model) -> None:
+    described = config(norm_before_residual=True)
+    draft = loaded(written(tmp_path, described, tensors(described)), model)
+    (sglang,) = [each for each in draft.alternatives if each.engines == ("SGLang",)]
+    assert sglang.network.reading == Reading((2, 4, 5))  # type: ignore[attr-defined]
+    assert sglang.setting.endswith("norm_before_residual: false")
+
+
+def test_files_without_layer_ids_are_doubted(tmp_path: Path) -> None:
+    described = config(**{IDS: None})
+    draft = loaded(written(tmp_path, described, tensors(described)), target(num_hidden_layers=8))
+    assert draft.network.layers == (2, 4, 5)
+    assert draft.engines == ("vLLM", "SGLang")
+    (doubt,) = draft.doubts
+    assert "after 2, 4, 5 layers is what engines guess" in doubt["message"]
+
+
+def test_options_reach_the_draft(tmp_path: Path, model: Model) -> None:
+    folder = written(tmp_path, config(), tensors(config()))
+    draft = loaded(folder, model, gammas=(1, 4))
+    assert (draft.depths, draft.context, draft.ranks_by_depth, draft.method) == (4, 128, False, "eagle3")
+    draft = loaded(folder, model, gammas=(1, 4), depths=6, ranks_by_depth=True)
+    assert (draft.depths, draft.ranks_by_depth, draft.facts().reduced_vocabulary) == (6, True, True)
+    tree = {
+        "target": {"model": "x"},
+        "drafts": {"head": {"kind": "eagle3", "model": "y", "depths": 3}},
+        "data": [{"domain": "text", "path": "text.jsonl", "prompt": "text"}],
+        "gammas": [4],
+    }
+    with pytest.raises(ProfileInvalid, match=r"drafts\.head\.depths 3 lies below the largest of gammas, 4"):
+        validate(tree, "profile")
+
+
+# Bad input: what is done to config and tensors, and words of the error.
+Change = Callable[[dict[str, Any], Tensors], object]
+
+
+def layer(**changes: Any) -> Change:
+    return lambda described, weights: described["transformer_layer_config"].update(changes)
+
+
+def top(**changes: Any) -> Change:
+    return lambda described, weights: described.update(changes)
+
+
+def weight(name: str, value: torch.Tensor) -> Change:
+    return lambda described, weights: weights.update({name: value})
+
+
+def without(name: str) -> Change:
+    return lambda described, weights: weights.pop(name)
+
+
+def flat(**changes: Any) -> Change:
+    """As files of another layout, with settings changed."""
+
+    def change(described: dict[str, Any], weights: Tensors) -> None:
+        other, renamed = converted(described, weights, "SpecForge")
+        described.clear()
+        weights.clear()
+        described.update(other | changes)
+        weights.update(renamed)
+
+    return change
+
+
+def eagle1(described: dict[str, Any], weights: Tensors) -> None:
+    flat(architectures=["LlamaForCausalLM"])(described, weights)
+    for name in ("lm_head.weight", "norm.weight", "d2t", "t2d"):
+        weights.pop(name)
+    weights.update({name.replace("midlayer.", "layers.0."): weights.pop(name) for name in list(weights)})
+
+
+BAD = {
+    "another width": (top(target_hidden_size=48), "it reads states of 48 numbers, and the target tiny has 32"),
+    "another vocabulary": (layer(vocab_size=9), "d2t and t2d name different tokens of 9 (t2d is [7])"),
+    "another vocabulary, no t2d": (
+        lambda described, weights: (layer(vocab_size=9)(described, weights), weights.pop("t2d")),
+        "it is for a vocabulary of 9 ids, and the target tiny has 7",
+    ),
+    "more layers than the target has": (
+        top(**{IDS: [1, 3, 7]}),
+        "it reads states after 1, 3, 7 layers, and the target has 6 layers",
+    ),
+    "another number of states": (
+        top(**{IDS: [1, 3]}),
+        "its fc reads 3 states of 32 numbers, and its config.json names 2 (after 1, 3 of the target's 6 layers)",
+    ),
+    "a state twice": (top(**{IDS: [1, 3, 3]}), "it reads a state twice (after 1, 3, 3 layers)"),
+    "ids that are none": (top(**{IDS: [1, "3", 5]}), f"{IDS} in its config.json is a list"),
+    "negative ids": (top(**{IDS: [-1, 3, 5]}), f"{IDS} in its config.json is a list"),
+    "another architecture": (
+        top(speculators_config={"verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "org/name"}}),
+        "it is for a target of architecture Qwen3ForCausalLM, and tiny is a LlamaForCausalLM",
+    ),
+    "a missing tensor": (without("norm.weight"), "its files lack norm.weight"),
+    "many missing tensors": (
+        lambda described, weights: [weights.pop(name) for name in list(weights) if "mlp" in name or "norm" in name],
+        "its files lack layers.0.hidden_norm.weight, layers.0.input_layernorm.weight, "
+        "layers.0.mlp.down_proj.weight and 4 more",
+    ),
+    "an unused tensor": (
+        weight("fc.extra", torch.zeros(2)),
+        "its files hold tensors that its config does not use: fc.extra",
+    ),
+    "norms of Qwen3 in a Llama": (
+        weight("layers.0.self_attn.q_norm.weight", torch.ones(8)),
+        "does not use: layers.0.self_attn.q_norm.weight",
+    ),
+    "a norm before fc that is not there": (top(norm_before_fc=True), "its files lack input_norm.weight"),
+    "a tensor of another shape": (
+        weight("lm_head.weight", torch.zeros(6, HIDDEN)),
+        "lm_head.weight is [6, 32], and its config and the target say [5, 32]",
+    ),
+    "NaN": (weight("norm.weight", torch.full((HIDDEN,), torch.nan)), "norm.weight has NaN or infinite weights in float32"),
+    "infinity": (
+        weight("fc.weight", torch.full((HIDDEN, 3 * HIDDEN), torch.inf)),
+        "fc.weight has NaN or infinite weights in float32",
+    ),
+    "fp8": (
+        weight("fc.weight", torch.zeros(HIDDEN, 3 * HIDDEN).to(torch.float8_e4m3fn)),
+        "fc.weight holds F8_E4M3: quantised heads cannot be measured",
+    ),
+    "whole numbers": (
+        weight("fc.weight", torch.zeros(HIDDEN, 3 * HIDDEN, dtype=torch.int8)),
+        "fc.weight holds I8: quantised heads cannot be measured",
+    ),
+    "a quantisation": (
+        top(quantization_config={"quant_method": "gptq"}),
+        "quantised heads cannot be measured (quantization_config: 'gptq')",
+    ),
+    "a quantised layer": (
+        layer(quantization_config={"quant_method": "fp8"}),
+        "quantised heads cannot be measured (quantization_config: 'fp8')",
+    ),
+    "latent attention": (flat(architectures=["Eagle3DeepseekV2ForCausalLM"], kv_lora_rank=16), "latent attention (MLA)"),
+    "latent attention by its tensors": (
+        weight("layers.0.self_attn.kv_a_proj_with_mqa.weight", torch.zeros(2, 2)),
+        "latent attention (MLA)",
+    ),
+    "an unknown architecture": (
+        flat(architectures=["GlmForCausalLM"]),
+        "its architecture, GlmForCausalLM with model_type 'llama', is no EAGLE-3 head that is known",
+    ),
+    "an unknown type": (flat(model_type="llama4_text"), "with model_type 'llama4_text', is no EAGLE-3 head that is known"),
+    "layers of another type": (
+        layer(model_type="qwen3_next"),
+        "its layers are those of 'qwen3_next', not of llama or qwen3",
+    ),
+    "EAGLE-1": (eagle1, "its tensors are those of EAGLE-1 or EAGLE-2: no norm and no LM head"),
+    "an MTP speculator": (top(speculators_model_type="mtp"), "it is a speculator of type 'mtp', not eagle3"),
+    "P-EAGLE": (top(speculators_model_type="peagle"), "peagle drafts a block of tokens in parallel"),
+    "P-EAGLE by its tensors": (
+        weight("mask_hidden", torch.zeros(1, 1, 96)),
+        "P-EAGLE drafts a block of tokens in parallel",
+    ),
+    "DFlash": (flat(architectures=["DFlashDraftModel"]), "DFlashDraftModel drafts a block of tokens in parallel"),
+    "DSpark": (top(speculators_model_type="dspark"), "dspark drafts a block of tokens in parallel"),
+    "d2t too large": (
+        weight("d2t", torch.tensor([0, 1, 1, 2, 9])),
+        "d2t leads to ids from 0 to 13, and the vocabulary has 7",
+    ),
+    "d2t that holds ids": (
+        lambda described, weights: (weight("d2t", torch.tensor([0, 2, 3, 5, 6]))(described, weights), weights.pop("t2d")),
+        "d2t leads to ids from 0 to 10, and the vocabulary has 7",
+    ),
+    "d2t twice": (weight("d2t", torch.tensor([0, 1, 0, 2, 2])), "d2t leads to id 2 more than once"),
+    "d2t and t2d": (weight("d2t", torch.tensor([0, 0, 1, 2, 2])), "d2t and t2d name different tokens"),
+    "d2t of another size": (top(draft_vocab_size=6), "d2t is [5] of I64, and draft_vocab_size in its config.json is 6"),
+    "no d2t": (without("d2t"), "it proposes 5 of 7 tokens, and its files lack d2t"),
+    "a size that is missing": (layer(hidden_size=None), "hidden_size in its config.json is None"),
+    "a size that is no number": (layer(intermediate_size="40"), "intermediate_size in its config.json is '40'"),
+    "an absurd size": (layer(intermediate_size=2**40), "intermediate_size in its config.json is 1099511627776"),
+    "a large size": (
+        layer(intermediate_size=2**30),
+        "layers.0.mlp.gate_proj.weight is [40, 32], and its config and the target say [1073741824, 32]",
+    ),
+    "absurdly many layers": (
+        layer(num_hidden_layers=2**30),
+        "num_hidden_layers in its config.json is 1073741824, and its files hold 1 layers",
+    ),
+    "heads that do not divide": (layer(num_key_value_heads=3), "3 key-value heads do not divide its 4 attention heads"),
+    "sliding windows": (layer(layer_types=["sliding_attention"]), "sliding windows"),
+    "positions that depend on the length": (
+        layer(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+        "its positions are of type 'dynamic', which depends on how long a text is",
+    ),
+    "unknown positions": (layer(rope_scaling={"rope_type": "spiral", "factor": 2.0}), "'spiral'"),
+    "part of the positions": (layer(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
+    "an unknown activation": (layer(hidden_act="gleam"), "gleam"),
+    "layers that are no object": (top(transformer_layer_config=3), "its layers are those of None"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_files_that_are_refused(tmp_path: Path, model: Model, name: str) -> None:
+    """Two lines: what is wrong, with both sides, and what to do."""
+    change, words = BAD[name]
+    described = config()
+    weights = tensors(described)
+    change(described, weights)
+    with pytest.raises(ModelUnloadable) as caught:
+        loaded(written(tmp_path, described, weights), model)
+    assert words in caught.value.message
+    assert caught.value.message.startswith("draft head (")
+    assert caught.value.hint
+
+
+def test_a_pickle_is_refused_with_the_lines_that_convert_it(tmp_path: Path, model: Model) -> None:
+    """The lines work: what they write is the head."""
+    described = config()
+    weights = tensors(described)
+    expected = states(loaded(written(tmp_path / "first", described, weights), model), FEATURES)
+    folder = written(tmp_path / "pickled", described, {})
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(ModelUnloadable, match="pickles only") as caught:
+        loaded(folder, model)
+    code = caught.value.hint.partition("run python: ")[2]
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+    assert torch.equal(states(loaded(folder, model), FEATURES), expected)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").rename(folder / "head.pt")
+    with pytest.raises(ModelUnloadable, match=r"pickles only \(head.pt\)"):
+        loaded(folder, model)
+    (folder / "head.pt").unlink()
+    with pytest.raises(ModelUnloadable, match="holds no safetensors"):
+        loaded(folder, model)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, model: Model) -> None:
+    folder = written(tmp_path / "head", config(), tensors(config()))
+    whole = (folder / "model.safetensors").read_bytes()
+    save_file({"norm.weight": torch.ones(HIDDEN)}, folder / "more.safetensors")
+    with pytest.raises(ModelUnloadable, match=r"holds norm.weight in model.safetensors and in more.safetensors"):
+        loaded(folder, model)
+    (folder / "more.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelUnloadable, match=r"model.safetensors cannot be read"):
+        loaded(folder, model)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelUnloadable, match=r"has no config.json"):
+        loaded(folder, model)
+    with pytest.raises(ModelUnloadable, match="does not exist"):
+        loaded(tmp_path / "nowhere", model)
+
+
+def test_a_target_that_cannot_feed_a_head_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path, config(), tensors(config()))
+    odd = target()
+    odd.network.base_model.layers = torch.nn.Sequential(*odd.network.base_model.layers)
+    with pytest.raises(ModelUnloadable, match="its decoder has no `layers`"):
+        loaded(folder, odd)
+    absent = target()
+    absent.network.model.embed_tokens = torch.nn.Embedding(VOCABULARY, HIDDEN, device="meta")
+    with pytest.raises(
+        ModelUnloadable, match=r"lack embed_tokens.weight, and that of the target is quantised, or lies on no"
+    ):
+        loaded(folder, absent)
+
+
+def test_a_head_for_a_target_with_another_tokenizer_is_refused(tmp_path: Path, model: Model) -> None:
+    """Where the named target lies here."""
+    for name, shift in (("same", 0), ("other", 5)):
+        LlamaConfig().save_pretrained(tmp_path / name)
+        tiny.tokenizer(shift).save_pretrained(tmp_path / name)
+    described = config()
+    weights = tensors(described)
+    named = {"verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": str(tmp_path / "same")}}
+    loaded(written(tmp_path / "head", described | {"speculators_config": named}, weights), model)
+    other = copy.deepcopy(named)
+    other["verifier"]["name_or_path"] = str(tmp_path / "other")
+    with pytest.raises(VocabularyMismatch, match="has another vocabulary"):
+        loaded(written(tmp_path / "head", described | {"speculators_config": other}, weights), model)
+
+
+def test_files_of_the_hub_are_fetched_without_pickles(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By id and revision; what the hub says is passed on."""
+    folder = written(tmp_path / "models--a--b" / "snapshots" / "c", config(), tensors(config()))
+    asked: list[Any] = []
+
+    def snapshot(reference: str, **how: Any) -> str:
+        asked.append((reference, how))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.setattr("alphaprof.profiling.heads.files.require_model", lambda *_: None)
+    draft = loaded(Path("a/b"), model, revision="v2")
+    assert asked == [("a/b", {"revision": "v2", "allow_patterns": ["*.json", "*.safetensors"]})]
+    assert draft.reference == "a/b"
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: 1 / 0)
+    with pytest.raises(AlphaprofError, match="a/b cannot be downloaded: division by zero"):
+        loaded(Path("a/b"), model)

@@ -1,0 +1,149 @@
+"""MTP modules in checkpoints: what is read from them, and what is refused, with both sides named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import modeling_layers
+
+from alphaprof.config.options import MtpDraft, TargetOptions
+from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.mtp_files import load_mtp
+from alphaprof.profiling.models.load import Model, load_model
+from tests.profiling.modules import GLM, modules_of, published, save, target
+
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+Tensors = dict[str, torch.Tensor]
+TARGET_LAYERS = 2
+
+
+def load(served: Model, folder: object, gammas: tuple[int, ...] = (1, 2), **settings: Any) -> HeadDraft:
+    """The modules of a target's folder."""
+    profile: Any = SimpleNamespace(target=TargetOptions(model=str(folder)), gammas=list(gammas))
+    return load_mtp("ahead", MtpDraft(kind="mtp", **settings), profile, served, None)  # type: ignore[arg-type]
+
+
+def checkpoint(folder: Path, modules: int, change: Callable[[Tensors], object] = len, **settings: Any) -> Model:
+    """A target whose checkpoint holds modules, changed in some way."""
+    network = target("glm4_moe", num_nextn_predict_layers=modules, **GLM | settings)
+    tensors = published(modules_of(network, modules), TARGET_LAYERS)
+    change(tensors)
+    return load_model("target", TargetOptions(model=str(save(network, folder, tensors))), "float32")
+
+
+def test_a_checkpoint_is_loaded_bit_for_bit(tmp_path: Path) -> None:
+    network = target("glm4_moe", num_nextn_predict_layers=3, **GLM)
+    modules = modules_of(network, 3)
+    copies = {"model.layers.3.embed_tokens.weight": network.get_input_embeddings().weight}
+    copies["model.layers.2.shared_head.head.weight"] = network.lm_head.weight
+    folder = save(network, tmp_path, published(modules, TARGET_LAYERS) | copies)
+    served = load_model("target", TargetOptions(model=str(folder)), "float32")
+    before = served.digest
+    draft = load(served, folder, reuse=False)
+    expected = modules.layers.state_dict()
+    found = draft.network.state_dict()  # type: ignore[attr-defined]
+    assert {name.removeprefix("own.") for name in found} == set(expected)
+    assert all(torch.equal(found[f"own.{name}"], tensor) for name, tensor in expected.items())
+    assert served.network.config.get_text_config().num_hidden_layers == TARGET_LAYERS
+    assert draft.depths == 2
+    assert draft.reading["use of modules"].startswith("a chain")
+    del served.__dict__["digest"]
+    assert served.digest == before  # the target's weights and config are as they were
+
+
+def test_one_module_is_reused_and_several_need_a_choice(tmp_path: Path) -> None:
+    one = checkpoint(tmp_path / "one", 1)
+    assert load(one, tmp_path / "one", gammas=(7,)).network.most is None
+    with pytest.raises(ModelUnloadable, match="has 1 depths, and 2 are asked for") as caught:
+        load(one, tmp_path / "one", reuse=False)
+    assert "reuse: true has any number" in caught.value.hint
+    three = checkpoint(tmp_path / "three", 3)
+    with pytest.raises(ModelUnloadable, match="has 3 MTP modules, and engines use them in two ways: set reuse") as caught:
+        load(three, tmp_path / "three")
+    assert all(word in caught.value.hint for word in ("vLLM", "SGLang", "use_mtp"))
+    assert load(three, tmp_path / "three", reuse=True).reading["use of modules"] == "the first module at every depth"
+    assert load(three, tmp_path / "three", reuse=False, depths=3).depths == 3
+
+
+PLACE = f"model.layers.{TARGET_LAYERS}"
+CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "none": (lambda tensors: tensors.clear(), "holds no MTP modules"),
+    "missing": (lambda tensors: tensors.pop(f"{PLACE}.hnorm.weight"), "lacks weights of MTP modules: layers.0.hnorm.weight"),
+    "expert": (
+        lambda tensors: tensors.pop(f"{PLACE}.mlp.experts.2.up_proj.weight"),
+        "weights of MTP modules: .*gate_up_proj",
+    ),
+    "unused": (lambda tensors: tensors.update({f"{PLACE}.extra.weight": torch.ones(3)}), "holds unused .*extra.weight"),
+    "misshapen": (
+        lambda tensors: tensors.update({f"{PLACE}.eh_proj.weight": torch.ones(32, 32)}),
+        r"other shapes .*eh_proj.weight \[32, 32\] for \[32, 64\]",
+    ),
+    "nan": (
+        lambda tensors: tensors[f"{PLACE}.enorm.weight"].fill_(float("nan")),
+        "enorm.weight of the MTP modules holds NaN",
+    ),
+    "quantised": (
+        lambda tensors: tensors.update({f"{PLACE}.eh_proj.weight": torch.ones(32, 64, dtype=torch.int8)}),
+        "eh_proj.weight holds I8",
+    ),
+    "another head": (
+        lambda tensors: tensors.update({f"{PLACE}.shared_head.head.weight": torch.ones(7, 32)}),
+        "shared_head.head.weight differs from the target's own",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_checkpoint_that_is_not_whole_is_refused(change: str, tmp_path: Path) -> None:
+    edit, words = CHANGES[change]
+    served = checkpoint(tmp_path, 1, edit)
+    with pytest.raises(ModelUnloadable, match=f"draft ahead: .*{words}"):
+        load(served, tmp_path)
+
+
+def test_config_and_checkpoint_hold_the_same_number_of_modules(tmp_path: Path) -> None:
+    served = checkpoint(tmp_path, 2)
+    served.network.config.num_mtp_layers = 3
+    with pytest.raises(ModelUnloadable, match="num_nextn_predict_layers is 3, and the checkpoint holds 2 MTP modules"):
+        load(served, tmp_path)
+
+
+OTHERS = {"mimo_v2_flash": "MiMo-V2", "minimax_m3_vl": "MiniMax-M3", "deepseek_v4": "DeepSeek-V4", "gemma4_text": "Gemma 4"}
+
+
+@pytest.mark.parametrize(("kind", "words"), OTHERS.items())
+def test_modules_of_other_kinds_are_refused_by_name(kind: str, words: str) -> None:
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type=kind))
+    network: Any = SimpleNamespace(config=config, modules=tuple)
+    with pytest.raises(ModelUnloadable, match=words) as caught:
+        load(Model("target", network, "model", "x"), "x")
+    assert "alphaprof import" in caught.value.hint
+
+
+def test_an_architecture_that_transformers_has_no_modules_of_is_refused(tmp_path: Path) -> None:
+    network = target("qwen2")
+    folder = save(
+        network, tmp_path, {"mtp.fc.weight": torch.ones(32, 64), "mtp.layers.0.mlp.up_proj.weight": torch.ones(48, 32)}
+    )
+    served = load_model("target", TargetOptions(model=str(folder)), "float32")
+    with pytest.raises(ModelUnloadable, match="has no MTP modules of qwen2"):
+        load(served, folder)
+
+
+def test_where_modules_cannot_be_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = checkpoint(tmp_path, 1)
+    with pytest.raises(ModelUnloadable, match=r"of \.gguf files are not read"):
+        load(served, "/models/target.gguf")
+    with monkeypatch.context() as patch:
+        patch.delattr(modeling_layers, "MtpModel")
+        with pytest.raises(ModelUnloadable, match=r"transformers \d+\.\d+.* cannot run MTP modules"):
+            load(served, tmp_path)
+    served.network.lm_head._hf_hook = object()
+    with pytest.raises(ModelUnloadable, match="device_map spreads"):
+        load(served, tmp_path)
