@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One table of what everything costs, and the same as one line of JSON.
 
-    python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--limit 2] [--threads 1] [--skip PART]...
+    python scripts/bench.py [PROFILE] [--set KEY=VALUE]... [--limit 2] [--threads 1] [--skip PART]... [--head IDS]
 
 `models`: scoring against bare forward passes. `others`: a run against one prompt at a time, and (`assisted`) against Hugging
 Face assisted generation, one run a gamma, in tokens a second (of the first `--few` documents, where all would take long).
@@ -38,7 +38,7 @@ def models_part(given: argparse.Namespace) -> dict[str, Any]:
     untimed = [*given.set, "costs.source=roofline", "costs.accelerator=h100-sxm"]  # step times are not what is measured here
     options = load_profile(given.profile, untimed, given.limit)
     with ConsoleProgress() as progress:
-        bench = bench_models.Bench.of(options, given.repeats, progress)
+        bench = bench_models.Bench.of(options, given.repeats, progress, given.head)
         found: dict[str, Any] = {"processor": bench_models.processor(), "threads": given.threads}
         found |= {"dtype": options.target.dtype, "documents": len(bench.documents)}
         if "models" not in given.skip:
@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2, help="documents of every source of the profile")
     parser.add_argument("--repeats", type=int, default=7, help="of scoring and bare passes, in turn")
     parser.add_argument("--few", type=int, help="documents of what is done without a run, which takes long; default: all")
+    parser.add_argument("--head", type=int, metavar="IDS", help="measure a random EAGLE-3 head that can propose so many ids")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--positions", type=int, nargs="+", default=[1_000_000, 10_000_000], help="of synthetic logs")
     parser.add_argument("--skip", action="append", default=[], choices=PARTS)

@@ -4,8 +4,8 @@ Everything runs in this process on the same prompts, on as many threads as torch
 CPU time, else, and where there is a GPU, time by the clock.
 
 `scoring`: a scoring pass over batches as a run makes them. `bare`: each model's own forward over the same batches with
-logits at the scored positions, BARE_ROWS at a time, and nothing made of them. A draft that skips layers runs whole in both;
-what it saves where it goes on from the target's hidden states is `sharing`.
+logits at the scored positions, BARE_ROWS at a time, and nothing made of them; of a head the pass of each depth. A draft that
+skips layers runs whole in both; what it saves where it goes on from the target's hidden states is `sharing`.
 
 `run`: all that `alphaprof profile` does once models are loaded, but for step times: texts, scoring, the log on disk; and
 totals of all rules at every gamma. `assisted`: Hugging Face assisted generation with the first draft model, one run a gamma,
@@ -15,6 +15,7 @@ draft for its top token. Each of the last three once, after a short text to warm
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import resource
 import tempfile
@@ -31,13 +32,15 @@ from transformers.utils import logging
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.claim import claimed
 from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.run import pipeline
 from alphaprof.profiling.run.shards import Loaded, Progress
-from alphaprof.profiling.scoring.scorer import Layout
+from alphaprof.profiling.scoring.scorer import Layout, Scorer
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, columns
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.totals.files import write_totals
+from scripts.gpu.setting import random_head
 from scripts.gpu.speed import bare, in_turn, ratios
 
 Figures = dict[str, Any]
@@ -53,10 +56,17 @@ class Bench:
     repeats: int
 
     @classmethod
-    def of(cls, options: ProfileOptions, repeats: int, progress: Progress) -> Bench:
-        """Raises `SystemExit` unless all text is the target's own greedy text: the others write no other."""
+    def of(cls, options: ProfileOptions, repeats: int, progress: Progress, head_ids: int | None = None) -> Bench:
+        """With `head_ids` a random EAGLE-3 head of one layer that can propose as many ids, at 8 depths, is the only draft.
+        Raises `SystemExit` unless all text is the target's own greedy text: the others write no other.
+        """
         logging.set_verbosity_error()  # what generate() advises its callers would stand in the middle of the figures
         loaded = pipeline.load(options, progress)
+        if head_ids is not None:
+            target = loaded.target
+            layers = len(target.network.base_model.layers)
+            head = random_head(target, (2, layers // 2, layers - 3), head_ids)
+            loaded = dataclasses.replace(loaded, drafts=[head], scorer=Scorer(target, [head], loaded.scorer.width))
         documents = list(loaded.documents)
         if not all(item.greedy and item.given is None for item in documents):
             raise SystemExit("bench a profile whose continuations are all greedy")
@@ -100,20 +110,20 @@ def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
     """Milliseconds a position, and ratios within one repeat: medians, least and largest."""
     scorer, batches = bench.loaded.scorer, bench.batches(texts)
     positions = sum(len(item.ids) for item in texts)
-    rests = [head.rest for head in scorer.drafts]
+    sharing = [(each, each.rest) for each in scorer.drafts if isinstance(each, TeacherForced) and each.rest]
 
     def score(shared: bool) -> None:
-        for head, rest in zip(scorer.drafts, rests, strict=True):
-            head.rest = rest if shared else None
+        for each, rest in sharing:
+            each.rest = rest if shared else None
         for batch in batches:
             scorer.score(batch)
 
     ways = {"bare": lambda: [bare(scorer, batch, BARE_ROWS) for batch in batches], "scoring": lambda: score(shared=False)}
-    if any(rests):
+    if sharing:
         ways["sharing"] = lambda: score(shared=True)
     taken = in_turn(ways, bench.repeats, seconds)
-    for head, rest in zip(scorer.drafts, rests, strict=True):
-        head.rest = rest
+    for each, rest in sharing:
+        each.rest = rest
     found: Figures = {f"{name}_ms": 1000 * float(np.median(values)) / positions for name, values in taken.items()}
     found |= {name: list(ratios(taken, name, "bare")) for name in list(ways)[1:]}
     return found | {"positions": positions, "statistics_ms": statistics_ms(bench, texts)}
@@ -122,7 +132,7 @@ def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
 def statistics_ms(bench: Bench, texts: Sequence[Continuation]) -> float:
     """Milliseconds a position that torch would take for the same columns, 16 rows at a time."""
     scorer, layout = bench.loaded.scorer, Layout.of(texts[:4])
-    heads = (scorer.target, *scorer.drafts)
+    heads = [each for each in (scorer.target, *scorer.drafts) if isinstance(each, TeacherForced)]
     rows = [head.rows(layout.ids, layout.row, layout.column)[:128] for head in heads]
     with torch.inference_mode():
         sides = [ProcessedLogits(head.logits(found)[:, : scorer.width]) for head, found in zip(heads, rows, strict=True)]

@@ -21,9 +21,10 @@ import torch
 from alphaprof.costs.cost_model import RooflineSetting
 from alphaprof.costs.roofline import ACCELERATORS, Load, ModelShape, fit_times
 from alphaprof.log.store import write_table
-from alphaprof.profiling.models.drafts import Arrays, PromptLookup, layer_skip
+from alphaprof.profiling.models.drafts import Arrays, DraftPass, PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of, without_advice
 from alphaprof.profiling.models.processing import PLAIN
+from alphaprof.profiling.models.teacher_forced import recorded
 from alphaprof.profiling.scoring import dispatch, statistics
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
@@ -83,12 +84,23 @@ def ratios(taken: Mapping[str, Sequence[float]], name: str, base: str) -> tuple[
 
 @torch.inference_mode()
 def bare(scorer: Scorer, batch: Sequence[Continuation], rows_at_once: int, drafts: bool = True) -> None:
-    """Logits of each model (without `drafts`: of the target) at the scored positions of a batch; nothing is made of them."""
-    layout = Layout.of(batch)
-    for head in (scorer.target, *(scorer.drafts if drafts else ())):
-        rows = head.rows(layout.ids, layout.row, layout.column)
+    """Logits of each model (without `drafts`: of the target) at the scored positions of a batch, of a head at every depth;
+    nothing is made of them. Each model runs whole, whatever layers it shares with the target.
+    """
+    layout, others = Layout.of(batch), scorer.drafts if drafts else []
+    first = int(layout.column.min())
+    reads = {count for each in others if each.depths > 1 for count in each.reads}
+    with recorded(scorer.target.model.network.base_model, sorted(reads)) as known:
+        _logits(scorer.target, scorer.target.rows(layout.ids, layout.row, layout.column), rows_at_once)
+    for draft in others:
+        states = {count: known[count] for count in draft.reads} if draft.depths > 1 else None
+        _logits(draft, draft.rows(layout.ids, layout.row, layout.column, states, first), rows_at_once)
+
+
+def _logits(one: DraftPass, rows: torch.Tensor, rows_at_once: int) -> None:
+    for depth in range(1, one.depths + 1):
         for start in range(0, len(rows), rows_at_once):
-            head.logits(rows[start : start + rows_at_once])
+            one.logits(rows[start : start + rows_at_once], depth)
 
 
 def accelerator(setting: Setting) -> tuple[str, str]:
