@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.schema import deeper_names
 from alphaprof.log.store import Run
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import Ints, Rounds, Trace, replay
@@ -94,14 +95,18 @@ def path_lengths(ranks: Array, stop: Ints, tree: Tree) -> Ints:
     """For each position how many drafts a round that starts there would get accepted, [positions].
 
     `ranks` [positions]: rank of the emitted token in the draft's distribution; below 1, or NaN, where the draft proposes
-    nothing. `stop` [documents]: where each document ends.
+    nothing. Of a head [positions, depths]: as draft 1, 2, ... of a round; ValueError for a tree of more levels. `stop`
+    [documents]: where each document ends.
     """
-    labels = np.zeros(len(ranks) + tree.depth, dtype=np.int64)
-    labels[: len(ranks)] = np.where(ranks >= 1, np.minimum(ranks, tree.width + 1), 0)
+    depths = ranks.shape[1] if ranks.ndim > 1 else 1
+    if 1 < depths < tree.depth:
+        raise ValueError(f"the tree has {tree.depth} levels, and ranks are known for {depths}")
+    labels = np.zeros((len(ranks) + tree.depth, depths), dtype=np.int64)
+    labels[: len(ranks)] = np.where(ranks >= 1, np.minimum(ranks, tree.width + 1), 0).reshape(len(ranks), depths)
     lengths = np.zeros(len(ranks), dtype=np.int64)
     going, node = np.arange(len(ranks)), np.zeros(len(ranks), dtype=np.int64)
     for level in range(tree.depth):
-        node = tree.children[node, labels[going + level]]
+        node = tree.children[node, labels[going + level, min(level, depths - 1)]]
         going, node = going[node > 0], node[node > 0]
         lengths[going] += 1
     ends = np.full(len(ranks) + 1, len(ranks))
@@ -116,7 +121,7 @@ def replay_tree(ranks: Array, start: Ints, stop: Ints, tree: Tree) -> Rounds:
     `ranks`, `stop` as in `path_lengths`, `start` [documents]: where each document begins.
     """
     lengths = path_lengths(ranks, stop, tree)
-    proposed = np.where(ranks >= 1, tree.depth, 0)
+    proposed = np.where((ranks if ranks.ndim == 1 else ranks[:, 0]) >= 1, tree.depth, 0)
     return replay(Trace(lengths, proposed, start, stop, stop - start, np.zeros(len(ranks), dtype=bool)), tree.depth)
 
 
@@ -229,7 +234,8 @@ def _at_least(name: str, value: int, least: int) -> None:
 @dataclass(frozen=True)
 class Ranks:
     """The ranks of one shard: `ranks` [positions] of the emitted tokens in the draft's distribution, 0 where the draft
-    proposes nothing; `start`, `stop` [documents of the shard]: where each document begins and ends.
+    proposes nothing; of a head [positions, depths]; `start`, `stop` [documents of the shard]: where each document begins and
+    ends.
     """
 
     ranks: Ints
@@ -259,11 +265,14 @@ class RankCounts:
 
 
 def rank_counts(run: Run, draft: str, width: int) -> RankCounts:
-    """Ranks of every document of complete shards, in the order of `run.documents()`. Raises as `read_ranks`."""
+    """Ranks of every document of complete shards, in the order of `run.documents()`: a head's, of first drafts. Raises as
+    `read_ranks`.
+    """
     tables = [np.zeros((0, width + 2), dtype=np.int64)]
     for shard in read_ranks(run, draft):
         document = np.repeat(np.arange(len(shard.start)), shard.stop - shard.start)
-        place = document * (width + 2) + np.minimum(shard.ranks, width + 1)
+        ranks = shard.ranks if shard.ranks.ndim == 1 else shard.ranks[:, 0]
+        place = document * (width + 2) + np.minimum(ranks, width + 1)
         tables.append(np.bincount(place, minlength=len(shard.start) * (width + 2)).reshape(-1, width + 2))
     counts = np.concatenate(tables)
     return RankCounts(counts[:, 1 : width + 1], counts.sum(1), counts[:, 0])
@@ -285,15 +294,24 @@ def replayed(run: Run, draft: str, jobs: Sequence[tuple[Tree, Mask]]) -> list[Ro
 def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
     """The ranks of complete shards in order. Raises `OptionInvalid` for a draft whose log has none, and `RunUnreadable`."""
     run.require_positions()
-    if not run.manifest.drafts[draft].has_distribution:
+    facts = run.manifest.drafts[draft]
+    if not facts.has_distribution:
         raise _without_ranks(run, draft)
+    if facts.depths is not None and not facts.ranks_by_depth:
+        raise OptionInvalid(
+            f"the log of draft {draft} of {run.path} has no ranks by depth, which trees of a head need",
+            f"profile again with ranks_by_depth: true of the draft (drafts.{draft}); --reuse-continuations keeps the text",
+        )
+    deeper = deeper_names("draft_rank_of_token", facts.depths)
     for shard in run.shards:
         length = run.continuations(shard.index, ["continuation_tokens"])["continuation_tokens"].to_numpy()
-        log = run.positions(draft, shard.index, ["draft_rank_of_token", "proposed"])
+        log = run.positions(draft, shard.index, ["draft_rank_of_token", "proposed", *deeper])
         ranks = log["draft_rank_of_token"].fill_null(0).to_numpy().astype(np.int64)
         if ((log["proposed"].to_numpy() > 0) & (ranks == 0)).any():
             raise _without_ranks(run, draft)
         stop = np.cumsum(length).astype(np.int64)
+        if facts.depths is not None:
+            ranks = np.stack([ranks, *(log[name].fill_null(0).to_numpy().astype(np.int64) for name in deeper)], 1)
         yield Ranks(ranks, stop - length, stop)
 
 
