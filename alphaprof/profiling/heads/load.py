@@ -46,6 +46,7 @@ def load_eagle3(
         draft.kind,
         draft.model,
         "eagle3",
+        algorithm="EAGLE3",
         depths=draft.depths or max(options.gammas),
         context=head.context,
         ranks_by_depth=draft.ranks_by_depth,

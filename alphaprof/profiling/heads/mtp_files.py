@@ -90,6 +90,7 @@ def load_mtp(
         kind=draft.kind,
         reference=target.reference,
         method="mtp",
+        algorithm="NEXTN",
         depths=depths,
         context=target.context,
         ranks_by_depth=draft.ranks_by_depth,
