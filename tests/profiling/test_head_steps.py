@@ -13,18 +13,22 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GenerationConfig
 
+from alphaprof.commands.preflight.memory import Footprint, HeadFootprint
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import measured_rows
 from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
 from alphaprof.costs.steps import StepTable
-from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.draft import HeadDraft, HeadPass
 from alphaprof.profiling.heads.eagle import Eagle3
+from alphaprof.profiling.heads.medusa import MedusaHeads
+from alphaprof.profiling.heads.mtp import ReusedModule
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.heads.steps import HeadStepper, read
 from alphaprof.profiling.models.drafts import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing.latency import Subjects, measure
 from scripts.gpu.setting import random_head
+from tests.profiling import modules
 from tests.tiny import llama
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -185,3 +189,40 @@ def known_shape(draft: HeadDraft) -> dict[str, Any]:
     shape = draft.facts().shape
     assert shape is not None
     return shape
+
+
+def reused() -> tuple[Model, HeadNetwork]:
+    """A module with experts that is reused, and its target."""
+    network = modules.target("glm4_moe", 0, num_nextn_predict_layers=1, **modules.GLM)
+    network.config._experts_implementation = "eager"  # whose matrix products torch counts
+    return DraftModel("target", network, "model", "t"), ReusedModule(modules.modules_of(network, 1, 0), modules.VOCABULARY)
+
+
+def medusa() -> tuple[Model, HeadNetwork]:
+    """Three heads of one block."""
+    model = target()
+    return model, MedusaHeads(3, 1, model.network.config.hidden_size, VOCABULARY).requires_grad_(False)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("made", [reused, medusa])
+def test_other_heads_have_steps_shapes_and_memory(made: Any) -> None:
+    """Matrix products as torch runs them, and a footprint for the dry run; steps that leave the cache alone."""
+    model, network = made()
+    ids, features = read(model, network, TEXT % 7)
+    steps = HeadStepper(network, ids, features, 3, LONGEST)
+    first = [steps._extended(steps._copy(), 2)[0] for _ in range(2)]
+    assert torch.equal(*first)
+    assert min(steps.first(2), steps.later()) > 0
+    shape = network.shape()
+    assert shape is not None
+    cache = steps._copy()
+    state, token = steps._extended(cache, 1)
+    products, _ = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
+    assert products == flops(shape.later, Load(1, 3))
+    draft = HeadDraft("head", network, model, "mtp", "h", "mtp", 3)
+    sizes = Footprint(64, 1, 1, 1, 1, 1, 1, 40, 4)
+    footprint = HeadFootprint.of(HeadPass(draft), sizes)
+    assert footprint is not None
+    assert footprint.layer > 0
+    assert known_shape(draft)["stored_parameters"] == sum(each.numel() for each in network.parameters())

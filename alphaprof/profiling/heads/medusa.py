@@ -44,6 +44,7 @@ class MedusaHeads(nn.Module):
     """
 
     layers: tuple[int, ...] = (FINAL,)
+    config = None
     ids: torch.Tensor | None
 
     def __init__(
@@ -96,13 +97,15 @@ class MedusaHeads(nn.Module):
         return logits if self.scale == 1.0 else logits * self.scale
 
     def shape(self) -> ModelShape:
-        """See `HeadNetwork`. There is no attention; what its smallest possible cache takes is next to nothing."""
+        """See `HeadNetwork`. Each step runs the blocks and the LM head of its depth, for the last token alone, and keeps
+        nothing.
+        """
         blocks: Any = self.blocks[0]
         rows, hidden = self.lm_heads[0].weight.shape  # type: ignore[misc]
-        size = float(self.dtype.itemsize)
+        size, used = float(self.dtype.itemsize), rows * hidden + len(blocks) * hidden**2
         return ModelShape(
-            parameters=sum(weight.numel() for weight in blocks.parameters()) + rows * hidden,
-            layers=1,
+            parameters=used,
+            layers=0,
             hidden=hidden,
             heads=1,
             kv_heads=1,
@@ -111,7 +114,7 @@ class MedusaHeads(nn.Module):
             weight_bytes=size,
             kv_bytes=size,
             tied=True,
-            last_parameters=rows * hidden,
+            last_parameters=used,
             stored_parameters=sum(weight.numel() for weight in self.parameters()),
         )
 

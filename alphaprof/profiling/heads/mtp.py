@@ -52,6 +52,11 @@ class _Modules(nn.Module):
         return self._whole[0]
 
     @property
+    def config(self) -> Any:
+        """Of the decoder layer in each."""
+        return self.mtp.config.get_text_config()
+
+    @property
     def device(self) -> torch.device:
         """Where the modules are."""
         return next(self.parameters()).device
@@ -70,7 +75,7 @@ class _Modules(nn.Module):
         """See `HeadNetwork`. Of a chain of several modules, each with a cache of its own, it is not known."""
         if (self.most or 1) > 1:
             return None
-        config = copy.copy(self.mtp.config.get_text_config())
+        config = copy.copy(self.config)
         config.num_hidden_layers = 1
         return head_shape(self.own, config, self.mtp.shared_head.weight)
 

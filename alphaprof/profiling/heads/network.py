@@ -33,15 +33,17 @@ class HeadCache(Protocol):
 class HeadNetwork(Protocol):
     """A draft head, a module of torch with its own tensors. `layers`: the target's states that are its features, in this
     order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number); `ids` [logits]: the
-    target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has; `config`: of its
-    decoder layers, as transformers has it (None: it has none).
+    target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has.
     """
 
     layers: tuple[int, ...]
     most: int | None
     ids: torch.Tensor | None
     vocabulary: int
-    config: Any
+
+    @property
+    def config(self) -> Any:
+        """Of its decoder layers, as transformers has it; None: it has none."""
 
     @property
     def device(self) -> torch.device:
