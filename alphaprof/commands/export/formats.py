@@ -220,7 +220,8 @@ def _server(chain: Acceptance) -> str:
         return f"goes with the server's {options}"
     algorithm = chain.draft.settings.get("speculative_algorithm")
     if algorithm is None:
-        return f"SGLang has no algorithm for {chain.draft.engine_method}: a head that takes as long stands in, with the server's {options}"
+        method = chain.draft.engine_method
+        return f"SGLang has no algorithm for {method}: a head that takes as long stands in, with the server's {options}"
     model = f" --speculative-draft-model-path {chain.model}" if chain.model is not None else ""
     return f"goes with the server's --speculative-algorithm {algorithm}{model} {options}"
 
