@@ -92,7 +92,7 @@ class Comparison:
     documents: int
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
-    notes: tuple[str, ...]  # where the two do not draft or verify alike
+    notes: tuple[str, ...]  # where alpha is that of first drafts, or the two do not draft or verify alike
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
 
     def terminal(self, console: Console) -> None:
@@ -177,9 +177,16 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         documents=len(rows[0]),
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
         unpaired=unpaired,
-        notes=(),
+        notes=tuple(_of_heads(first, second)),
         differences=differences,
     )
+
+
+def _of_heads(*sides: RunDraft) -> Iterator[str]:
+    """Yields that alpha of a head is no alpha of a whole round."""
+    heads = [side.label for side in sides if side.run.manifest.drafts[side.draft].depths is not None]
+    if heads:
+        yield f"alpha of {' and '.join(heads)} is accept@1, of a round's first draft: compare tokens per round"
 
 
 def _confirmed(first: RunDraft, second: RunDraft, confidence: float) -> Comparison:

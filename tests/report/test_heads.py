@@ -12,7 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from alphaprof.commands.compare import compare
 from alphaprof.log.manifest import Trial
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.render.report import report_markdown
@@ -199,3 +201,9 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         assert (verdicts == {"UNDECIDED"}) != decided
         assert ("compare RUN IMPORT" in report.traffic.reason) != decided
         assert report.traffic.speedup is not None
+
+
+def test_compare_says_that_alpha_is_of_first_drafts(run: Run) -> None:
+    both = compare(RunDraft(run, "small"), RunDraft(run, "head"))
+    assert any("accept@1" in note for note in both.notes)
+    assert compare(RunDraft(run, "small"), RunDraft(write_run(run.path.parent / "other", RECIPE), "small")).notes == ()
