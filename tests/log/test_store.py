@@ -544,7 +544,7 @@ def test_a_directory_that_may_not_be_written_is_refused_in_our_words(
 
 
 def test_the_log_of_a_head_has_at_most_82_bytes_a_position_on_greedy_text(tmp_path: Path) -> None:
-    """With 8 depths and all rules, in a shard as large as a run's; docs/performance.md says what depths add to sampled text."""
+    """With 8 depths and all rules, in a shard as large as a run's; of sampled text docs/performance.md states it."""
     domain = Domain(documents=160, shortest=64, longest=128)
     recipe = Recipe(
         {"code": domain}, {}, (1, 4, 8), rules=DEFAULT_RULES, heads={"head": {}}, shard_documents=160, latency=False
