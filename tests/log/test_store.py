@@ -25,8 +25,10 @@ from alphaprof.log.files import replacing
 from alphaprof.log.schema import Column
 from alphaprof.log.store import Run, begin, require_writable, write_table
 from alphaprof.report.build import build_report
+from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals, write_totals
+from scripts.bench_log import bytes_per_position
 from tests.synthetic import Domain, Recipe, contents, interrupted, write_run
 
 COLUMNS = (Column("share", pa.float32(), "A share.", low=0, high=1),)
@@ -539,3 +541,13 @@ def test_a_directory_that_may_not_be_written_is_refused_in_our_words(
     (run.path / ".manifest.json.1.tmp").write_text("")
     with pytest.raises(DiskFull, match="Read-only file system"):
         run.remove_leftovers()
+
+
+def test_the_log_of_a_head_has_at_most_82_bytes_a_position_on_greedy_text(tmp_path: Path) -> None:
+    """With 8 depths and all rules, in a shard as large as a run's; of sampled text docs/performance.md states it."""
+    domain = Domain(documents=160, shortest=64, longest=128)
+    recipe = Recipe(
+        {"code": domain}, {}, (1, 4, 8), rules=DEFAULT_RULES, heads={"head": {}}, shard_documents=160, latency=False
+    )
+    assert write_run(tmp_path / "run", recipe).manifest.drafts["head"].depths == 8
+    assert 60 < bytes_per_position(tmp_path / "run") <= 82
