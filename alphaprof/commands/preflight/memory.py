@@ -142,13 +142,13 @@ class HeadFootprint:
     def scoring(self, tokens: int, longest: int, positions: int) -> int:
         """Bytes of a pass over a batch beside the target's states: the features, and either depth 1 of all tokens; or the
         last depth of the positions, with keys and values of verified tokens and of all depths, states of the depths before,
-        and scores of a chunk of rows; or the states of all depths at the positions, twice when they are put together.
+        and scores of a chunk of rows.
         """
         states = positions * self.hidden
         first = tokens * self.layer
         last = tokens * self.cache + positions * (self.layer + self.cache * (self.depths - 1)) + states * self.depths
         last += min(SCORE_BYTES * self.scores // 4, positions * longest * self.scores) if self.cache else 0
-        return tokens * self.features + max(first, last if self.depths > 1 else 0, 2 * states * self.depths)
+        return tokens * self.features + max(first, last if self.depths > 1 else 0)
 
 
 @dataclass(frozen=True)
