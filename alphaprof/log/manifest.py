@@ -118,6 +118,11 @@ class ModelFacts:
     quantised: Quantisation | None = None  # None: its weights are not, or it is not known
 
     @property
+    def computes_in(self) -> str:
+        """The method of quantised weights where kernels for them ran, else the dtype; `served_dtype` is compared with it."""
+        return self.quantised.method if self.quantised is not None and self.quantised.kernels else self.dtype
+
+    @property
     def precision(self) -> str:
         """The dtype and, of a quantised model, the method, the bits and the kernels that ran, in words."""
         if self.quantised is None:

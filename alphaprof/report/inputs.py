@@ -42,7 +42,7 @@ class ReportInputs:
     def of(cls, run: Run, flavour: Flavour, config: Mapping[str, Any]) -> ReportInputs:
         """From a run and what is asked of it."""
         order = order_of(run.manifest, flavour)
-        measured = None if run.imported else run.manifest.target.dtype
+        measured = None if run.imported else run.manifest.target.computes_in
         question = Question(**config["decision"], measured_dtype=measured, order=order)
         documents = run.documents()
         # Step times must not depend on documents that they judge, where these come one after the other.

@@ -79,16 +79,18 @@ def test_every_round_is_the_recorded_one(run: Run, gamma: int) -> None:
 
 @pytest.fixture(scope="module")
 def served(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[str, Any]]]:
-    """What a real vLLM wrote with the head, as given text, and its requests."""
+    """The prompts of a real vLLM that drafted with the head, whose continuations the target writes anew; its requests."""
     requests = json.loads(ENGINE.read_text())["requests"]
-    rows = [{"prompt": request["prompt_ids"], "ids": request["continuation_ids"]} for request in requests]
-    given = {"kind": "given", "column": "ids", "on_policy": True}
-    return profiled(tmp_path_factory.mktemp("served"), stories15m, rows, given, serve_as="vllm"), requests
+    rows = [{"prompt": request["prompt_ids"]} for request in requests]
+    greedy = {"kind": "greedy", "max_new_tokens": 120}
+    return profiled(tmp_path_factory.mktemp("served"), stories15m, rows, greedy, serve_as="vllm"), requests
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 def test_every_round_is_that_of_a_real_vllm(served: tuple[Run, list[dict[str, Any]]], gamma: int) -> None:
     run, requests = served
+    texts = [request["continuation_ids"] for request in requests]
+    assert run.continuations(0)["continuation_ids"].to_pylist() == texts
     total = 0
     for found, request in zip(rounds(run, gamma), requests, strict=True):
         size, at, expected = len(request["continuation_ids"]), 1, []

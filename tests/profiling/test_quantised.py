@@ -18,6 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.config.load import changed_question
 from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import Quantisation
@@ -25,6 +26,7 @@ from alphaprof.log.store import Run
 from alphaprof.profiling.models.drafts import layer_skip
 from alphaprof.profiling.models.load import Model, fingerprint_of, load_model
 from alphaprof.profiling.models.quantised import quantisation_of, to_dtype
+from alphaprof.report.inputs import ReportInputs
 from tests.tiny import llama, tokenizer
 
 pytestmark = pytest.mark.models
@@ -278,6 +280,9 @@ def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> 
     page = CliRunner().invoke(app, ["report", str(run), "--format", "html"]).stdout
     assert page.count(named) == 2
     assert "float32, weights fp8 (dequantised, no kernel ran)" in page
+    for served, stands_in in (("rows8", False), ("float32", True), ("fp8", True)):
+        config = changed_question(manifest.config, [f"decision.served_dtype={served}"])
+        assert bool(ReportInputs.of(Run.open(run), "engine", config).question.stand_in) == stands_in
     line = ["validate", str(tmp_path / "profile.yaml"), "--gamma", "2", "--repeats", "1", "--tolerance", "1000"]
     validation = json.loads(CliRunner().invoke(app, [*line, "--format", "json"]).stdout)
     assert (validation["dtype"], validation["exact"]) == (named, False)

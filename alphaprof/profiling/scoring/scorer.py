@@ -67,8 +67,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Reached:
-    """A target's p as far as a head can reach it: `shared` [n, ids] at the ids that the head has, `of_token` [n] at the tokens
-    of the text, whose places among these ids are `place` [n], where it has them (`proposable` [n]).
+    """A target's p as far as a head can reach it: `shared` [n, ids] at the ids that the head has, `of_token` [n] at the
+    tokens of the text, whose places among these ids are `place` [n], where it has them (`proposable` [n]).
     """
 
     shared: torch.Tensor
