@@ -76,10 +76,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
     memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
     trial = None
-    told: Warnings = ()
-    if any(documents):
-        with refusals.kept("wiring", "run"), in_memory():
-            loaded, told = check_wiring(loaded, progress)
+    loaded, told = _readings(loaded, documents, refusals, progress)
     if any(documents):
         progress.say("a run in small")
         with refusals.kept("trial", "target"), in_memory():
@@ -88,15 +85,11 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     if not drafts:  # speed and size are of target and drafts together
         speed = storage = None
     every = list(itertools.chain.from_iterable(documents))
-    seen = {draft.name: draft.facts() for draft in loaded.drafts}  # with what the readings of heads would get accepted
-    reached = [(view, *outside(every, view.facts.context)) for view in views]
+    known = {draft.name: draft.facts() for draft in loaded.drafts}  # with what the readings of heads would get accepted
     facts = dataclasses.replace(target.facts(), special=special_ids(tokenizer))
     return PreflightFacts(
         target=ModelSeen("target", facts, token_count(tokenizer)),
-        drafts=tuple(
-            dataclasses.replace(view, facts=seen[view.name], beyond=beyond, silent=silent)
-            for view, beyond, silent in reached
-        ),
+        drafts=tuple(_within(dataclasses.replace(view, facts=known[view.name]), every) for view in views),
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
         bos=bos,
@@ -111,6 +104,22 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
         estimate=estimated(sources, speed, storage, options.shard_documents) if speed and storage else None,
         refusals=tuple(refusals),
     )
+
+
+def _readings(
+    loaded: Loaded, documents: list[list[Document]], refusals: _Refusals, progress: Progress
+) -> tuple[Loaded, Warnings]:
+    """The drafts with what other readings of their files would get accepted, and what a run would warn of."""
+    if any(documents):
+        with refusals.kept("wiring", "run"), in_memory():
+            return check_wiring(loaded, progress)
+    return loaded, ()
+
+
+def _within(view: ModelSeen, documents: list[Document]) -> ModelSeen:
+    """With how many documents go beyond its context."""
+    beyond, silent = outside(documents, view.facts.context)
+    return dataclasses.replace(view, beyond=beyond, silent=silent)
 
 
 def _cells(options: ProfileOptions, target: Model) -> Cells | None:

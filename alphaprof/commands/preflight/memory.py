@@ -271,15 +271,19 @@ def scoring(
     whole = max(LAWS, 4 + cut) if scorer.extras.logged else cut
     if dispatch.why_unavailable(device) is not None:
         whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) + len(heads) - 1))
-    beside = len(DRAFT) + len(RAW_DRAFT) + 2 * len(scorer.extras.logged)
-    numbers = len(TARGET) + len(RAW_TARGET) + beside * len(scorer.drafts) + len(PROPOSAL) * len(scorer.without)
-    numbers += sum((each.depths - 1) * (2 + each.ranks_by_depth + 2 * len(scorer.extras.drawn)) for each in scorer.drafts)
-    numbers += TOP if scorer.extras.certified else 0
     measuring = logits + few * max(size.vocabulary for size in sizes) * whole
     for head in heads:  # the depths after the first, one by one
         deeper = rows * (sizes[0].logits + head.logits + head.spread)
         measuring = max(measuring, deeper + few * sizes[0].vocabulary * DISTRIBUTION if scorer.extras.drawn else 0)
-    return max(*passes, positions * (kept + COLUMN * numbers) + measuring)
+    return max(*passes, positions * (kept + COLUMN * _numbers(scorer)) + measuring)
+
+
+def _numbers(scorer: Scorer) -> int:
+    """How many numbers a position has."""
+    beside = len(DRAFT) + len(RAW_DRAFT) + 2 * len(scorer.extras.logged)
+    numbers = len(TARGET) + len(RAW_TARGET) + beside * len(scorer.drafts) + len(PROPOSAL) * len(scorer.without)
+    numbers += sum((each.depths - 1) * (2 + each.ranks_by_depth + 2 * len(scorer.extras.drawn)) for each in scorer.drafts)
+    return numbers + (TOP if scorer.extras.certified else 0)
 
 
 def timing(sizes: Sequence[Footprint], heads: Sequence[HeadFootprint], batch: int, context: int, cells: Cells) -> int:
