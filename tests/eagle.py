@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.load import load_eagle3
+from alphaprof.profiling.models.drafts import load_draft
 from alphaprof.profiling.models.load import Model
 from tests.tiny import tokenizer
 
@@ -123,7 +123,9 @@ def loaded(folder: Path, model: Model, gammas: Sequence[int] = (3,), **options: 
             "gammas": list(gammas),
         }
     )
-    return load_eagle3("head", profile.drafts["head"], profile, model, tokenizer())
+    draft = load_draft("head", profile.drafts["head"], profile, model, tokenizer())
+    assert isinstance(draft, HeadDraft)
+    return draft
 
 
 class Recomputing:

@@ -90,8 +90,10 @@ def test_options_of_commands_in_blocks_exist(page: Path) -> None:
 def test_profiles_in_a_page_are_valid(page: Path) -> None:
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)]
     profiles = [block for block in blocks if isinstance(block, dict) and "target" in block]
-    assert len(profiles) == (page.name in ("README.md", "getting-started.md") and page != INDEX)
-    for profile in profiles:
+    assert len(profiles) == (page.name in ("README.md", "getting-started.md", "heads.md") and page != INDEX)
+    (common,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    partial = [block for block in blocks if isinstance(block, dict) and "drafts" in block and "target" not in block]
+    for profile in (*profiles, *(yaml.safe_load(common) | block for block in partial)):
         ProfileOptions.model_validate(profile)
 
 

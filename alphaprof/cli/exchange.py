@@ -99,13 +99,24 @@ def import_vllm(
     domain_key: DomainKey = None,
     cluster_key: ClusterKey = None,
     leave_out: LeaveOut = False,
+    verification: Annotated[
+        Literal["token", "block"],
+        Option(help="How lossless verifies: token by token, or block (rejection_sample_method: block), which accepts more."),
+    ] = "token",
     overrides: Overrides = None,
 ) -> None:
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
     from alphaprof.commands.importing.build import VLLM, ImportRequest
 
     sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    _import(ImportRequest(VLLM, requests, rule, sampling, gamma, *names, leave_out, overrides or ()), out)
+    if verification == "block" and rule != "lossless":
+        raise OptionInvalid(
+            f"--verification block verifies drafts that are drawn, and --rule is {rule}", "leave it out, or --rule lossless"
+        )
+    request = ImportRequest(
+        VLLM, requests, rule, sampling, gamma, *names, leave_out, overrides or (), verification=verification
+    )
+    _import(request, out)
 
 
 @import_app.command("sglang")

@@ -5,6 +5,7 @@ Not here: the gate against a baseline, which uses the pairs (`check`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,21 +17,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alphaprof.costs.speedup import free_draft, spent_and_base
+from alphaprof.commands.importing.tables import ONE_BY_ONE
+from alphaprof.costs.speedup import free_draft, speedup, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT, PROMPTS_KNOWN_BY
+from alphaprof.log.manifest import CHAIN, LOG_PROMPTS, NO_PROMPT, PROMPTS_KNOWN_BY
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.render.tables import named_table, plain, show
 from alphaprof.render.wording import text_name
 from alphaprof.report import format as fmt
+from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct
 from alphaprof.stats.paired import inverse_difference, share_difference
 from alphaprof.totals.count import TotalsRequest, policies
 from alphaprof.totals.documents import SETTINGS, Documents, Units
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import DocumentTotals, pools
+from alphaprof.totals.pool import DocumentTotals, merged, pools
 
 Pools = dict[tuple[str, ...], DocumentTotals]  # by domain, kind of text, policy, settings and rule
 TEXTS = {
@@ -74,18 +77,22 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The paired comparison of two drafts. Documents without a partner are left out and counted."""
+    """The paired comparison of two drafts. Documents without a partner are left out and counted. Of a run and an import from
+    an engine nothing is paired: each stands for its domain with documents of its own, and tokens per round alone are known.
+    """
 
     format: ClassVar[str] = "alphaprof-compare"
     version: ClassVar[int] = 1
 
     first: str  # run and draft
     second: str  # run and draft
+    paired: bool  # document by document; False: a run, which predicts, and what an engine was seen to do
     confidence: float
     same_text: bool | None  # both measured the same tokens; None: imported runs do not hold them
     documents: int
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
+    notes: tuple[str, ...]  # where alpha is that of first drafts, or the two do not draft or verify alike
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
 
     def terminal(self, console: Console) -> None:
@@ -94,7 +101,10 @@ class Comparison:
         console.print(plain(f"second  {self.second}"))
         paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
         one, two = map(fmt.count, self.unpaired)
-        console.print(f"{paired}; without a partner: {one} of first, {two} of second\n", highlight=False)
+        if self.paired:
+            console.print(f"{paired}; without a partner: {one} of first, {two} of second\n", highlight=False)
+        else:
+            console.print(f"predicted and engine, by domain: {one} documents of first, {two} of second\n", highlight=False)
         if self.same_text is not None:
             show(_acceptance(self), "alpha", console)
         for side in self.interrupted:
@@ -102,9 +112,13 @@ class Comparison:
             console.print(Text("note: ", "yellow").append_text(note))
         if rounds := [item for item in self.differences if item.tokens_per_round]:
             show(_rounds(rounds), "tokens per round", console)
+        for unlike in self.notes:
+            console.print(Text("note: ", "yellow").append_text(plain(unlike)))
         for line in (
             f"difference: second minus first, with a {fmt.level(self.confidence)} interval over documents; what both share",
-            "cancels out.",
+            "cancels out."
+            if self.paired
+            else "is counted twice: intervals are of two samples that know nothing of each other.",
             "alpha is over positions with a proposal: where coverage differs, compare tokens per round.",
             "Tokens per round say nothing about what a draft costs: alphaprof report turns them into speedups.",
             "* off-policy: the rule's own decoding would not emit this text   ~ lossy: one step along the target's own text",
@@ -144,6 +158,8 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     The confidence is that of the first run's decision.
     """
     confidence = float(first.run.manifest.config["decision"]["confidence"])
+    if first.run.imported != second.run.imported:
+        return _confirmed(first, second, confidence)
     require_comparable(first, second)
     both = sorted(set(first.run.gammas) & set(second.run.gammas))
     if gamma not in (None, *both):
@@ -155,12 +171,113 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
     return Comparison(
         first=first.label,
         second=second.label,
+        paired=True,
         confidence=confidence,
         same_text=_same_text(first.run, second.run, rows),
         documents=len(rows[0]),
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
         unpaired=unpaired,
+        notes=tuple(_of_heads(first, second)),
         differences=differences,
+    )
+
+
+def _of_heads(*sides: RunDraft) -> Iterator[str]:
+    """Yields that alpha of a head is no alpha of a whole round."""
+    heads = [side.label for side in sides if side.run.manifest.drafts[side.draft].depths is not None]
+    if heads:
+        yield f"alpha of {' and '.join(heads)} is accept@1, of a round's first draft: compare tokens per round"
+
+
+def _confirmed(first: RunDraft, second: RunDraft, confidence: float) -> Comparison:
+    """Compare what a run predicts with what an engine was seen to do, by domain. Raises `NotComparable` where they have no
+    domain, text, rule and gamma in common.
+    """
+    run, served = (second, first) if first.run.imported else (first, second)
+    (gamma,), (rule,) = served.run.gammas, served.run.rules  # all that an import has
+    if gamma not in run.run.gammas:
+        known = ", ".join(map(str, run.run.gammas))
+        raise NotComparable(
+            f"{served.run.path} was served with {gamma} speculative tokens, and {run.run.path} has {known}",
+            f"profile with gammas that include {gamma}; --reuse-continuations keeps the text",
+        )
+    one, two = (_whole_texts(side, rule) for side in (first, second))
+    common = [key for key in one if key in two]
+    if not common:
+        here, there = (" / ".join(f"{key[0]} ({key[1] or 'given'})" for key in side) or "none" for side in (one, two))
+        raise NotComparable(
+            f"{first.run.path} and {second.run.path} have no text in common with rounds of {rule}: {here}; {there}",
+            "import with the --domain names of the profile, and with its sampling settings",
+        )
+    return Comparison(
+        first=first.label,
+        second=second.label,
+        paired=False,
+        confidence=confidence,
+        same_text=None,
+        documents=0,
+        interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
+        unpaired=(sum(len(one[key].cluster) for key in common), sum(len(two[key].cluster) for key in common)),
+        notes=tuple(_unlike(run, served)),
+        differences=tuple(_of_two_samples(key, one[key], two[key], gamma, confidence) for key in common),
+    )
+
+
+def _whole_texts(side: RunDraft, rule: str) -> Pools:
+    """The pools that have rounds, by domain, policy, settings and rule, whatever kind of continuation they are."""
+    texts: dict[tuple[str, ...], list[DocumentTotals]] = {}
+    for key, pool in _pools(side, Documents.of(side.run.documents()), [rule]).items():
+        if pool.defined:
+            texts.setdefault((key[0], *key[2:]), []).append(pool)
+    return {key: merged(parts) for key, parts in texts.items()}
+
+
+def _unlike(run: RunDraft, served: RunDraft) -> Iterator[str]:
+    """Yields in what an engine drafts or verifies otherwise than the rounds of a run."""
+    drafting, verification = served.run.manifest.drafting, _verification(served)
+    if drafting != CHAIN:
+        yield f"{served.run.path} drafted by {drafting}, and rounds of {run.run.path} are chains: a tree accepts more"
+    if verification != ONE_BY_ONE:
+        least = f"at least what {run.run.path} predicts token by token"
+        yield f"{served.run.path} was verified by {verification}, which accepts {least}"
+
+
+def _verification(side: RunDraft) -> str:
+    return str(side.run.manifest.drafts[side.draft].settings.get("verification", ONE_BY_ONE))
+
+
+def _of_two_samples(
+    key: tuple[str, ...], first: DocumentTotals, second: DocumentTotals, gamma: int, confidence: float
+) -> Difference:
+    """Tokens per round of independent samples of a domain. The interval of the difference is made of theirs (Zou and Donner
+    2008, doi:10.1002/sim.3095).
+    """
+    rule = parse_rule(key[-1])
+    free = [speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in (first, second)]
+    intervals = [tokens_interval(each, gamma, confidence) for each in free]
+    tokens: tuple[TokensDifference, ...] = ()
+    if (one := intervals[0]) is not None and (two := intervals[1]) is not None:
+        off = two.value - one.value
+        low, high = (
+            math.hypot(two.value - two.low, one.high - one.value),
+            math.hypot(two.high - two.value, one.value - one.low),
+        )
+        tokens = (TokensDifference(gamma, one.value, two.value, Interval(off, off - low, off + high)),)
+    return Difference(
+        domain=key[0],
+        continuation=first.continuation,
+        sampling=first.sampling,
+        rule=rule.id,
+        on_policy=first.policy in rule.rule.policies,
+        lossy=rule.rule.lossy,
+        documents=0,
+        clusters=0,
+        first=None,
+        second=None,
+        first_coverage=None,
+        second_coverage=None,
+        difference=None,
+        tokens_per_round=tokens,
     )
 
 
@@ -304,6 +421,10 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
     if first.label == second.label:
         raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
     _require_same_origin(first.run, second.run)
+    methods = [_verification(side) for side in (first, second)]
+    if methods[0] != methods[1]:
+        problem = f"{here} was verified by {methods[0]}, and {there} by {methods[1]}"
+        raise NotComparable(problem, "serve both with the same rejection_sample_method")
     if one.config.get("draft_processing") != two.config.get("draft_processing"):
         hint = "profile one of them again with the other's; --reuse-continuations keeps the text"
         raise NotComparable(f"{here} and {there} differ in draft_processing", hint)
@@ -327,7 +448,9 @@ def _require_same_origin(first: Run, second: Run) -> None:
         imported, profiled = (first, second) if two is None else (second, first)
         problem = f"{imported.path} was imported from an engine's metrics, and {profiled.path} was profiled"
         unknown = "nothing shows that both have the same target and text"
-        raise NotComparable(f"{problem}: {unknown}", "import both, or profile both")
+        raise NotComparable(
+            f"{problem}: {unknown}", "import both, or profile both; compare shows what each says of a domain"
+        )
     for name in ("drafting", "gamma", "rule"):
         served = [getattr(imported, name) for imported in (one, two)]
         if served[0] != served[1]:

@@ -46,7 +46,7 @@ class Latency:
             alphaprof=manifest.alphaprof,
             target=target.reference,
             drafts={name: facts.reference for name, facts in manifest.drafts.items()},
-            dtype=target.dtype,
+            dtype=target.precision,
             device=target.device,
             threads=environment["torch_threads"] if target.device == "cpu" else None,
             engine=f"transformers {environment['packages']['transformers']}",

@@ -148,6 +148,13 @@ class Eagle3Draft(HeadFileOptions):
     )
 
 
+class Eagle1Draft(HeadFileOptions):
+    """An EAGLE-1, EAGLE-2 or HASS head, on the target's last state and with its LM head."""
+
+    loader = "alphaprof.profiling.heads.load:load_eagle1"
+    kind: Literal["eagle1"]
+
+
 class MtpDraft(HeadOptions):
     """The target's own MTP modules, which its checkpoint holds."""
 
@@ -167,7 +174,15 @@ class MedusaDraft(HeadFileOptions):
     kind: Literal["medusa"]
 
 
-DRAFTS: list[type[DraftOptions]] = [ModelDraft, LayerSkipDraft, PromptLookupDraft, Eagle3Draft, MtpDraft, MedusaDraft]
+DRAFTS: list[type[DraftOptions]] = [
+    ModelDraft,
+    LayerSkipDraft,
+    PromptLookupDraft,
+    Eagle3Draft,
+    Eagle1Draft,
+    MtpDraft,
+    MedusaDraft,
+]
 
 
 def named_model(name: str) -> dict[str, str]:

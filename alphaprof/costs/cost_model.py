@@ -259,7 +259,7 @@ def cost_of(book: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         source=options["source"],
         engine=engine.get(options["source"], "yours"),
         device=device.get(options["source"]) or _devices(options),
-        dtype=target.dtype,
+        dtype=target.precision,
         concurrency=concurrency,
         concurrencies=book.concurrencies,
         context=min(max(book.context, contexts[0]), contexts[-1]),

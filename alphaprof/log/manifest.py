@@ -86,6 +86,17 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Quantisation:
+    """How the weights of a model are quantised, and what computed with them."""
+
+    method: str  # as its config names it
+    bits: int | None  # of a weight, where its config says so
+    kernels: dict[
+        str, int
+    ]  # layers by class; none: no kernel ran, transformers turned the weights into the dtype at loading
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What identifies a model and what analysis needs to know about it. Of a model that another engine ran (an imported run)
     `parameters`, `vocabulary`, `noise` and `special` are None, and words say "unknown".
@@ -104,6 +115,23 @@ class ModelFacts:
     noise: float | None  # the difference of two logits below which this dtype cannot be trusted to order them
     shape: dict[str, float | bool] | None = None  # fields of `ModelShape`; None: no model, or bytes and FLOPs are not known
     special: tuple[int, ...] | None = None  # ids of the target's tokenizer that are no text (ends of turn); None for drafts
+    quantised: Quantisation | None = None  # None: its weights are not, or it is not known
+
+    @property
+    def precision(self) -> str:
+        """The dtype and, of a quantised model, the method, the bits and the kernels that ran, in words."""
+        if self.quantised is None:
+            return self.dtype
+        bits = f" {self.quantised.bits}-bit" if self.quantised.bits is not None else ""
+        kernels = ", ".join(f"{number} {name}" for name, number in self.quantised.kernels.items())
+        return f"{self.dtype}, weights {self.quantised.method}{bits} ({kernels or 'dequantised, no kernel ran'})"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it computes in float32 throughout, so that equal text gives equal tokens. Kernels for quantised weights
+        may round what they multiply as well.
+        """
+        return self.dtype == "float32" and not (self.quantised and self.quantised.kernels)
 
     @property
     def measured_noise(self) -> float:

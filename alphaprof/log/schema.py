@@ -30,7 +30,7 @@ DEPTH_COUNTS = {
     "tested": "Rounds whose draft {} was reached: all before it accepted, and the document not at its end.",
     "accepted": "Rounds whose drafts were all accepted up to draft {}.",
 }
-AGREES = "Whether draft {0} of a round is the token x_t, where the {0} - 1 drafts before it were; null: no such round."
+AGREES = "Whether draft {} of a round is the token x_t, where all drafts before it were accepted; null: no such round."
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, where it is reached; null: never, or greedy text."
 EMITTED = "Probability that the emitted token was draft {1} of a round and kept by {0}, a_t by depth; null as above."
 CONTROL = "Sum of P(tested)(a_t - beta_t) with gamma {}: of mean 0."

@@ -171,7 +171,7 @@ def _facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:
         log_documents=part.run.manifest.documents if run.has_log else None,
         target=manifest.target.reference,
         drafts=tuple(manifest.drafts),
-        dtype=manifest.target.dtype,
+        dtype=manifest.target.precision,
         texts=tuple(
             text_kind(group.continuation, group.sampling) + ("" if group.on_policy else " (off-policy)")
             for group in kinds.values()

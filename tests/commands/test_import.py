@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import http.server
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -624,6 +625,52 @@ def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -
     assert "alpha\n" not in invoke("compare", pair[0].path, pair[1].path).stdout
 
 
+def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: Path) -> None:
+    """By domain, at the gamma and rule that were served: an engine that does what the log says differs by nothing."""
+    engine = imported(tmp_path, as_requests(simulated, "small", 3), *STRICT, "--domain-key", "domain", "--draft", "eagle")
+    content = json.loads(invoke("compare", f"{simulated.path}:small", engine.path, "--format", "json").stdout)
+    report = build_report(simulated)
+    assert (content["paired"], content["documents"], content["same_text"]) == (False, 0, None)
+    assert content["unpaired"][0] == content["unpaired"][1]
+    assert {item["domain"] for item in content["differences"]} == {item.domain for item in report.results}
+    for item in content["differences"]:
+        (found,) = item["tokens_per_round"]
+        expected = only(report, item["domain"], "small", "strict").gammas[2].tokens_per_round
+        assert expected is not None
+        assert (found["gamma"], found["first"]) == (3, pytest.approx(expected.value))
+        assert found["difference"]["value"] == pytest.approx(0, abs=1e-9)
+        half = math.hypot(expected.high - expected.value, expected.value - expected.low)
+        assert found["difference"]["high"] == pytest.approx(half)
+    text = invoke("compare", f"{simulated.path}:small", engine.path).stdout
+    assert "predicted and engine, by domain" in text
+    assert "alpha\n" not in text
+    back = json.loads(invoke("compare", engine.path, f"{simulated.path}:small", "--format", "json").stdout)
+    assert back["differences"][0]["tokens_per_round"][0]["second"] == pytest.approx(
+        content["differences"][0]["tokens_per_round"][0]["first"]
+    )
+
+
+def test_a_run_without_the_served_gamma_or_domain_predicts_nothing(simulated: Run, tmp_path: Path) -> None:
+    odd = imported(tmp_path, as_requests(simulated, "small", 7), *STRICT, "--domain-key", "domain", name="odd")
+    code, text = failure(invoke("compare", f"{simulated.path}:small", odd.path))
+    assert (code, "with 7 speculative tokens" in text) == (12, True)
+    other = imported(tmp_path, as_requests(simulated, "small", 3), *STRICT, "--domain", "elsewhere", name="other")
+    code, text = failure(invoke("compare", f"{simulated.path}:small", other.path))
+    assert (code, "elsewhere (greedy)" in text, "--domain names" in text) == (12, True, True)
+
+
+def test_runs_verified_token_by_token_and_by_block_are_not_comparable(simulated: Run, tmp_path: Path) -> None:
+    lossless = ("--rule", "lossless", "--temperature", "1")
+    sides = [imported(tmp_path, [response()], *lossless, "--verification", how, name=how) for how in ("token", "block")]
+    code, text = failure(invoke("compare", *(side.path for side in sides)))
+    assert (code, "verified by token" in text, "by block" in text) == (12, True, True)
+    assert failure(invoke("check", sides[0].path, "--baseline", sides[1].path))[0] == 12
+    code, text = failure(
+        invoke("import", "vllm", tmp_path / "x", "--out", tmp_path / "y", *STRICT, "--verification", "block")
+    )
+    assert (code, "--rule lossless" in text) == (2, True)
+
+
 REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "trees": (("trees", "GOOD"), 6, "no position log"),
     "a tree": (("export", "GOOD", "--to", "sequoia"), 6, "no position log"),
@@ -640,7 +687,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "speedup": (("check", "GOOD", "--min-speedup", "1.1"), 2, "no step times for eagle"),
     "a gamma that was not served": (("check", "GOOD", "--gamma", "2", "--min-acceptance-length", "1"), 2, "no gamma 2"),
     "a profiled baseline": (("check", "GOOD", "--baseline", "PROFILED"), 12, "was profiled"),
-    "a profiled run": (("compare", "GOOD", "PROFILED"), 12, "was profiled"),
 }
 
 

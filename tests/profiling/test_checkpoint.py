@@ -249,7 +249,7 @@ def test_what_published_checkpoints_carry_beside_their_text_is_left_out(model: P
 def test_biases_of_zeros_and_cache_scales_of_quantisers_are_left_out(model: Path) -> None:
     add(model, "model.layers.0.mlp.up_proj.bias", "model.layers.0.self_attn.k_scale")
     assert "does not use" in refusal(model, load).message
-    edit(model / "config.json", quantization_config={"quant_method": "unknown"})
+    edit(model / "config.json", quantization_config={"quant_method": "fp8"})
     load(options(model))
     add(model, **{"model.layers.1.mlp.up_proj.bias": torch.tensor([0.0, 1e-3])})
     assert "does not use: model.layers.1.mlp.up_proj.bias" in refusal(model, load).message

@@ -1,4 +1,4 @@
-"""Files of EAGLE-3 heads: three layouts, how engines take them, the logits of speculators, and files that are refused."""
+"""Files of EAGLE heads: three layouts, how engines take them, logits of speculators, EAGLE-1, and files that are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,20 @@ from alphaprof.profiling.heads.readings import reading_as
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
 from tests import tiny
-from tests.eagle import BLOCKS, HIDDEN, IDS, VOCABULARY, Tensors, config, converted, loaded, target, tensors, written
+from tests.eagle import (
+    BLOCKS,
+    HIDDEN,
+    IDS,
+    VOCABULARY,
+    Recomputing,
+    Tensors,
+    config,
+    converted,
+    loaded,
+    target,
+    tensors,
+    written,
+)
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 GOLDEN = Path(__file__).parent.parent / "golden" / "eagle3_speculators.safetensors"
@@ -333,7 +346,7 @@ def flat(**changes: Any) -> Change:
     return change
 
 
-def eagle1(described: dict[str, Any], weights: Tensors) -> None:
+def as_eagle1(described: dict[str, Any], weights: Tensors) -> None:
     flat(architectures=["LlamaForCausalLM"])(described, weights)
     for name in ("lm_head.weight", "norm.weight", "d2t", "t2d"):
         weights.pop(name)
@@ -416,7 +429,7 @@ BAD = {
         layer(model_type="qwen3_next"),
         "its layers are those of 'qwen3_next', not of llama or qwen3",
     ),
-    "EAGLE-1": (eagle1, "its tensors are those of EAGLE-1 or EAGLE-2: no norm and no LM head"),
+    "EAGLE-1": (as_eagle1, "its tensors are those of EAGLE-1 or EAGLE-2: no norm and no LM head"),
     "an MTP speculator": (top(speculators_model_type="mtp"), "it is a speculator of type 'mtp', not eagle3"),
     "P-EAGLE": (top(speculators_model_type="peagle"), "peagle drafts a block of tokens in parallel"),
     "P-EAGLE by its tensors": (
@@ -523,7 +536,7 @@ def test_a_target_that_cannot_feed_a_head_is_refused(tmp_path: Path) -> None:
     absent = target()
     absent.network.model.embed_tokens = torch.nn.Embedding(VOCABULARY, HIDDEN, device="meta")
     with pytest.raises(
-        ModelUnloadable, match=r"lack embed_tokens.weight, and that of the target is quantised, or lies on no"
+        ModelUnloadable, match=r"it needs the target's embed_tokens.weight, which is quantised, or lies on no"
     ):
         loaded(folder, absent)
 
@@ -560,3 +573,89 @@ def test_files_of_the_hub_are_fetched_without_pickles(tmp_path: Path, model: Mod
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: 1 / 0)
     with pytest.raises(AlphaprofError, match="a/b cannot be downloaded: division by zero"):
         loaded(Path("a/b"), model)
+
+
+class Eagle1Recomputing(Recomputing):
+    """As SafeAILab's first heads: `fc` joins embedding and state at every depth, the target's LM head reads its output."""
+
+    def logits(self, text: Any, features: torch.Tensor, drafted: Any) -> torch.Tensor:
+        own = features
+        for depth in range(1, len(drafted) + 2):
+            tokens = [*text[1:], *drafted][: len(text) + depth - 2]
+            states = self.projected("fc", torch.cat([self.embedding[tokens], own], 1))
+            for index in range(self.layer["num_hidden_layers"]):
+                inputs = self.norm(f"layers.{index}.input_layernorm.weight", states) if index else states
+                states = self.block(index, inputs, states)
+            own = torch.cat([own, states[-1:]])
+        return self.weights["target's head"] @ own[-1]
+
+
+def eagle1_files(layers: int, bias: bool) -> tuple[dict[str, Any], Tensors]:
+    """Random files of EAGLE-1, with an embedding of their own."""
+    described = config(layer={"num_hidden_layers": layers})
+    weights = tensors(described)
+    gone = ("lm_head", "norm", "layers.0.hidden_norm", "layers.0.input_layernorm")
+    for name in ("d2t", "t2d", *(f"{each}.weight" for each in gone)):
+        del weights[name]
+    for name in "qkv":
+        key = f"layers.0.self_attn.{name}_proj.weight"
+        weights[key] = weights[key][:, :HIDDEN]
+    weights["fc.weight"] = weights["fc.weight"][:, : 2 * HIDDEN]
+    weights["embed_tokens.weight"] = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(8))
+    if bias:
+        weights["fc.bias"] = torch.linspace(-0.1, 0.1, HIDDEN)
+    flat = dict(described["transformer_layer_config"]) | {"architectures": ["LlamaForCausalLM"]}
+    return flat, weights
+
+
+@pytest.mark.parametrize(("layers", "bias"), [(1, False), (1, True), (2, True)])
+def test_heads_of_eagle_1_draft_as_one_that_recomputes(tmp_path: Path, model: Model, layers: int, bias: bool) -> None:
+    """Logits at every depth of rounds on a text, by the pass and by the cache, with an LM head in the files or without."""
+    flat, weights = eagle1_files(layers, bias)
+    draft = loaded(written(tmp_path, flat, weights | {"lm_head.weight": torch.ones(2, 2)}), model, kind="eagle1")
+    naive = Eagle1Recomputing({"transformer_layer_config": flat}, weights, torch.empty(0))
+    naive.weights |= {"target's head": model.network.lm_head.weight}
+    text = torch.randint(VOCABULARY, (1, 24), generator=torch.Generator().manual_seed(5))
+    ids = text[0].tolist()
+    features = model.network.model(text).last_hidden_state
+    assert (draft.network.layers, draft.method, draft.network.ids) == ((FINAL,), "eagle", None)
+    with torch.inference_mode():
+        passes = list(draft.network.states(text, features, 5, 3))
+        cache, read = draft.network.cache(), 0
+        for start in (6, 7, 12):
+            state = cache.extend(text[:, read + 1 : start], features[:, read : start - 1])
+            read = start - 1
+            for depth in range(1, 6):
+                path = ids[start : start + depth - 1]
+                if depth > 1:
+                    state = cache.deepen(torch.tensor(path[-1:]), state, depth)
+                expected = naive.logits(ids[:start], features[0, : start - 1], path)
+                one = draft.network.logits(passes[depth - 1][0, start - 5], depth)
+                torch.testing.assert_close(one, expected, atol=2e-5, rtol=1e-4)
+                torch.testing.assert_close(draft.network.logits(state, depth)[0], expected, atol=2e-5, rtol=1e-4)
+
+
+EAGLE1_BAD: dict[str, tuple[Change, str]] = {
+    "EAGLE-3": (weight("layers.0.hidden_norm.weight", torch.ones(HIDDEN)), "its tensors are those of EAGLE-3"),
+    "an unknown architecture": (top(architectures=["Qwen2ForCausalLM"]), "Qwen2ForCausalLM with model_type 'llama', is no"),
+    "a speculator": (top(speculators_model_type="eagle"), "eagle, LlamaForCausalLM with model_type 'llama', is no EAGLE-1"),
+    "P-EAGLE": (top(architectures=["PEagleDraftModel"]), "PEagleDraftModel drafts a block of tokens in parallel"),
+    "another width": (top(hidden_size=24), "it reads states of 24 numbers, and the target tiny has 32"),
+    "another vocabulary": (top(vocab_size=9), "it is for a vocabulary of 9 ids, and the target tiny has 7"),
+    "a missing tensor": (without("fc.weight"), "its files lack fc.weight"),
+    "a norm that no EAGLE-1 has": (
+        weight("layers.0.input_layernorm.weight", torch.ones(HIDDEN)),
+        "does not use: layers.0.input_layernorm.weight",
+    ),
+    "NaN": (weight("fc.bias", torch.full((HIDDEN,), torch.nan)), "fc.bias has NaN or infinite weights"),
+}
+
+
+@pytest.mark.parametrize("name", EAGLE1_BAD)
+def test_files_that_are_no_eagle_1_head_of_this_target_are_refused(tmp_path: Path, model: Model, name: str) -> None:
+    change, words = EAGLE1_BAD[name]
+    flat, weights = eagle1_files(1, False)
+    change(flat, weights)
+    with pytest.raises(ModelUnloadable) as caught:
+        loaded(written(tmp_path, flat, weights), model, kind="eagle1")
+    assert words in caught.value.message

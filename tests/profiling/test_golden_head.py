@@ -20,19 +20,18 @@ pytestmark = pytest.mark.demo_model
 GOLDEN = Path(__file__).parent.parent / "golden" / "eagle3_stories15m"
 GAMMAS = (1, 2, 3, 5)
 TEXTS = json.loads((GOLDEN / "rounds.json").read_text())["texts"]
+ENGINE = GOLDEN.parent / "vllm" / "rounds-eagle3-stories15m.json"
 SIZE = len(TEXTS[0]["text"])
 
 
-def profiled(folder: Path, target: Path, head: Path = GOLDEN, **changes: Any) -> Run:
-    """A run on the recorded prompts, whose continuations the target writes anew."""
-    folder.mkdir(exist_ok=True)
-    lines = [json.dumps({"ids": text["prompt"]}) for text in TEXTS]
-    (folder / "prompts.jsonl").write_text("\n".join(lines))
+def profiled(folder: Path, target: Path, rows: list[dict[str, Any]], continuation: dict[str, Any], **changes: Any) -> Run:
+    """A run of the head on some prompts. `changes`: of its options."""
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     tree = {
         "target": {"model": str(target), "dtype": "float32"},
-        "drafts": {"head": {"kind": "eagle3", "model": str(head), **changes}},
-        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "ids"}],
-        "continuation": {"kind": "greedy", "max_new_tokens": SIZE},
+        "drafts": {"head": {"kind": "eagle3", "model": str(GOLDEN), **changes}},
+        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
+        "continuation": continuation,
         "gammas": list(GAMMAS),
         "rules": ["strict"],
         "costs": {"source": "none"},
@@ -43,18 +42,22 @@ def profiled(folder: Path, target: Path, head: Path = GOLDEN, **changes: Any) ->
 
 @pytest.fixture(scope="module")
 def run(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return profiled(tmp_path_factory.mktemp("golden"), stories15m)
+    """The recorded prompts, whose continuations the target writes anew."""
+    greedy = {"kind": "greedy", "max_new_tokens": SIZE}
+    return profiled(tmp_path_factory.mktemp("golden"), stories15m, [{"prompt": text["prompt"]} for text in TEXTS], greedy)
 
 
 def rounds(run: Run, gamma: int) -> list[list[list[int]]]:
     """Rounds of each text: where they start, and what they accept of the text."""
-    table = run.positions("head", 0)
+    table, texts = run.positions("head", 0), run.continuations(0, ["continuation_tokens"])
     columns = {name: table[name].fill_null(0).to_numpy().astype(np.int64) for name in ("accepted_run", "proposed")}
-    stop = np.cumsum([SIZE] * len(TEXTS))
-    limit, ends = np.full(len(TEXTS), SIZE), np.zeros(stop[-1], dtype=bool)
-    found = steps(Trace(columns["accepted_run"], columns["proposed"], stop - SIZE, stop, limit, ends), gamma)
-    pairs = np.stack([found.at % SIZE, found.accepted], 1)
-    return [pairs[found.document == number].tolist() for number in range(len(TEXTS))]
+    length = texts["continuation_tokens"].to_numpy().astype(np.int64)
+    stop = np.cumsum(length)
+    trace = Trace(columns["accepted_run"], columns["proposed"], stop - length, stop, length, np.zeros(stop[-1], dtype=bool))
+    found = steps(trace, gamma)
+    at = found.at - (stop - length)[found.document]
+    pairs = np.stack([at, np.minimum(found.accepted, length[found.document] - at)], 1)
+    return [pairs[found.document == number].tolist() for number in range(len(length))]
 
 
 def recorded(text: dict[str, Any], gamma: int) -> list[list[int]]:
@@ -72,3 +75,40 @@ def test_every_round_is_the_recorded_one(run: Run, gamma: int) -> None:
     expected = [recorded(text, gamma) for text in TEXTS]
     assert rounds(run, gamma) == expected
     assert sum(map(len, expected)) > 350
+
+
+@pytest.fixture(scope="module")
+def served(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[str, Any]]]:
+    """What a real vLLM wrote with the head, as given text, and its requests."""
+    requests = json.loads(ENGINE.read_text())["requests"]
+    rows = [{"prompt": request["prompt_ids"], "ids": request["continuation_ids"]} for request in requests]
+    given = {"kind": "given", "column": "ids", "on_policy": True}
+    return profiled(tmp_path_factory.mktemp("served"), stories15m, rows, given, serve_as="vllm"), requests
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+def test_every_round_is_that_of_a_real_vllm(served: tuple[Run, list[dict[str, Any]]], gamma: int) -> None:
+    run, requests = served
+    total = 0
+    for found, request in zip(rounds(run, gamma), requests, strict=True):
+        size, at, expected = len(request["continuation_ids"]), 1, []
+        for accepted in request["per_step_accepted"][str(gamma)]:
+            expected.append([at, min(accepted, size - at)])  # vLLM counts drafts after the end of the text, too
+            at += accepted + 1
+        assert found == expected
+        total += len(expected)
+    assert total > 3000
+
+
+def test_what_sglang_would_feed_it_is_another_reading_and_said_so(stories15m: Path, tmp_path: Path) -> None:
+    """Its first id is 1: SGLang takes the ids for outputs of layers."""
+    greedy = {"kind": "greedy", "max_new_tokens": SIZE}
+    texts = [{"prompt": text["prompt"]} for text in TEXTS]
+    run = profiled(tmp_path, stories15m, texts, greedy, serve_as="sglang")
+    facts = run.manifest.drafts["head"]
+    assert "2, 4, 6" in facts.reading["target states"]
+    assert "SGLang" in facts.reading["target states"]
+    assert rounds(run, 3) != [recorded(text, 3) for text in TEXTS]
+    (warning,) = [warning for warning in run.manifest.warnings if warning["code"] == "wiring"]
+    assert "one layer earlier" in warning["message"]
+    assert "[1, 3, 5]" in warning["remedy"]

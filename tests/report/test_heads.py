@@ -12,7 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from alphaprof.commands.compare import compare
 from alphaprof.log.manifest import Trial
+from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.render.report import report_markdown
@@ -199,3 +201,22 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         assert (verdicts == {"UNDECIDED"}) != decided
         assert ("compare RUN IMPORT" in report.traffic.reason) != decided
         assert report.traffic.speedup is not None
+
+
+def test_compare_says_that_alpha_is_of_first_drafts(run: Run) -> None:
+    both = compare(RunDraft(run, "small"), RunDraft(run, "head"))
+    assert any("accept@1" in note for note in both.notes)
+    assert compare(RunDraft(run, "small"), RunDraft(write_run(run.path.parent / "other", RECIPE), "small")).notes == ()
+
+
+def test_attribution_starts_from_the_rounds_of_the_results(report: Report) -> None:
+    """Facts and expectations by depth alike; what nothing is lost to accepts every draft of its rounds."""
+    seen = set()
+    for item in (each for each in report.attribution if each.draft == "head" and each.gamma is not None):
+        result = only(report, item.domain, "head", item.rule)
+        (best,) = [each for each in result.gammas if each.gamma == item.gamma]
+        assert best.tokens_per_round is not None
+        assert item.tokens_per_round == pytest.approx(best.tokens_per_round.value)
+        assert all(cause.tokens_per_round >= item.tokens_per_round for cause in item.causes if cause.tokens_per_round)
+        seen.add(item.rule)
+    assert {"strict", "one_hot", "lossless"} <= seen

@@ -134,7 +134,7 @@ def _conditions(scope: ExportScope) -> dict[str, Any]:
         "measurement": f"rounds counted by {manifest.imported.engine} for each request" if manifest.imported else replayed,
         "target": _published(manifest.target.reference),
         "draft": _published(model) if model is not None else draft.kind,
-        "dtype": manifest.target.dtype,
+        "dtype": manifest.target.precision,
         "rule": scope.rules,
         "texts": list(scope.texts),
         "domains": {domain: round(scope.weights[domain], 6) for domain in scope.pools},

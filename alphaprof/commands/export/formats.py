@@ -17,7 +17,6 @@ PROPOSING: Over = "proposing"
 ALL: Over = "all"
 DIGITS = 6  # of rates and lengths, as NVIDIA's own producer rounds them
 NGRAM = "ngram"  # what engines call drafting from what stood there before
-SGLANG = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN"}  # what it calls methods of heads
 DYNAMO_MOST = 5  # drafts a step, at most: `aic_nextn must be in 1..=5`
 
 
@@ -219,11 +218,12 @@ def _server(chain: Acceptance) -> str:
     options += f" --speculative-num-draft-tokens {chain.gamma + 1}"  # the root counts
     if chain.draft.depths is None:
         return f"goes with the server's {options}"
-    method = chain.draft.engine_method
-    if method not in SGLANG:
+    algorithm = chain.draft.settings.get("speculative_algorithm")
+    if algorithm is None:
+        method = chain.draft.engine_method
         return f"SGLang has no algorithm for {method}: a head that takes as long stands in, with the server's {options}"
     model = f" --speculative-draft-model-path {chain.model}" if chain.model is not None else ""
-    return f"goes with the server's --speculative-algorithm {SGLANG[method]}{model} {options}"
+    return f"goes with the server's --speculative-algorithm {algorithm}{model} {options}"
 
 
 @dataclass(frozen=True)

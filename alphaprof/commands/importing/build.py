@@ -13,7 +13,7 @@ from typing import Any
 
 from alphaprof.commands.importing.lines import LeftOut, Line, json_lines
 from alphaprof.commands.importing.sglang import answers_of, sglang_request
-from alphaprof.commands.importing.tables import documents_table, notes, served_draft, served_model, totals_table
+from alphaprof.commands.importing.tables import ONE_BY_ONE, documents_table, notes, served_draft, served_model, totals_table
 from alphaprof.commands.importing.vllm import EngineRequest, request_of
 from alphaprof.config.load import apply_override, validate
 from alphaprof.config.options import named_model
@@ -48,7 +48,7 @@ SGLANG = Engine("SGLang", answers_of, sglang_request, lists=True)
 class ImportRequest:
     """What `alphaprof import` is asked for. `sampling` None: greedily; `gamma` None: what the metrics say; `target` None:
     the model of the responses; `domains`: one name for all files, or one for each; `domain_key`, `cluster_key`: fields of
-    the lines; `drafting`: see `log.manifest.Imported`.
+    the lines; `drafting`: see `log.manifest.Imported`; `verification`: token or block.
     """
 
     engine: Engine
@@ -64,6 +64,7 @@ class ImportRequest:
     leave_out: bool
     overrides: Sequence[str]
     drafting: Drafting = CHAIN
+    verification: str = ONE_BY_ONE
 
 
 @dataclass
@@ -261,7 +262,7 @@ def _manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
         target=target,
-        drafts={asked.draft: served_draft(asked.draft)},
+        drafts={asked.draft: served_draft(asked.draft, asked.verification)},
         tokenizer="unknown",
         environment={},
         shards=(Shard(0, len(requests), sum(each.completion_tokens for each in requests), read.digest.hexdigest()),),

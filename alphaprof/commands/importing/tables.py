@@ -26,6 +26,8 @@ from alphaprof.log.manifest import (
 )
 from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
 
+ONE_BY_ONE = "token"  # drafts are verified one after the other
+
 
 def documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
     """Rows of documents.parquet; what they do not name is null. Without anything to know prompts by, each is one of its own:
@@ -94,9 +96,12 @@ def served_model(name: str) -> ModelFacts:
     )
 
 
-def served_draft(name: str) -> DraftFacts:
-    """The same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known."""
-    return DraftFacts(**vars(served_model(name)), has_distribution=False, has_steps=True)
+def served_draft(name: str, verification: str = ONE_BY_ONE) -> DraftFacts:
+    """The same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known. Its
+    settings say where the engine verifies several drafts at a time, by `verification` other than ONE_BY_ONE.
+    """
+    settings: dict[str, int | float | str] = {} if verification == ONE_BY_ONE else {"verification": verification}
+    return DraftFacts(**vars(served_model(name)), has_distribution=False, has_steps=True, settings=settings)
 
 
 def notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:

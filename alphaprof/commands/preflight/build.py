@@ -55,7 +55,7 @@ class Preflight:
         """Prints every check with its cause and remedy, and what follows."""
         facts = self.seen.target.facts
         drafts = many(len(self.seen.drafts), "draft")
-        console.print(plain(f"{facts.architecture} in {facts.dtype} on {facts.device}, {drafts}"))
+        console.print(plain(f"{facts.architecture} in {facts.precision} on {facts.device}, {drafts}"))
         table = empty_table()
         for name, width in (("check", 14), ("of", 20), ("result", 7)):
             table.add_column(name, overflow="fold", max_width=width)

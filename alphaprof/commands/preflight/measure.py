@@ -6,11 +6,22 @@ import contextlib
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.preflight.facts import Bos, ModelSeen, PreflightFacts, Refusal, SourceSeen, estimated
+from alphaprof.commands.preflight.facts import (
+    Bos,
+    ModelSeen,
+    NoiseFloor,
+    PreflightFacts,
+    Refusal,
+    SelfDraft,
+    SourceSeen,
+    Speed,
+    Storage,
+    estimated,
+)
 from alphaprof.commands.preflight.memory import Cells, needed
 from alphaprof.commands.preflight.trial import bos_of, differing_specials, first_documents, in_turns, outside, try_out
 from alphaprof.config.options import MeasuredCosts
@@ -75,12 +86,17 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
     memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
+<<<<<<< HEAD
     trial = None
     loaded, told = _readings(loaded, documents, refusals, progress)
     if any(documents):
         progress.say("a run in small")
         with refusals.kept("trial", "target"), in_memory():
             trial = try_out(loaded, documents, _free(out))
+=======
+    tried = _tried(loaded, documents, _free(out), refusals, progress) if any(documents) else (loaded, (), None)
+    loaded, told, trial = tried
+>>>>>>> main
     self_draft, noise, speed, storage = trial or (None, None, None, None)
     if not drafts:  # speed and size are of target and drafts together
         speed = storage = None
@@ -106,6 +122,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     )
 
 
+<<<<<<< HEAD
 def _readings(
     loaded: Loaded, documents: list[list[Document]], refusals: _Refusals, progress: Progress
 ) -> tuple[Loaded, Warnings]:
@@ -120,6 +137,23 @@ def _within(view: ModelSeen, documents: list[Document]) -> ModelSeen:
     """With how many documents go beyond its context."""
     beyond, silent = outside(documents, view.facts.context)
     return dataclasses.replace(view, beyond=beyond, silent=silent)
+=======
+Trial = tuple[SelfDraft, NoiseFloor | None, Speed, Storage]
+
+
+def _tried(
+    loaded: Loaded, documents: Sequence[Sequence[Document]], free: int | None, refusals: _Refusals, progress: Progress
+) -> tuple[Loaded, Warnings, Trial | None]:
+    """The drafts with what other readings of heads get, the warnings of that, and a run in small; None: it was refused."""
+    told: Warnings = ()
+    with refusals.kept("wiring", "run"), in_memory():
+        loaded, told = check_wiring(loaded, progress)
+    trial: Trial | None = None
+    progress.say("a run in small")
+    with refusals.kept("trial", "target"), in_memory():
+        trial = try_out(loaded, documents, free)
+    return loaded, told, trial
+>>>>>>> main
 
 
 def _cells(options: ProfileOptions, target: Model) -> Cells | None:

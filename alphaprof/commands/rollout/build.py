@@ -11,7 +11,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from alphaprof.commands.validate.build import EXACT_DTYPE, by_depth
+from alphaprof.commands.validate.build import by_depth
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.render.tables import named_table, plain, show
@@ -192,8 +192,8 @@ def build_rollout(rolled: Rollouts, confidence: float) -> Rollout:
     return Rollout(
         target=facts.reference,
         device=facts.device,
-        dtype=facts.dtype,
-        exact=facts.dtype == EXACT_DTYPE,
+        dtype=facts.precision,
+        exact=facts.is_exact,
         confidence=confidence,
         documents=rolled.documents.num_rows,
         foreign=rolled.foreign,

@@ -35,7 +35,6 @@ from alphaprof.totals.replay import RoundCounts
 # The variance that one source of error gives the logarithm of a speedup, and the degrees of freedom with which that was
 # estimated (infinite where it is known).
 ErrorPart = tuple[float, float]
-EXACT_DTYPE = "float32"
 CONFIDENCE = 0.95
 TAIL = 0.0125  # with which an end of a row's interval misses; see `clock_error`
 SHORTEST_CONTEXT = 8  # tokens; `costs.context` takes no fewer
@@ -235,8 +234,8 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         run=str(run.path) if kept else None,
         target=manifest.target.reference,
         device=manifest.target.device,
-        dtype=manifest.target.dtype,
-        exact={facts.dtype for facts in (manifest.target, *manifest.drafts.values())} == {EXACT_DTYPE},
+        dtype=manifest.target.precision,
+        exact=all(facts.is_exact for facts in (manifest.target, *manifest.drafts.values())),
         repeats=len(measured.plain.wall_s),
         documents=len(measured.documents),
         short=measured.short,

@@ -40,9 +40,9 @@ class Alternative:
 
 @dataclass(frozen=True)
 class HeadDraft:
-    """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what
-    engines call it; `reading`: how its files were read (see `DraftFacts`); `context`: the longest text that it can go on
-    with, in tokens (None: any).
+    """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what vLLM
+    calls it, and `algorithm` SGLang (None: it has none); `reading`: how its files were read (see `DraftFacts`); `context`:
+    the longest text that it can go on with, in tokens (None: any).
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
     `fallbacks`: more of them, for a head that drafts hardly anything right; `doubts`: code, message and remedy of warnings
@@ -56,6 +56,7 @@ class HeadDraft:
     reference: str
     method: str
     depths: int
+    algorithm: str | None = None
     context: int | None = None
     ranks_by_depth: bool = False
     reading: dict[str, str] = field(default_factory=dict)
@@ -101,6 +102,7 @@ class HeadDraft:
             has_steps=True,
             starts_matter=True,
             engine_method=self.method,
+            settings={} if self.algorithm is None else {"speculative_algorithm": self.algorithm},
             depths=self.depths,
             ranks_by_depth=self.ranks_by_depth,
             reduced_vocabulary=known is not None,

@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.heads.attention import by_round, causal
 from alphaprof.profiling.heads.shape import head_shape
+from alphaprof.profiling.models.teacher_forced import FINAL
 
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 ROOM = 64  # tokens that the tensors of a cache have room for at least
@@ -244,6 +245,35 @@ class Eagle3(EagleHead):
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """See `EagleHead`."""
         return self.head(states if self.reading.norm_output else self.norm(states))
+
+
+class Eagle1(EagleHead):
+    """An EAGLE-1, EAGLE-2 or HASS head: every depth joins the embedding and a state by `fc`, the target's after its final
+    norm or its own; the first layer has no norm before attention, and logits come from the target's LM head, with no norm.
+    """
+
+    def __init__(self, config: Any, *, target: Mapping[str, torch.Tensor], fc_bias: bool = False) -> None:
+        super().__init__(config, Reading((FINAL,)), None, target)
+        hidden = config.hidden_size
+        self.fc = nn.Linear(2 * hidden, hidden, bias=fc_bias)
+        self.blocks = nn.ModuleList(HeadLayer(config, hidden, index > 0) for index in range(config.num_hidden_layers))
+        self.lm_head = None
+
+    def entry(self, features: torch.Tensor) -> torch.Tensor:
+        """See `EagleHead`."""
+        return features.to(self.dtype)
+
+    def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Attend) -> torch.Tensor:
+        """See `EagleHead`."""
+        states = self.fc(torch.cat([embedded, states], -1))
+        block: Any
+        for index, block in enumerate(self.blocks):
+            states = block(block.input_layernorm(states), states, rotation, index, attend)
+        return states
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """See `EagleHead`."""
+        return self.head(states)
 
 
 class EagleCache:

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as SafeAILab, SpecForge, vLLM and the package speculators write them, told apart by config and tensors."""
+"""EAGLE heads as SafeAILab, SpecForge, vLLM and the package speculators write them, told apart by config and tensors."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ LLAMA_STYLE = {
     "Eagle3Qwen2_5vlForCausalLM": VLLM,
     "Eagle3Qwen3vlForCausalLM": VLLM,
 }
+EAGLE1_STYLE = {"LlamaForCausalLM", "EagleLlamaForCausalLM", "LlamaForCausalLMEagle"}
 QWEN3_STYLE = {"Eagle3Qwen3ForCausalLM": VLLM}
 IDS = "eagle_aux_hidden_state_layer_ids"
 PARALLEL = re.compile(r"p-?eagle|dflash|dspark|xpress", re.IGNORECASE)
@@ -40,7 +41,7 @@ IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
 
 
 @dataclass(frozen=True)
-class Eagle3Format:
+class EagleFormat:
     """What the files of a head say. `layout`: who writes such files; `layers`: of transformers, the shape of its layers;
     `settings`: its config, with what speculators keeps elsewhere or others nest in `eagle_config`; `context`: the longest
     text; `ids`: the target's ids of its logits and `order`, the rows of its LM head in the order of these (None: all ids).
@@ -75,7 +76,7 @@ class Eagle3Format:
         return re.sub(r"^blocks\.", "layers.", re.sub(r"^blocks\.0\.", first, name))
 
 
-def eagle3_format(files: HeadFiles) -> Eagle3Format:
+def eagle3_format(files: HeadFiles) -> EagleFormat:
     """What the files of a head say. Raises `ModelUnloadable` for heads of other kinds, by name, and for settings that
     contradict each other.
     """
@@ -92,11 +93,27 @@ def eagle3_format(files: HeadFiles) -> Eagle3Format:
     ids, order = _draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     context = shape.get("max_position_embeddings")
     settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
-    return Eagle3Format(files, layout, layers, settings, context, ids, order)
+    return EagleFormat(files, layout, layers, settings, context, ids, order)
 
 
-def _layout(files: HeadFiles) -> tuple[str, bool]:
-    """Who writes such files, and whether the layers are those of Qwen3."""
+def eagle1_format(files: HeadFiles) -> EagleFormat:
+    """What the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
+    kinds, config = _kinds(files), files.config
+    if config.get("speculators_model_type") or config.get("model_type", "llama") != "llama" or set(kinds[1:]) - EAGLE1_STYLE:
+        given = f"{', '.join(filter(None, kinds))} with model_type {shown(config.get('model_type'))}"
+        raise files.refused(f"its architecture, {given}, is no EAGLE-1 head that is known", ENGINE)
+    if odd := {"d2t", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"} & files.tensors.keys():
+        raise files.refused(f"its tensors are those of EAGLE-3 ({min(odd)})", "use kind: eagle3")
+    _require_known(files, config)
+    layers = _layers(files, config, qwen3=False)
+    settings = {"use_aux_hidden_state": False, "nested_ids": None}
+    return EagleFormat(files, SAFEAILAB, layers, settings, config.get("max_position_embeddings"), None, None)
+
+
+def _kinds(files: HeadFiles) -> list[str]:
+    """What a config calls its kind for speculators ("" for none), and its architectures. Raises `ModelUnloadable` for heads
+    that do not draft one token after another, and for latent attention.
+    """
     config, tensors = files.config, files.tensors
     names = config.get("architectures") or []
     kinds = [str(config.get("speculators_model_type") or ""), *map(str, names if isinstance(names, list) else [names])]
@@ -106,6 +123,12 @@ def _layout(files: HeadFiles) -> tuple[str, bool]:
         raise files.refused(f"{kind} drafts a block of tokens in parallel, which is not measured here", hint)
     if any("q_a_proj" in name or "kv_a_proj" in name for name in tensors) or shape_is_mla(config):
         raise files.refused(f"heads with latent attention (MLA) are not measured ({kinds[-1]})", ENGINE)
+    return kinds
+
+
+def _layout(files: HeadFiles) -> tuple[str, bool]:
+    """Who writes such files of EAGLE-3, and whether the layers are those of Qwen3."""
+    kinds, config, tensors = _kinds(files), files.config, files.tensors
     if config.get("speculators_model_type"):
         if kinds[0] != "eagle3":
             raise files.refused(f"it is a speculator of type {shown(kinds[0])}, not eagle3", KINDS)
@@ -119,7 +142,7 @@ def _layout(files: HeadFiles) -> tuple[str, bool]:
         given = f"{architecture} with model_type {shown(config.get('model_type'))}"
         raise files.refused(f"its architecture, {given}, is no EAGLE-3 head that is known", KINDS)
     if "lm_head.weight" not in tensors and "norm.weight" not in tensors and "layers.0.mlp.up_proj.weight" in tensors:
-        raise files.refused("its tensors are those of EAGLE-1 or EAGLE-2: no norm and no LM head", KINDS)
+        raise files.refused("its tensors are those of EAGLE-1 or EAGLE-2: no norm and no LM head", "use kind: eagle1")
     layout = (LLAMA_STYLE | QWEN3_STYLE)[architecture]
     if layout == SAFEAILAB and ("eagle_config" in config or IDS in config):
         layout = SPECFORGE

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle3, Reading
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, EagleHead, Reading
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
-from alphaprof.profiling.heads.formats import IGNORED, Eagle3Format, eagle3_format
+from alphaprof.profiling.heads.formats import IGNORED, EagleFormat, eagle1_format, eagle3_format
 from alphaprof.profiling.heads.readings import alternatives, doubts_of, engines_of, reading_as, searched
 from alphaprof.profiling.models.drafts import check_vocabulary
 from alphaprof.profiling.models.hub import folder_of
@@ -20,9 +20,10 @@ from alphaprof.profiling.models.load import DTYPES, Model, load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from alphaprof.config.options import Eagle3Draft
+    from alphaprof.config.options import Eagle1Draft, Eagle3Draft
     from alphaprof.config.profile import ProfileOptions
 
+Head = TypeVar("Head", bound=EagleHead)
 OTHER_TARGET = "give the head that was trained for this target, or the target that it was trained for"
 
 
@@ -37,8 +38,8 @@ def load_eagle3(
     config = target.network.config.get_text_config()
     reading, words = reading_as(draft.serve_as, head, config)
     network = eagle3_network(head, reading, target, DTYPES[draft.dtype or options.target.dtype])
-    words["embedding"] = "its own" if network.embed_tokens is not None else "the target's: its files hold none"
-    words["LM head"] = "its own" if network.lm_head is not None else "the target's: its files hold none"
+    words["layers"] = _described(head)
+    words["embedding"], words["LM head"] = _whose(network.embed_tokens), _whose(network.lm_head)
     return HeadDraft(
         name,
         network,
@@ -46,6 +47,7 @@ def load_eagle3(
         draft.kind,
         draft.model,
         "eagle3",
+        algorithm="EAGLE3",
         depths=draft.depths or max(options.gammas),
         context=head.context,
         ranks_by_depth=draft.ranks_by_depth,
@@ -57,11 +59,12 @@ def load_eagle3(
     )
 
 
-def eagle3_network(head: Eagle3Format, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:
+def eagle3_network(head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype) -> Eagle3:
     """The network of a head on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
     shapes, quantised or not finite.
     """
-    files, shared = head.files, _shared(head, target)
+    files = head.files
+    missing = {EMBEDDING, LM_HEAD} - files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
     has_fc = head.reads_inner_states or head.width != head.layers.hidden_size
     with torch.device("meta"):  # nothing takes memory before the shapes are known to be those of the files
         network = Eagle3(
@@ -69,35 +72,88 @@ def eagle3_network(head: Eagle3Format, reading: Reading, target: Model, dtype: t
             reading,
             width=head.width if has_fc else None,
             ids=head.ids,
-            target=shared,
+            target=_shared(head, target, missing),
             fc_bias="fc.bias" in files.tensors,
             input_norm=reading.norm_before_fc or "input_norm.weight" in files.tensors,
             fc_norm=bool(head.settings.get("fc_norm") or head.settings.get("use_aux_norm")),
         )
-    wanted = {head.stored_name(key): tuple(weight.shape) for key, weight in network.state_dict().items() if key != "ids"}
-    ignored = {"d2t", "t2d", *filter(IGNORED.search, files.tensors)}
-    files.require(wanted, ignored if has_fc else ignored | {"fc.weight", "fc.bias"})
-    weights = {key: files.loaded(head.stored_name(key), dtype) for key in network.state_dict() if key != "ids"}
+    return _filled(network, head, set() if has_fc else {"fc.weight", "fc.bias"}, target, dtype)
+
+
+def load_eagle1(
+    name: str, draft: Eagle1Draft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
+) -> HeadDraft:
+    """A loader of `load_draft`."""
+    head = eagle1_format(files_of(name, draft.own_model))
+    require_layers(target, head.files)
+    _require_fit(head, target)
+    shared = _shared(head, target, {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD}))
+    with torch.device("meta"):
+        empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
+    network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or options.target.dtype])
+    return HeadDraft(
+        name,
+        network,
+        target,
+        draft.kind,
+        draft.model,
+        "eagle",
+        depths=draft.depths or max(options.gammas),
+        context=head.context,
+        ranks_by_depth=draft.ranks_by_depth,
+        reading={
+            "layout": head.layout,
+            "layers": _described(head),
+            "target states": "after the final norm",
+            "fed back": "the state of its last layer",
+            "embedding": _whose(network.embed_tokens),
+            "LM head": "the target's",
+        },
+    )
+
+
+def _whose(module: nn.Module | None) -> str:
+    return "its own" if module is not None else "the target's: its files hold none"
+
+
+def _described(head: EagleFormat) -> str:
+    """What of its layers its tensors do not show."""
+    layers = head.layers
+    heads = f"{layers.num_attention_heads} heads of {layers.head_dim}, {layers.num_key_value_heads} of them with keys"
+    rope = ", ".join(f"{key} {value}" for key, value in sorted(layers.rope_parameters.items()))
+    count = f"{layers.num_hidden_layers} of {layers.model_type}"
+    return f"{count}: {heads}; {layers.hidden_act}; norms {layers.rms_norm_eps:g}; {rope}"
+
+
+def _filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dtype: torch.dtype) -> Head:
+    """A network on the meta device, with the tensors of its files, on the target's device. `unread`: tensors that may be
+    there and are not read.
+    """
+    files = head.files
+    own = {key: weight for key, weight in network.state_dict().items() if key != "ids"}
+    ignored = {"d2t", "t2d", *unread, *filter(IGNORED.search, files.tensors)}
+    files.require({head.stored_name(key): tuple(weight.shape) for key, weight in own.items()}, ignored)
+    weights = {key: files.loaded(head.stored_name(key), dtype) for key in own}
     if head.ids is not None and head.order is not None:
         weights["ids"], weights[LM_HEAD] = head.ids, weights[LM_HEAD][head.order]
     network.load_state_dict(weights, assign=True)
     return network.to(target.device).eval().requires_grad_(False)
 
 
-def _shared(head: Eagle3Format, target: Model) -> dict[str, torch.Tensor]:
-    """The target's weights that stand in for those that the files lack."""
+def _shared(head: EagleFormat, target: Model, keys: set[str]) -> dict[str, torch.Tensor]:
+    """The target's weights that stand in for those of a head."""
     shared: dict[str, torch.Tensor] = {}
     embedding, output = target.network.get_input_embeddings(), target.network.get_output_embeddings()
     for key, module in ((EMBEDDING, embedding), (LM_HEAD, output)):
-        if key in head.files.tensors or (key == LM_HEAD and head.ids is not None):
+        if key not in keys:
             continue
         weight: Any = getattr(module, "weight", None)
         if weight is None or weight.is_meta or not weight.is_floating_point():
-            problem = f"its files lack {key}, and that of the target is quantised, or lies on no device"
+            problem = f"it needs the target's {key}, which is quantised, or lies on no device"
             raise head.files.refused(problem, COMPLETE)
         if weight.shape[1] != head.layers.hidden_size:
-            widths = f"the target's has {weight.shape[1]} columns, not {head.layers.hidden_size}"
-            raise head.files.refused(f"its files lack {key}, and {widths}", COMPLETE)
+            widths = f"which has {weight.shape[1]} columns, not {head.layers.hidden_size}"
+            raise head.files.refused(f"it needs the target's {key}, {widths}", COMPLETE)
         shared[key] = weight
     return shared
 
@@ -109,7 +165,7 @@ def require_layers(target: Model, files: HeadFiles) -> None:
         raise files.refused(problem, "heads are measured on targets that are plain decoders")
 
 
-def _require_fit(head: Eagle3Format, target: Model) -> None:
+def _require_fit(head: EagleFormat, target: Model) -> None:
     """Raise `ModelUnloadable` for a head of a target with another width or vocabulary."""
     config = target.network.config.get_text_config()
     pairs = (

@@ -167,14 +167,25 @@ class ChainedEntries:
 
 class ReusedModule(_Modules):
     """The first module at every depth. `blind`: the embedding at base 0 is taken as zeros, as engines have it for some
-    architectures; `window`: how many entries sliding attention sees (None: all).
+    architectures; `window`: how many entries sliding attention sees (None: all); `normed`: the state that the next depth
+    reads is the one after the module's final norm (else the one before it; a module without such a norm has one state).
     """
 
-    def __init__(self, mtp: Any, vocabulary: int, blind: bool = False, window: int | None = None) -> None:
-        super().__init__(mtp, vocabulary, 1)
+    def __init__(
+        self, mtp: Any, vocabulary: int, blind: bool = False, window: int | None = None, normed: bool = True
+    ) -> None:
+        twin = _with_first_alone(mtp)
+        super().__init__(twin, vocabulary, 1)
         self.blind, self._window = blind, window
         self._mask: torch.Tensor | None = None
-        mtp.create_masks_for_mtp_layer = self._masks
+        twin.create_masks_for_mtp_layer = self._masks
+        module = twin.layers[0]
+        self._norm = module.post_norm if module.use_post_norm and not normed else None
+        module.use_post_norm = module.use_post_norm and normed
+
+    def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """Logits [n, vocabulary] by the target's LM head, after the module's final norm."""
+        return super().logits(states if self._norm is None else self._norm(states), depth)
 
     def _masks(self, *given: Any, **named: Any) -> dict[str, Any]:
         """The masks that transformers makes, or the one that is set."""
@@ -242,6 +253,14 @@ class ReusedEntries:
         """See `HeadCache`."""
         _keep(self._entries, 0, self._bases + depth - 2)
         return self._module.run(0, token[:, None], state[:, None], self._bases + depth - 2, self._entries)[:, -1]
+
+
+def _with_first_alone(mtp: Any) -> Any:
+    """A shallow copy of a MtpModel with a copy of its first module, which shares all weights."""
+    twin, module = copy.copy(mtp), copy.copy(mtp.layers[0])
+    twin._modules, module._modules = dict(mtp._modules), dict(module._modules)
+    twin.layers = nn.ModuleList([module])
+    return twin
 
 
 def seen_at(begin: int, end: int, depth: int, window: int | None) -> torch.Tensor:

@@ -52,6 +52,7 @@ OTHER_KINDS = {
 }
 # vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
 BLIND = ("deepseek_v3", "glm4_moe", "mimo")
+UNNORMED = "glm4_moe"
 IMPORT = "serve it with an engine and import what that counts (alphaprof import)"
 PUBLISHED = "give the target as it was published, whole: conversions and quantisers often leave out or change MTP modules"
 
@@ -76,6 +77,8 @@ def load_mtp(
     }
     network: ReusedModule | ChainedModules
     if reuse:
+        if config.model_type == UNNORMED:
+            reading["fed back"] += " (vLLM 0.32 feeds back the one before it here; SGLang this one)"
         blind = config.model_type.startswith(BLIND) or layout == MIMO
         if blind:
             reading["embedding at position 0"] = "zeros, as in vLLM"
@@ -90,6 +93,7 @@ def load_mtp(
         kind=draft.kind,
         reference=target.reference,
         method="mtp",
+        algorithm="NEXTN",
         depths=depths,
         context=target.context,
         ranks_by_depth=draft.ranks_by_depth,

@@ -10,7 +10,7 @@ from typing import Any
 from alphaprof.errors import ModelUnloadable, shown
 from alphaprof.profiling.heads.draft import Alternative
 from alphaprof.profiling.heads.eagle import Eagle3, Reading
-from alphaprof.profiling.heads.formats import IDS, SPECFORGE, SPECULATORS, Eagle3Format
+from alphaprof.profiling.heads.formats import IDS, SPECFORGE, SPECULATORS, EagleFormat
 from alphaprof.profiling.models.teacher_forced import FINAL
 
 CHECKPOINT = "checkpoint"
@@ -20,7 +20,7 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
 
 
-def reading_as(serve_as: str, head: Eagle3Format, target: Any) -> tuple[Reading, dict[str, str]]:
+def reading_as(serve_as: str, head: EagleFormat, target: Any) -> tuple[Reading, dict[str, str]]:
     """How `checkpoint`, `vllm` or `sglang` reads a head for a target (its config), and why, in words by what they are about.
     Raises `ModelUnloadable` where its files cannot be read so.
     """
@@ -48,7 +48,7 @@ def reading_as(serve_as: str, head: Eagle3Format, target: Any) -> tuple[Reading,
     return reading, words
 
 
-def _states(serve_as: str, head: Eagle3Format, target: Any) -> tuple[tuple[int, ...], str]:
+def _states(serve_as: str, head: EagleFormat, target: Any) -> tuple[tuple[int, ...], str]:
     """The target's states that enter, and why, in words."""
     if not head.reads_inner_states:
         return (FINAL,), "after the final norm: use_aux_hidden_state is false"
@@ -65,7 +65,7 @@ def _states(serve_as: str, head: Eagle3Format, target: Any) -> tuple[tuple[int, 
     return layers, words
 
 
-def _explicit(serve_as: str, head: Eagle3Format, given: Any, target: Any) -> tuple[tuple[int, ...], str]:
+def _explicit(serve_as: str, head: EagleFormat, given: Any, target: Any) -> tuple[tuple[int, ...], str]:
     """The numbers of layers that explicit ids mean, and why, in words."""
     if not isinstance(given, list) or not all(type(layer) is int and layer >= 0 for layer in given):
         raise head.files.refused(f"{IDS} in its config.json is {shown(given)}", "write a list of layers, like [2, 16, 29]")
@@ -85,7 +85,7 @@ def _explicit(serve_as: str, head: Eagle3Format, given: Any, target: Any) -> tup
     return later, f"are outputs of layers counted from 0 ({head.layout})"
 
 
-def _require_states(head: Eagle3Format, layers: tuple[int, ...], blocks: int) -> None:
+def _require_states(head: EagleFormat, layers: tuple[int, ...], blocks: int) -> None:
     """Raise `ModelUnloadable` for states that the target does not have, or that are not as many as the head reads."""
     hint = f"give the head that belongs to this target, or correct {IDS} in its config.json"
     if min(layers) < 0 or max(layers) > blocks:
@@ -106,12 +106,12 @@ def _listed(layers: tuple[int, ...]) -> str:
     return ", ".join(map(str, layers))
 
 
-def engines_of(reading: Reading, head: Eagle3Format, target: Any) -> tuple[str, ...]:
+def engines_of(reading: Reading, head: EagleFormat, target: Any) -> tuple[str, ...]:
     """The engines that read the files of a head so, for a target (its config)."""
     return tuple(engine for engine, theirs in _served(head, target).items() if theirs == reading)
 
 
-def alternatives(network: Eagle3, head: Eagle3Format, target: Any) -> list[Alternative]:
+def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
     """What else the files of a head could mean for a target (its config): states of one layer later and earlier, the norms
     in their other places, and what each engine takes them for.
     """
@@ -139,7 +139,7 @@ def alternatives(network: Eagle3, head: Eagle3Format, target: Any) -> list[Alter
     ]
 
 
-def _served(head: Eagle3Format, target: Any) -> dict[str, Reading]:
+def _served(head: EagleFormat, target: Any) -> dict[str, Reading]:
     """How each engine reads the files, without those that could not serve them."""
     served = {}
     for serve_as, engine in ENGINES.items():
@@ -168,7 +168,7 @@ def searched(network: Eagle3, target: Any) -> list[Alternative]:
     ]
 
 
-def doubts_of(name: str, head: Eagle3Format, reading: Reading) -> tuple[dict[str, str], ...]:
+def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str, str], ...]:
     """A warning about the files of draft `name` where they leave open which states it reads."""
     if not head.reads_inner_states or head.settings.get(IDS) or head.settings["nested_ids"]:
         return ()

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from alphaprof.log.manifest import DraftFacts
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.decoding.drafters import Chooser, Drafter, ModelDrafter, Proposal
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.models.quantised import kernels_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.profiling.timing.steppers import TimedStep, fitted, prefills, stepper
@@ -387,7 +388,7 @@ def load_draft_model(
 
 def as_draft(model: Model, name: str) -> DraftModel:
     """A model as a draft, under a name."""
-    return DraftModel(name, model.network, model.kind, model.reference, model.served)
+    return DraftModel(name, model.network, model.kind, model.reference, model.served, model.quantised)
 
 
 def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
@@ -410,7 +411,9 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
             f"draft {name}: drop_layers {drop_layers} does not fit a target with {len(layers)} layers",
             f"name some of the layers 0 to {len(layers) - 1}, and leave at least one",
         )
-    return DraftModel(name, _without_layers(network, kept), "layer_skip", target.reference, shares_target_weights=True)
+    left = _without_layers(network, kept)
+    quantised = target.quantised and replace(target.quantised, kernels=kernels_of(left))
+    return DraftModel(name, left, "layer_skip", target.reference, quantised=quantised, shares_target_weights=True)
 
 
 def _without_layers(network: Any, kept: list[int]) -> Any:

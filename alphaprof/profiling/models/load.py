@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import io
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -20,9 +21,18 @@ import torch
 
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
-from alphaprof.log.manifest import PARTIAL, ModelFacts
+from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.profiling.models.checkpoint import require_context
 from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model
+from alphaprof.profiling.models.quantised import (
+    WITHOUT,
+    declared_in,
+    parameters_of,
+    plain_tensors,
+    quantisation_of,
+    stored_bytes,
+    to_dtype,
+)
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -51,7 +61,8 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", 
 @dataclass(frozen=True)
 class Model:
     """A loaded causal language model with the name that it has in the run (target, or a draft's name). `served`: what its
-    own generation config sets; generation and scoring here do not follow it unless a profile asks.
+    own generation config sets; generation and scoring here do not follow it unless a profile asks. `quantised`: how its
+    weights are; None: they are not.
     """
 
     name: str
@@ -59,6 +70,7 @@ class Model:
     kind: str
     reference: str
     served: Mapping[str, Any] = field(default_factory=dict)
+    quantised: Quantisation | None = None
 
     @property
     def device(self) -> torch.device:
@@ -68,8 +80,8 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        dtype: torch.dtype = self.network.dtype
+        """The dtype of the weights; of a quantised model, of those that are not."""
+        dtype: torch.dtype = next(weight.dtype for weight in self.network.parameters() if weight.dtype in NOISE)
         return dtype
 
     @property
@@ -93,7 +105,14 @@ class Model:
     @property
     def parameters(self) -> int:
         """The number of parameters."""
+        if self.quantised is not None:
+            return parameters_of(self.network)
         return sum(parameter.numel() for parameter in self.network.parameters())
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a parameter: the mean of all in a quantised model, those included that are not quantised."""
+        return float(self.dtype.itemsize) if self.quantised is None else stored_bytes(self.network) / self.parameters
 
     @cached_property
     def digest(self) -> str:
@@ -114,7 +133,8 @@ class Model:
             vocabulary=self.vocabulary,
             eos=self.eos,
             noise=NOISE[self.dtype],
-            shape=shape_of(self.network),
+            shape=shape_of(self.network, self.weight_bytes),
+            quantised=self.quantised,
         )
 
 
@@ -127,7 +147,7 @@ def load_model(
     that end a text beside those of the model's generation config.
     """
     require_model(options, name)
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     where, arguments = _location(options)
     if where != options.model:
@@ -142,19 +162,34 @@ def load_model(
         with _loading(options.model):
             fetch_descriptions(options)
         require_model(options, name)
-    with _loading(options.model):
+    with without_advice():
+        declared = declared_in(folder_of(options), options.model)
+    if declared is not None and options.device_map is None:  # kernels are chosen for the device that weights are loaded to
+        arguments["device_map"] = {"": choose_device(device or options.device)}
+    with _loading(options.model, declared):
         network, loaded = AutoModelForCausalLM.from_pretrained(
             where, dtype=DTYPES[dtype], output_loading_info=True, **arguments
         )
     _require_all_weights(loaded, options.model)
-    _require_used_weights(network, loaded, options)
+    _require_used_weights(network, loaded, options, quantised=declared is not None)
     if (limit := getattr(network.config.get_text_config(), "max_position_embeddings", None)) is not None:
         require_context(limit, f"{options.model}: max_position_embeddings")
-    if options.device_map is None:
+    quantised = None if declared is None else quantisation_of(network, declared)
+    if quantised is not None and not quantised.kernels:
+        to_dtype(network, DTYPES[dtype])
+    if "device_map" not in arguments:
         network = network.to(choose_device(device or options.device))
+    served = network.generation_config.to_diff_dict()
+    _prepare(network, extra_eos)
+    return Model(name, network.eval().requires_grad_(False), "model", options.model, served, quantised)
+
+
+def _prepare(network: PreTrainedModel, extra_eos: tuple[int, ...]) -> None:
+    """Sets where texts end and nothing else of how a network generates, and lays rows out for its head."""
+    from transformers import GenerationConfig
+
     # A server stops at the tokenizer's EOS as well as at those of the generation config.
     eos = tuple(dict.fromkeys((*eos_of(network.generation_config), *extra_eos)))
-    served = network.generation_config.to_diff_dict()
     # generate() fills options that a caller leaves unset from the model's own generation config: penalties and sampling
     # settings would slip into greedy text.
     network.generation_config = GenerationConfig(eos_token_id=list(eos) or None, pad_token_id=eos[0] if eos else 0)
@@ -162,7 +197,6 @@ def load_model(
     # gaps by the weight of the head one prompt at a time.
     if (head := network.get_output_embeddings()) is not None:
         head.register_forward_pre_hook(lambda _, rows: tuple(row.contiguous() for row in rows))
-    return Model(name, network.eval().requires_grad_(False), "model", options.model, served)
 
 
 def _require_all_weights(loaded: dict[str, Any], reference: str) -> None:
@@ -179,7 +213,7 @@ def _first_three(names: list[str]) -> str:
     return ", ".join(sorted(names)[:3])[:200] + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions) -> None:
+def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> None:
     """Raise `ModelUnloadable` for weights without a place in the network, which belong to another config. Published
     checkpoints carry some that no architecture declares: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for
     several tokens ahead that only the config declares.
@@ -187,7 +221,6 @@ def _require_used_weights(network: PreTrainedModel, loaded: dict[str, Any], opti
     settings = network.config.get_text_config()
     last = getattr(settings, "num_hidden_layers", None) or 0
     ahead = range(last, last + (getattr(settings, "num_nextn_predict_layers", None) or 0))
-    quantised = getattr(network.config, "quantization_config", None) is not None
     unused, biases = [], []
     for key in map(str, loaded.get("unexpected_keys") or ()):
         layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
@@ -257,8 +290,10 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _loading(reference: str) -> Iterator[None]:
-    """Turns the many exceptions of transformers into `ModelUnloadable`, and keeps its progress bars off the terminal."""
+def _loading(reference: str, quantised: object = None) -> Iterator[None]:
+    """Turns the many exceptions of transformers into `ModelUnloadable`, and keeps its progress bars off the terminal.
+    `quantised`: the config declares a quantisation, whose packages and devices are the likeliest to be missing.
+    """
     try:
         # The bar of the GGUF reader has no switch of its own.
         with without_advice(), contextlib.redirect_stderr(io.StringIO()):
@@ -273,6 +308,8 @@ def _loading(reference: str) -> Iterator[None]:
             hint = "give the config.json that belongs to these weights"
         if "trust_remote_code" in str(error):
             hint = "if you trust its code, set trust_remote_code: true for this model"
+        elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
+            hint = f"its weights are quantised: install what transformers asks for here, or {WITHOUT}"
         elif not is_local(reference):
             hint = "check the id and your access rights (gated models need a token), or give a local path"
         raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error
@@ -308,11 +345,14 @@ def choose_device(device: str) -> torch.device:
     raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", "use auto, cpu, cuda or cuda:N")
 
 
-def shape_of(network: PreTrainedModel) -> dict[str, float | bool] | None:
-    """What decides the bytes and FLOPs of a model's steps; None where that is not known of its architecture."""
+def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dict[str, float | bool] | None:
+    """What decides the bytes and FLOPs of a model's steps; None where that is not known of its architecture. `weight_bytes`:
+    of a parameter (default: of the dtype).
+    """
     size = float(network.dtype.itemsize)
+    weights = weight_bytes or size
     try:
-        return dataclasses.asdict(ModelShape.from_config(network.config.to_dict(), weight_bytes=size, kv_bytes=size))
+        return dataclasses.asdict(ModelShape.from_config(network.config.to_dict(), weight_bytes=weights, kv_bytes=size))
     except (ModelUnloadable, ValueError):
         return None
 
@@ -335,9 +375,8 @@ def fingerprint_of(settings: Any, weights: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     read: dict[tuple[Any, ...], bytes] = {}
     prefix = ""
-    for name, weight in sorted(weights.items()):
-        if not isinstance(weight, torch.Tensor):
-            continue
+    tensors = [item for item in sorted(weights.items()) if isinstance(item[1], torch.Tensor)]
+    for name, weight in itertools.chain.from_iterable(itertools.starmap(plain_tensors, tensors)):
         digest.update(json.dumps([name, list(weight.shape), str(weight.dtype)]).encode())
         if weight.is_meta:
             prefix = PARTIAL

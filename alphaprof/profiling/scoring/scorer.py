@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,47 @@ class Layout:
             columns.append(torch.arange(first, first + len(item.ids)))
             tokens.append(text[first + 1 :])
         return cls(ids, torch.cat(rows), torch.cat(columns), torch.cat(tokens))
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """A target's p as far as a head can reach it: `shared` [n, ids] at the ids that the head has, `of_token` [n] at the tokens
+    of the text, whose places among these ids are `place` [n], where it has them (`proposable` [n]).
+    """
+
+    shared: torch.Tensor
+    of_token: torch.Tensor
+    place: torch.Tensor
+    proposable: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, logits: torch.Tensor, known: torch.Tensor | None, token: torch.Tensor, settings: Processing, size: int
+    ) -> Self:
+        """From logits [n, V], `size` rows at a time; `known`: the ids that the head has (None: all)."""
+        width = logits.shape[1]
+        inside, place = token.clamp(max=width - 1), token.clamp(max=width - 1)
+        proposable = token < width
+        if known is not None:
+            place = torch.searchsorted(known, token).clamp(max=len(known) - 1)
+            proposable = known[place] == token
+        shared, of_token = [], []
+        for start in range(0, len(token), size):
+            p = probabilities(processed_logits(logits[start : start + size], settings))
+            shared.append(p if known is None else p[:, known])
+            of_token.append(p.gather(1, inside[start : start + size, None])[:, 0])
+        return cls(torch.cat(shared), torch.cat(of_token).where(token < width, 0.0), place, proposable)
+
+    def chances(self, logits: torch.Tensor, settings: Processing, size: int) -> list[torch.Tensor]:
+        """Sum min(p, q) and min(1, q(x) / p(x)) [n] of drafts that are drawn from q, from the head's logits [n, ids]."""
+        accept, of_token = [], []
+        for start in range(0, len(logits), size):
+            rows = slice(start, start + size)
+            q = probabilities(processed_logits(logits[rows], settings))
+            accept.append(self.shared[rows].minimum(q).sum(1).clamp(max=1.0))
+            of_token.append(q.gather(1, self.place[rows, None])[:, 0])
+        kept = torch.cat(of_token).where(self.proposable, 0.0) / self.of_token.where(self.of_token > 0, 1.0)
+        return [torch.cat(accept), kept.clamp(max=1.0).where(self.of_token > 0, 0.0)]
 
 
 class Scorer:
@@ -130,59 +171,34 @@ class Scorer:
         columns = self._statistics(logits, draft_logits, ids, settings or PLAIN)
         del draft_logits
         for place, (draft, some) in enumerate(zip(self.drafts, rows[1:], strict=True)):
-            for depth in range(2, draft.depths + 1):
-                own = draft.logits(some, depth).to(logits.device)
-                columns[1 + place] |= self._deeper(logits, own, place, depth, ids[0], settings)
+            if draft.depths > 1:
+                columns[1 + place] |= self._deeper(logits[:, : self.width], place, some, ids[0], settings)
         return columns
 
     def _deeper(
-        self,
-        target: torch.Tensor,
-        logits: torch.Tensor,
-        place: int,
-        depth: int,
-        token: torch.Tensor,
-        settings: Processing | None,
+        self, target: torch.Tensor, place: int, rows: torch.Tensor, token: torch.Tensor, settings: Processing | None
     ) -> Columns:
-        """Columns of a head at a depth beyond the first, from logits of the target [n, V] and of the head [n, ids]."""
-        known = self.ids[place]
-        target, logits = target[:, : self.width], logits[:, : self.width if known is None else len(known)]
-        largest, top = logits.max(1)  # the first index of the maximum
-        columns = {
-            f"agrees_{depth}": ((top if known is None else known[top]) == token).long(),
-            f"top_logit_{depth}": largest.float(),
-        }
-        if self.drafts[place].ranks_by_depth:
-            whole = logits if known is None else spread(logits, known, self.width)
-            columns[f"draft_rank_of_token_{depth}"] = rank_of(whole, token)
-        if self._by_rule:
-            nothing = torch.full((len(token),), -1.0, device=token.device)
-            chances = (nothing, nothing) if settings is None else self._chances(target, logits, known, token, settings)
-            columns |= {f"{name}_{depth}": chances[index % 2] for index, name in enumerate(self._by_rule)}
+        """Columns of a head at the depths beyond the first. `target`: logits [n, V]."""
+        draft, known = self.drafts[place], self.ids[place]
+        reached = None
+        if self._by_rule and settings is not None:
+            reached = _Reached.of(target, known, token, settings, self.statistics_rows)
+        columns: Columns = {}
+        for depth in range(2, draft.depths + 1):
+            own = draft.logits(rows, depth).to(target.device)
+            own = own[:, : self.width if known is None else len(known)]
+            largest, top = own.max(1)  # the first index of the maximum
+            columns[f"agrees_{depth}"] = ((top if known is None else known[top]) == token).long()
+            columns[f"top_logit_{depth}"] = largest.float()
+            if draft.ranks_by_depth:
+                whole = own if known is None else spread(own, known, self.width)
+                columns[f"draft_rank_of_token_{depth}"] = rank_of(whole, token)
+            if self._by_rule:
+                chances = [torch.full((len(token),), -1.0, device=token.device)] * 2
+                if reached is not None and settings is not None:
+                    chances = reached.chances(own, settings.for_draft(self.draft_processing), self.statistics_rows)
+                columns |= {f"{name}_{depth}": chances[index % 2] for index, name in enumerate(self._by_rule)}
         return columns
-
-    def _chances(
-        self,
-        target: torch.Tensor,
-        logits: torch.Tensor,
-        known: torch.Tensor | None,
-        token: torch.Tensor,
-        settings: Processing,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum min(p, q) and min(1, q(x) / p(x)) [n] of drafts that are drawn from q, a few rows at a time."""
-        pieces, theirs = [], settings.for_draft(self.draft_processing)
-        known = torch.arange(logits.shape[1], device=token.device) if known is None else known
-        index = torch.searchsorted(known, token).clamp(max=len(known) - 1)
-        proposable = known[index] == token
-        for start in range(0, len(token), self.statistics_rows):
-            rows = slice(start, start + self.statistics_rows)
-            p, q = (probabilities(processed_logits(*side)) for side in ((target[rows], settings), (logits[rows], theirs)))
-            p_token = p.gather(1, token[rows, None].clamp(max=p.shape[1] - 1))[:, 0].where(token[rows] < p.shape[1], 0.0)
-            q_token = q.gather(1, index[rows, None])[:, 0].where(proposable[rows], 0.0)
-            kept = torch.where(p_token > 0, q_token / p_token.where(p_token > 0, 1.0), 0.0).clamp(max=1.0)
-            pieces.append(torch.stack([p[:, known].minimum(q).sum(1).clamp(max=1.0), kept]))
-        accept, emitted = torch.cat(pieces, 1)
-        return accept, emitted
 
     def _statistics(
         self, logits: torch.Tensor, draft_logits: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing

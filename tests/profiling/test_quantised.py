@@ -1,0 +1,283 @@
+"""Quantised models: loaded where transformers loads them, with what ran named; else refused in two lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+from typer.testing import CliRunner
+
+from alphaprof.cli.app import app
+from alphaprof.config.options import TargetOptions
+from alphaprof.errors import ModelUnloadable
+from alphaprof.log.manifest import Quantisation
+from alphaprof.log.store import Run
+from alphaprof.profiling.models.drafts import layer_skip
+from alphaprof.profiling.models.load import Model, fingerprint_of, load_model
+from alphaprof.profiling.models.quantised import quantisation_of, to_dtype
+from tests.tiny import llama, tokenizer
+
+pytestmark = pytest.mark.models
+BLOCK, PROJECTIONS = 16, 4 * 7
+IDS = torch.tensor([[5, 1, 4, 1, 3, 2]])
+
+
+class RowsOf8Bits(nn.Module):
+    """A linear layer with weights in int8 and a scale for each row."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(torch.empty(outputs, 1))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states @ (self.weight * self.scale).T
+
+
+@register_quantization_config("rows8")
+class Rows8Config(QuantizationConfigMixin):
+    def __init__(self, bits: int = 8, needs: str | None = None, **_: Any) -> None:
+        self.quant_method, self.bits, self.needs = "rows8", bits, needs
+
+
+@register_quantizer("rows8")
+class Rows8Quantizer(HfQuantizer):
+    is_trainable = False
+
+    def is_serializable(self) -> bool:
+        return False
+
+    def validate_environment(self, **_: Any) -> None:
+        if self.quantization_config.needs:
+            raise ImportError(f"rows8 needs {self.quantization_config.needs}")
+
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        for name, module in list(model.named_modules()):
+            if isinstance(module, nn.Linear) and name != "lm_head":
+                with torch.device("meta"):
+                    model.set_submodule(name, RowsOf8Bits(module.in_features, module.out_features))
+
+
+def saved(
+    folder: Path, quantisation: object, pack: Any = lambda name, weight: {name: weight}
+) -> tuple[Path, dict[str, Any]]:
+    """A tiny Llama whose projections are packed, and the weights that they stand for."""
+    llama().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantisation}))
+    weights, meant = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in weights if "_proj" in name]:
+        packed = pack(name, weights.pop(name))
+        weights |= packed
+        first, *scale = packed.values()
+        repeats = [a // b for a, b in zip(first.shape, scale[0].shape, strict=True)] if scale else [1, 1]
+        repeated = torch.kron(scale[0] if scale else torch.ones(1, 1), torch.ones(repeats))
+        meant[name] = first.float() * repeated
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder, weights | meant
+
+
+def fp8(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """In blocks, as DeepSeek-V3 and Qwen3 are published."""
+
+    def pack(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        blocks = weight.view(weight.shape[0] // BLOCK, BLOCK, weight.shape[1] // BLOCK, BLOCK)
+        scale = blocks.abs().amax((1, 3)) / 448
+        packed = (blocks / scale[:, None, :, None]).view(weight.shape).to(torch.float8_e4m3fn)
+        return {name: packed, f"{name}_scale_inv": scale}
+
+    how = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    return saved(folder, how, pack)
+
+
+def rows8(folder: Path, **more: Any) -> tuple[Path, dict[str, Any]]:
+    def pack(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        return {name: (weight / scale).round().to(torch.int8), name.replace("weight", "scale"): scale}
+
+    return saved(folder, {"quant_method": "rows8", "bits": 8, **more}, pack)
+
+
+def load(folder: Path, dtype: str = "float32") -> Model:
+    return load_model("target", TargetOptions(model=str(folder), dtype=dtype, device="cpu"), dtype)
+
+
+def logits(network: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return network(IDS).logits
+
+
+def plain(weights: dict[str, Any]) -> Any:
+    network = llama()
+    network.load_state_dict({name: weight for name, weight in weights.items() if "scale" not in name})
+    return network
+
+
+def test_layers_that_compute_with_quantised_weights_are_counted_by_class(tmp_path: Path) -> None:
+    folder, weights = rows8(tmp_path)
+    model = load(folder)
+    assert torch.allclose(logits(model.network), logits(plain(weights)), atol=1e-4)
+    facts, like = model.facts(), plain(weights)
+    assert facts.quantised == Quantisation("rows8", 8, {"RowsOf8Bits": PROJECTIONS})
+    assert facts.precision == "float32, weights rows8 8-bit (28 RowsOf8Bits)"
+    assert not facts.is_exact
+    assert (facts.dtype, facts.noise) == ("float32", 2e-4)
+    assert facts.parameters == sum(weight.numel() for weight in like.parameters())
+    in_8_bits = [weight for name, weight in like.named_parameters() if "_proj" in name]
+    scales = sum(weight.shape[0] for weight in in_8_bits)
+    stored = 4 * facts.parameters - 3 * sum(weight.numel() for weight in in_8_bits) + 4 * scales
+    assert facts.shape is not None
+    assert facts.shape["weight_bytes"] == pytest.approx(stored / facts.parameters)
+    assert facts.shape["kv_bytes"] == 4
+    skipping = layer_skip("skip", model, [1, 2])
+    assert skipping.facts().precision == "float32, weights rows8 8-bit (14 RowsOf8Bits)"
+
+
+def test_where_no_kernel_runs_the_weights_are_those_that_the_file_stands_for(tmp_path: Path) -> None:
+    folder, weights = fp8(tmp_path)
+    model = load(folder)
+    assert torch.equal(logits(model.network), logits(plain(weights)))
+    facts = model.facts()
+    assert facts.quantised == Quantisation("fp8", None, {})
+    assert facts.precision == "float32, weights fp8 (dequantised, no kernel ran)"
+    assert facts.is_exact
+    assert facts.shape is not None
+    assert facts.shape["weight_bytes"] == 4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_dequantised_model_has_one_dtype(dtype: str, tmp_path: Path) -> None:
+    """transformers leaves what was not quantised in the dtype of the file, and a pass over both fails."""
+    folder, weights = fp8(tmp_path)
+    model = load(folder, dtype)
+    assert {weight.dtype for weight in model.network.parameters()} == {getattr(torch, dtype)}
+    assert torch.allclose(logits(model.network).float(), logits(plain(weights)), atol=0.3)
+    assert model.facts().dtype == dtype
+    assert not model.facts().is_exact
+
+
+def test_what_an_architecture_keeps_in_float32_stays_there() -> None:
+    network = llama()
+    network._keep_in_fp32_modules_strict = {"norm"}
+    to_dtype(network, torch.bfloat16)
+    kept = {name for name, weight in network.named_parameters() if weight.dtype == torch.float32}
+    assert kept == {"model.norm.weight"}
+
+
+def test_a_model_that_is_not_quantised_says_nothing_of_it(tiny: Path) -> None:
+    facts = load(tiny / "target").facts()
+    assert (facts.quantised, facts.precision, facts.is_exact) == (None, "float32", True)
+
+
+def test_packed_and_wrapped_weights_count_in_the_fingerprint(tmp_path: Path) -> None:
+    model = load(rows8(tmp_path)[0])
+    for name in ("weight", "scale"):
+        before = load(tmp_path).digest
+        weights = load_file(tmp_path / "model.safetensors")
+        weights[f"model.layers.2.mlp.up_proj.{name}"][3, 0] += 1
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        assert load(tmp_path).digest != before
+    assert len(model.digest) == 64
+    ones, twos = torch.ones(2), torch.full((2,), 2.0)
+    digests = {fingerprint_of({}, {"w": TwoTensor(*pair)}) for pair in ((ones, ones), (ones, twos), (twos, ones))}
+    assert len(digests) == 3
+
+
+BITS = {
+    "gptq": ({"quant_method": "gptq", "bits": 4}, 4),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}, 8),
+    "compressed-tensors": ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}}}, 4),
+    "groups that differ": (
+        {"quant_method": "x", "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}}},
+        None,
+    ),
+    "fp8": ({"quant_method": "fp8"}, None),
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_bits_are_those_that_the_config_says(name: str) -> None:
+    declared, bits = BITS[name]
+    assert quantisation_of(llama(), declared).bits == bits
+
+
+REFUSED = {
+    "a missing package": (
+        {"quant_method": "rows8", "needs": "a package"},
+        "rows8 needs a package",
+        "install what transform",
+    ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        "config says: 'modelopt'",
+        "give the checkpoint without",
+    ),
+    "no method, as MLX writes it": ({"bits": 4, "group_size": 64}, "config says: {'bits': 4", "give the checkpoint without"),
+    "no object": ("fp8", "config says: 'fp8'", "give the checkpoint without"),
+    "a list as method": ({"quant_method": ["fp8"]}, "config says: {'quant_method'", "give the checkpoint without"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_transformers_cannot_load_is_refused(name: str, tmp_path: Path) -> None:
+    how, problem, hint = REFUSED[name]
+    with pytest.raises(ModelUnloadable) as caught:
+        load(saved(tmp_path, how)[0])
+    assert problem in caught.value.message
+    assert caught.value.hint.startswith(hint) or f"quantised: {hint}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("method", "missing"), [("gptq", "optimum"), ("awq", "gptqmodel"), ("bitsandbytes", "bitsandbytes")]
+)
+def test_the_package_that_a_quantisation_needs_is_named(
+    method: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"bitsandbytes": "bnb_4bit"}.get(method, method)
+    monkeypatch.setattr(f"transformers.quantizers.quantizer_{module}.is_{missing}_available", lambda *_: False)
+    how = {"quant_method": method, "bits": 4} | ({"load_in_4bit": True} if method == "bitsandbytes" else {"group_size": 32})
+    with pytest.raises(ModelUnloadable) as caught:
+        load(saved(tmp_path, how)[0])
+    assert missing in caught.value.message
+    assert "its weights are quantised: install what transformers asks for" in caught.value.hint
+
+
+def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> None:
+    target, draft, run = rows8(tmp_path / "target")[0], fp8(tmp_path / "draft")[0], tmp_path / "run"
+    (tmp_path / "data.jsonl").write_text('{"text": "aloud"}\n{"text": "be it"}\n')
+    tree = {
+        "target": {"model": str(target), "dtype": "float32"},
+        "drafts": {"small": {"kind": "model", "model": str(draft)}},
+        "data": [{"domain": "all", "path": "data.jsonl", "prompt": "{text}"}],
+        "continuation": {"kind": "greedy", "max_new_tokens": 12},
+        "gammas": [1, 2],
+        "costs": {"source": "none"},
+    }
+    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(tree))
+    answer = CliRunner().invoke(app, ["profile", str(tmp_path / "profile.yaml"), "--out", str(run)])
+    assert answer.exit_code == 0, answer.output
+    manifest = Run.open(run).manifest
+    assert manifest.target.quantised == Quantisation("rows8", 8, {"RowsOf8Bits": PROJECTIONS})
+    assert manifest.drafts["small"].quantised == Quantisation("fp8", None, {})
+    named = "float32, weights rows8 8-bit (28 RowsOf8Bits)"
+    assert named in CliRunner().invoke(app, ["report", str(run)]).output.replace("\n", " ")
+    found = json.loads(CliRunner().invoke(app, ["report", str(run), "--format", "json"]).stdout)["run"]
+    assert found["dtype"] == named
+    assert (found["target_model"]["dtype"], found["target_model"]["quantised"]["method"]) == ("float32", "rows8")
+    page = CliRunner().invoke(app, ["report", str(run), "--format", "html"]).stdout
+    assert page.count(named) == 2
+    assert "float32, weights fp8 (dequantised, no kernel ran)" in page
+    line = ["validate", str(tmp_path / "profile.yaml"), "--gamma", "2", "--repeats", "1", "--tolerance", "1000"]
+    validation = json.loads(CliRunner().invoke(app, [*line, "--format", "json"]).stdout)
+    assert (validation["dtype"], validation["exact"]) == (named, False)
