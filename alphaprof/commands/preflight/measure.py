@@ -86,26 +86,21 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
     loaded = Loaded(options, tokenizer, target, drafts, corpus, scorer)
     memory = needed(scorer, in_turns(documents), options.batch_tokens, options.shard_documents, _cells(options, target))
-<<<<<<< HEAD
-    trial = None
-    loaded, told = _readings(loaded, documents, refusals, progress)
-    if any(documents):
-        progress.say("a run in small")
-        with refusals.kept("trial", "target"), in_memory():
-            trial = try_out(loaded, documents, _free(out))
-=======
     tried = _tried(loaded, documents, _free(out), refusals, progress) if any(documents) else (loaded, (), None)
     loaded, told, trial = tried
->>>>>>> main
     self_draft, noise, speed, storage = trial or (None, None, None, None)
     if not drafts:  # speed and size are of target and drafts together
         speed = storage = None
     every = list(itertools.chain.from_iterable(documents))
-    known = {draft.name: draft.facts() for draft in loaded.drafts}  # with what the readings of heads would get accepted
+    seen = {draft.name: draft.facts() for draft in loaded.drafts}  # with what the readings of heads would get accepted
+    reached = [(view, *outside(every, view.facts.context)) for view in views]
     facts = dataclasses.replace(target.facts(), special=special_ids(tokenizer))
     return PreflightFacts(
         target=ModelSeen("target", facts, token_count(tokenizer)),
-        drafts=tuple(_within(dataclasses.replace(view, facts=known[view.name]), every) for view in views),
+        drafts=tuple(
+            dataclasses.replace(view, facts=seen[view.name], beyond=beyond, silent=silent)
+            for view, beyond, silent in reached
+        ),
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
         bos=bos,
@@ -122,22 +117,6 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
     )
 
 
-<<<<<<< HEAD
-def _readings(
-    loaded: Loaded, documents: list[list[Document]], refusals: _Refusals, progress: Progress
-) -> tuple[Loaded, Warnings]:
-    """The drafts with what other readings of their files would get accepted, and what a run would warn of."""
-    if any(documents):
-        with refusals.kept("wiring", "run"), in_memory():
-            return check_wiring(loaded, progress)
-    return loaded, ()
-
-
-def _within(view: ModelSeen, documents: list[Document]) -> ModelSeen:
-    """With how many documents go beyond its context."""
-    beyond, silent = outside(documents, view.facts.context)
-    return dataclasses.replace(view, beyond=beyond, silent=silent)
-=======
 Trial = tuple[SelfDraft, NoiseFloor | None, Speed, Storage]
 
 
@@ -153,7 +132,6 @@ def _tried(
     with refusals.kept("trial", "target"), in_memory():
         trial = try_out(loaded, documents, free)
     return loaded, told, trial
->>>>>>> main
 
 
 def _cells(options: ProfileOptions, target: Model) -> Cells | None:

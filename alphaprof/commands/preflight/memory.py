@@ -283,19 +283,7 @@ def scoring(
     for head in heads:  # the depths after the first, one by one
         deeper = rows * (sizes[0].logits + head.logits + head.spread)
         measuring = max(measuring, deeper + few * sizes[0].vocabulary * DISTRIBUTION if scorer.extras.drawn else 0)
-<<<<<<< HEAD
-    return max(*passes, positions * (kept + COLUMN * _numbers(scorer)) + measuring)
-
-
-def _numbers(scorer: Scorer) -> int:
-    """How many numbers a position has."""
-    beside = len(DRAFT) + len(RAW_DRAFT) + 2 * len(scorer.extras.logged)
-    numbers = len(TARGET) + len(RAW_TARGET) + beside * len(scorer.drafts) + len(PROPOSAL) * len(scorer.without)
-    numbers += sum((each.depths - 1) * (2 + each.ranks_by_depth + 2 * len(scorer.extras.drawn)) for each in scorer.drafts)
-    return numbers + (TOP if scorer.extras.certified else 0)
-=======
     return max(*passes, positions * (kept + COLUMN * _columns(scorer)) + measuring)
->>>>>>> main
 
 
 def timing(sizes: Sequence[Footprint], heads: Sequence[HeadFootprint], batch: int, context: int, cells: Cells) -> int:
