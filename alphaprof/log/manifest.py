@@ -120,7 +120,9 @@ class ModelFacts:
     @property
     def computes_in(self) -> str:
         """The method of quantised weights where kernels for them ran, else the dtype; `served_dtype` is compared with it."""
-        return self.quantised.method if self.quantised is not None and self.quantised.kernels else self.dtype
+        if self.quantised is None or not self.quantised.kernels:
+            return self.dtype
+        return "fp8" if "fp8" in self.quantised.method else self.quantised.method  # fbgemm_fp8 and others
 
     @property
     def precision(self) -> str:
