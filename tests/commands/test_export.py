@@ -298,24 +298,27 @@ def test_arguments_and_environments_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "model", "server"),
+    ("method", "algorithm", "model", "server"),
     [
-        ("eagle3", "synthetic/head", "--speculative-algorithm EAGLE3 --speculative-draft-model-path synthetic/head"),
-        ("eagle", "synthetic/head", "--speculative-algorithm EAGLE --speculative-draft-model-path synthetic/head"),
-        ("mtp", None, "--speculative-algorithm NEXTN --speculative-num-steps 3"),
+        ("eagle3", "EAGLE3", "synthetic/head", "EAGLE3 --speculative-draft-model-path synthetic/head"),
+        ("eagle", "EAGLE", "synthetic/head", "EAGLE --speculative-draft-model-path synthetic/head"),
+        ("mtp", "NEXTN", None, "NEXTN --speculative-num-steps 3"),
     ],
 )
-def test_heads_are_exported_under_the_names_of_the_engines(method: str, model: str | None, server: str) -> None:
+def test_heads_are_exported_under_the_names_of_the_engines(
+    method: str, algorithm: str, model: str | None, server: str
+) -> None:
     """With acceptance by position; a module of the target's own checkpoint names no model."""
-    head = dataclasses.replace(HAND, draft=head_facts("head", 3, engine_method=method), model=model)
+    facts = head_facts("head", 3, engine_method=method, settings={"speculative_algorithm": algorithm})
+    head = dataclasses.replace(HAND, draft=facts, model=model)
     config = json.loads(EXPORTS["vllm"].write(head))
     assert (config["method"], config.get("model")) == (method, model)
     assert config["synthetic_acceptance_rates"] == [0.5, 0.333333, 0.333333]
     assert json.loads(EXPORTS["nvidia"].write(head))["method"] == method
     beside = EXPORTS["sglang"].beside(head)
-    assert server in beside
+    assert f"--speculative-algorithm {server}" in beside
     assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in beside
-    medusa = dataclasses.replace(head, draft=dataclasses.replace(head.draft, engine_method="medusa"))
+    medusa = dataclasses.replace(head, draft=dataclasses.replace(head.draft, engine_method="medusa", settings={}))
     assert "SGLang has no algorithm for medusa" in EXPORTS["sglang"].beside(medusa)
 
 

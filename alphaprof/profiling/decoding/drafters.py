@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -87,7 +88,8 @@ class Cached:
         return torch.tensor(ids, device=self.device)
 
     def _forward(self, ids: torch.Tensor, **how: Any) -> torch.Tensor:
-        with recorded(self.model.network.base_model, self.reads) as states:
+        recording: Any = recorded(self.model.network.base_model, self.reads) if self.reads else nullcontext({})
+        with recording as states:
             output = self.model.network(input_ids=ids[None], past_key_values=self._cache, use_cache=True, **how)
         self.states = {count: values[0] for count, values in states.items()}
         self.length += len(ids)
