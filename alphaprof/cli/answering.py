@@ -95,7 +95,8 @@ def check(
         str | None, Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
     ] = None,
     margin: Annotated[
-        float, Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
+        float,
+        Option(min=0, max=1, help="By how much alpha (imported runs, heads, with --gamma: tokens per round) may be lower."),
     ] = 0.02,
     target_change: Annotated[
         bool,
