@@ -133,7 +133,10 @@ def compare(
     output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
-    """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round."""
+    """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round.
+
+    RUN:DRAFT and a run imported from an engine: what was predicted beside what was served, and whether they agree.
+    """
     from alphaprof.commands.compare import compare as compare_sides
     from alphaprof.config.load import known_rules
     from alphaprof.log.run_draft import side_of
