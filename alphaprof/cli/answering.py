@@ -95,7 +95,8 @@ def check(
         str | None, Option(metavar="RUN[:DRAFT]", help="An older run to compare with: no domain may be worse.")
     ] = None,
     margin: Annotated[
-        float, Option(min=0, max=1, help="By how much alpha (imported runs: tokens per round) may be lower.")
+        float,
+        Option(min=0, max=1, help="By how much alpha (imported runs, heads, with --gamma: tokens per round) may be lower."),
     ] = 0.02,
     target_change: Annotated[
         bool,
@@ -132,7 +133,10 @@ def compare(
     output: Format = "terminal",
     out: OutFile = None,
 ) -> None:
-    """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round."""
+    """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round.
+
+    RUN:DRAFT and a run imported from an engine: what was predicted beside what was served, and whether they agree.
+    """
     from alphaprof.commands.compare import compare as compare_sides
     from alphaprof.config.load import known_rules
     from alphaprof.log.run_draft import side_of

@@ -41,13 +41,16 @@ NOTE = "paths: ranks from 1, the draft's top token; lists of Medusa and EAGLE co
 ONE = Mix(("text",), (1.0,))  # one kind of text alone
 OPTIMAL = "optimal"
 LEVELS = ("nodes by depth",)
-NUMBERS = ("tokens/round", "chain of that depth", "iid ranks")
+NUMBERS = ("tokens/round", "chain of that depth")
+IID = ("iid ranks",)
 SHARE_WIDTH = 14  # columns that a share takes above its interval
 
 
 @dataclass(frozen=True)
 class StaticTree:
-    """A tree. `kind`: optimal (chosen here), file (the user's), chain (no branches: what the others are compared with)."""
+    """A tree. `kind`: optimal (chosen here; a head's by the ranks of first drafts, so that others may be better), file (the
+    user's), chain (no branches: what the others are compared with).
+    """
 
     name: str  # what the other tables call it
     kind: str
@@ -118,6 +121,7 @@ class TreesReport:
     draft: str
     complete: bool
     confidence: float
+    by_depth: bool  # ranks depend on the level, as a head's do: shares and chosen trees are those of first drafts
     held_out: bool
     chosen_on: int  # documents
     tested_on: int  # documents
@@ -174,6 +178,7 @@ def _ranks(report: TreesReport, console: Console) -> None:
     deepest = len(report.texts[0].ranks)
     names = [*map(str, range(1, deepest + 1)), f"beyond {deepest}", *(["no proposal"] if silent else [])]
     title = "share of positions by the rank of the target's token in the draft's distribution, all documents"
+    title += ", first drafts of rounds" if report.by_depth else ""
     most = max(1, (console.width - NAME_WIDTH - SHARE_WIDTH) // SHARE_WIDTH)
     parts = -(-len(names) // most)
     side_by_side = -(-len(names) // parts)
@@ -189,7 +194,7 @@ def _ranks(report: TreesReport, console: Console) -> None:
 
 def _traffic_table(report: TreesReport, console: Console) -> None:
     """Every tree on the whole traffic, with its shape."""
-    table = named_table("tree", "nodes", "depth", *LEVELS, *NUMBERS, left=LEVELS, wrapped=LEVELS)
+    table = named_table("tree", "nodes", "depth", *LEVELS, *_numbers(report), left=LEVELS, wrapped=LEVELS)
     for tree, _, numbers in _rows(report, report.traffic, console):
         table.add_row(plain(fmt.short(tree.name)), *_shape_cells(tree), *numbers)
     origin = "observed shares of tokens" if report.weights_observed else "shares of tokens from the profile"
@@ -201,7 +206,7 @@ def _traffic_table(report: TreesReport, console: Console) -> None:
 def _text_table(report: TreesReport, text: TextTrees, console: Console) -> None:
     """Every tree on one domain and kind of text."""
     depths = ("accepted by depth",)
-    table = named_table("tree", *NUMBERS, *depths, left=depths, wrapped=depths)
+    table = named_table("tree", *_numbers(report), *depths, left=depths, wrapped=depths)
     for tree, tokens, numbers in _rows(report, text.trees, console):
         table.add_row(
             plain(fmt.short(tree.name)), *numbers, Text(" ".join(fmt.share(share, 2) for share in tokens.marginal))
@@ -210,10 +215,15 @@ def _text_table(report: TreesReport, text: TextTrees, console: Console) -> None:
     show(table, f"{_name(report, text)}: tokens per round on {documents} documents", console)
 
 
+def _numbers(report: TreesReport) -> tuple[str, ...]:
+    """The numbers of a tree: without what independent ranks promise, where ranks depend on the level."""
+    return NUMBERS if report.by_depth else (*NUMBERS, *IID)
+
+
 def _rows(
     report: TreesReport, rows: Sequence[TreeTokens], console: Console
 ) -> Iterator[tuple[StaticTree, TreeTokens, list[Text]]]:
-    """Yields each tree but chains with its NUMBERS: tokens per round, measured, of the chain as deep, and as promised."""
+    """Yields each tree but chains with its numbers: tokens per round, measured, of the chain as deep, and as promised."""
     pairs = list(zip(report.trees, rows, strict=True))
     chains = {tree.depth: tokens.tokens_per_round for tree, tokens in pairs if tree.kind == "chain"}
     for tree, tokens in pairs:
@@ -222,7 +232,7 @@ def _rows(
             if tokens.iid_error is not None:
                 promised += f" ({fmt.signed_percent(tokens.iid_error)})"
             cells = [fmt.interval(tokens.tokens_per_round), fmt.interval(chains.get(tree.depth)), promised]
-            yield tree, tokens, list(map(Text, fitted(cells, console)))
+            yield tree, tokens, list(map(Text, fitted(cells[: len(_numbers(report))], console)))
 
 
 def _shape_cells(tree: StaticTree) -> tuple[str, str, str]:
@@ -260,10 +270,16 @@ def _definitions(report: TreesReport) -> Iterator[str]:
         "T(nodes + 1)/T(1), c = T_draft/T(1) being a draft step of as many branches as a level has; a chain of that depth "
         "costs depth c + T(depth + 1)/T(1). Verification of trees was not timed, so there is no speedup and no verdict."
     )
-    yield (
-        "iid ranks: tokens/round if ranks were independent from position to position, the model that trees are chosen by; "
-        "by how much that is too high."
-    )
+    if report.by_depth:
+        yield (
+            "first ranks: trees are chosen as if every level had the ranks of first drafts. A head's depend on the level, "
+            "so another tree may be better. Rounds are replayed level by level."
+        )
+    else:
+        yield (
+            "iid ranks: tokens/round if ranks were independent from position to position, the model that trees are chosen "
+            "by; by how much that is too high."
+        )
     yield "accepted by depth: share of the rounds with a proposal that accepted at least 1, 2, ... drafts."
     yield "The paths of the trees, to configure an engine with, are in --format json."
 
@@ -398,7 +414,8 @@ def build_trees(
         depth = min(depth, known)
     width = max([SHOWN, min(CHOICE, max(sizes, default=0)), *(tree.width for tree in given.values())])
     sample = tree_sample(side.run, side.draft, width, bool(sizes))
-    shapes = _shapes(sample, sizes, depth, given)
+    by_depth = manifest.drafts[side.draft].by_depth
+    shapes = _shapes(sample, sizes, depth, given, "first ranks" if by_depth else "optimal")
     common = _replays(side, sample, [(shape, sample.tested) for shape in shapes])
     largest = next((replay for replay in reversed(common) if replay.shape.kind == OPTIMAL), None)
     alone = _alone(sample, sizes[-1], depth) if largest else {}
@@ -412,6 +429,7 @@ def build_trees(
         draft=side.draft,
         complete=manifest.status == "complete",
         confidence=confidence,
+        by_depth=by_depth,
         held_out=bool(sizes),
         chosen_on=int(sample.choosing.sum()),
         tested_on=int(sample.tested.sum()),
@@ -427,11 +445,13 @@ def build_trees(
     )
 
 
-def _shapes(sample: TreeSample, sizes: Sequence[int], depth: int, given: Mapping[str, Tree]) -> tuple[StaticTree, ...]:
-    """The trees for all traffic: chosen ones by size, the user's, and a chain for every depth that these have."""
+def _shapes(
+    sample: TreeSample, sizes: Sequence[int], depth: int, given: Mapping[str, Tree], chosen: str
+) -> tuple[StaticTree, ...]:
+    """The trees for all traffic: `chosen` ones by size, the user's, and a chain for every depth that these have."""
     shares, shapes = sample.pooled(sample.choosing), list[StaticTree]()
     if shares is not None:
-        shapes += [_shape(f"optimal {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in sizes]
+        shapes += [_shape(f"{chosen} {size}", OPTIMAL, optimal_tree(shares[:CHOICE], size, depth)) for size in sizes]
     shapes += [_shape(name, "file", tree) for name, tree in given.items()]
     depths = sorted({shape.depth for shape in shapes} - {0})
     return (*shapes, *(_shape(f"chain {levels}", "chain", Tree.chain(levels)) for levels in depths))
@@ -456,7 +476,7 @@ def _shape(name: str, kind: str, tree: Tree) -> StaticTree:
 
 def _replays(side: RunDraft, sample: TreeSample, trees: Collection[tuple[StaticTree, Mask]]) -> list[Replay]:
     every = replayed(side.run, side.draft, [(Tree(shape.paths), mask) for shape, mask in trees])
-    by_depth = side.run.manifest.drafts[side.draft].depths is not None
+    by_depth = side.run.manifest.drafts[side.draft].by_depth
     return [
         Replay(shape, np.flatnonzero(mask), RoundCounts.of(rounds, sample.cluster[mask]), rounds.accepted, by_depth)
         for (shape, mask), rounds in zip(trees, every, strict=True)

@@ -190,6 +190,11 @@ class DraftFacts(ModelFacts):
     trials: tuple[Trial, ...] = ()
 
     @property
+    def by_depth(self) -> bool:
+        """Whether it is a head: what it proposes, and how good that is, depends on how deep in a round it is proposed."""
+        return self.depths is not None
+
+    @property
     def own_model(self) -> str | None:
         """The reference of a model with weights of its own; None: it has none."""
         return self.reference if self.has_steps and not self.shares_target_weights else None

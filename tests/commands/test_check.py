@@ -236,3 +236,14 @@ def test_a_draft_that_proposes_nothing_reaches_no_threshold(tmp_path: Path, thre
     assert (code, outcomes["chat"]) == (10, ("fail", None))
     assert outcomes["code"][0] == "pass"
     assert "proposes nothing" in found["reason"]
+
+
+@pytest.mark.parametrize("output", ["terminal", "json", "md", "junit"])
+def test_alpha_of_a_head_is_that_of_first_drafts(output: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(drafts={}, heads={"head": {}}))
+    call = ["check", str(run.path), "--min-alpha", "0.1", "--format", output]
+    text = " ".join(CliRunner().invoke(app, call).stdout.split())
+    assert "accept@1" in text
+    # JUnit has texts of what failed alone.
+    assert ("of first drafts only: --min-acceptance-length covers the others" in text) == (output != "junit")
+    assert "alpha " not in text.replace("alphaprof", "")

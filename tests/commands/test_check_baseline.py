@@ -23,7 +23,7 @@ from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.store import Run
 from alphaprof.render.json import json_schema
 from alphaprof.totals.files import write_totals
-from tests.synthetic import Domain, Recipe, rewritten, write_run
+from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
 
 CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)
 WIDE = ("--margin", "1")  # whatever alpha is, it is not lower by more
@@ -369,3 +369,85 @@ def test_imported_runs_with_equal_counts_are_judged_by_bounds(tmp_path: Path) ->
     )
     assert item["low"] == pytest.approx(-0.225 * 3 * (1 - 0.05 ** (1 / 12)))
     assert held(runs[1], runs[0], "--margin", "0.15", *STRICTLY)[0] == 0
+
+
+def deep_misses(frame: pd.DataFrame) -> None:
+    """A head whose first drafts are the same, and whose later ones are all wrong."""
+    for name in frame.columns[frame.columns.str.startswith("agrees_")]:
+        frame[name] = frame[name].astype("boolean").mask(frame[name].notna(), False)
+    frame["accepted_run"] = frame["accepted_run"].clip(upper=1)
+
+
+def head_run(folder: Path, **recipe: Any) -> Run:
+    return write_run(
+        folder, Recipe(**{"domains": {"code": CODE}, "drafts": {}, "heads": {"head": {}}, "gammas": (1, 3)} | recipe)
+    )
+
+
+def test_a_head_that_is_worse_at_depth_2_fails_where_its_first_drafts_are_the_same(tmp_path: Path) -> None:
+    old = head_run(tmp_path / "old")
+    new = rewritten(rerun(old, tmp_path / "new"), "head", deep_misses)
+    code, found, _ = held(new, old, "--margin", "0.1")
+    (item,) = found["items"]
+    assert (code, item["measure"], item["outcome"], found["gamma"]) == (10, "tokens_per_round_difference", "fail", 3)
+    tokens = [stored_totals(run, "head")[["tokens", "rounds_3"]].sum() for run in (old, new)]
+    before, after = (float(each["tokens"] / each["rounds_3"]) for each in tokens)
+    assert item["value"] == pytest.approx(after - before)
+    code, found, _ = held(new, old, "--gamma", "1")
+    assert (code, found["gamma"], found["items"][0]["value"]) == (0, 1, 0)
+    jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
+
+
+def test_a_head_is_compared_at_the_gamma_of_the_decision(tmp_path: Path) -> None:
+    old = head_run(tmp_path / "old", gammas=(1, 2, 3), decision={"gamma": 2})
+    code, found, _ = held(rewritten(rerun(old, tmp_path / "new"), "head", deep_misses), old, *WIDE)
+    assert (code, found["gamma"]) == (0, 2)
+
+
+def test_a_gamma_that_is_named_compares_tokens_per_round_of_any_draft(tmp_path: Path) -> None:
+    old = run_of(tmp_path / "old", code=CODE)
+    new = run_of(tmp_path / "new", code=dataclasses.replace(CODE, alpha=0.4))
+    code, found, _ = held(new, old, "--gamma", "3", "--margin", "0.5")
+    assert (code, found["gamma"], found["items"][0]["measure"]) == (10, 3, "tokens_per_round_difference")
+    code, _, text = held(new, old, "--gamma", "2")
+    assert (code, text) == (2, "gamma 2 is not one of both runs | name one: --gamma 1 or 3")
+
+
+def test_heads_without_a_gamma_in_common_are_not_comparable(tmp_path: Path) -> None:
+    code, _, text = held(head_run(tmp_path / "new"), head_run(tmp_path / "old", gammas=(2, 4)))
+    assert code == 12
+    assert "no gamma in common | profile both with the same gammas" in text
+
+
+def test_a_rule_without_rounds_of_a_head_is_not_judged(tmp_path: Path) -> None:
+    run = head_run(tmp_path / "old")
+    code, _, text = held(rerun(run, tmp_path / "new"), run, "--rule", "additive:0.3")
+    assert code == 12
+    assert "additive_0p3 is lossy: its rounds depart from the text that was measured" in text
+
+
+def one_deep_draft(frame: pd.DataFrame) -> None:
+    """A third draft is wrong where no round at gamma 1 reaches it."""
+    row = frame.index[(frame["document"] == 0) & (frame["agrees_3"] == True)][:1]  # noqa: E712  (nullable)
+    frame.loc[row, "agrees_3"] = False
+
+
+def test_rows_that_differ_at_a_depth_alone_are_not_the_same_draft(tmp_path: Path) -> None:
+    old = head_run(tmp_path / "old", domains={"code": dataclasses.replace(CODE, documents=2)})
+    assert held(rerun(old, tmp_path / "same"), old, "--gamma", "1")[1]["items"][0]["note"].startswith("the same draft")
+    new = rewritten(rerun(old, tmp_path / "new"), "head", one_deep_draft)
+    assert held(new, old, "--gamma", "1", *STRICTLY)[1]["items"][0]["note"] is None
+
+
+@pytest.mark.parametrize(("noise", "same"), [(1e-7, True), (1e-2, False)])
+def test_heads_on_sampled_text_are_the_same_with_equal_expectations_by_depth(
+    noise: float, same: bool, tmp_path: Path
+) -> None:
+    story = Domain(documents=3, temperature=1.0, continuation="sampled")
+    old = head_run(tmp_path / "old", domains={"story": story}, rules=("lossless",))
+
+    def shaken(frame: pd.DataFrame) -> None:
+        frame["emitted_lossless_2"] *= np.float32(1 - noise)
+
+    _, found, _ = held(rewritten(rerun(old, tmp_path / "new"), "head", shaken), old, "--rule", "lossless")
+    assert (found["items"][0]["note"] is not None) == same

@@ -21,6 +21,7 @@ from alphaprof.commands.export.build import export
 from alphaprof.commands.export.formats import EXPORTS, Acceptance, Depths, RankAcceptance
 from alphaprof.commands.export.scope import ExportRequest
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.manifest import Trial
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
@@ -320,6 +321,37 @@ def test_heads_are_exported_under_the_names_of_the_engines(
     assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in beside
     medusa = dataclasses.replace(head, draft=dataclasses.replace(head.draft, engine_method="medusa", settings={}))
     assert "SGLang has no algorithm for medusa" in EXPORTS["sglang"].beside(medusa)
+
+
+@pytest.mark.parametrize(("own", "other"), [("vLLM", "SGLang"), ("SGLang", "vLLM")])
+def test_an_engine_that_reads_a_heads_files_otherwise_is_named(own: str, other: str, tmp_path: Path) -> None:
+    """What is exported to it are rounds of another reading; the one whose reading was measured needs no word."""
+    trials = (
+        Trial("", 1, 0.37, 0.0, 0.0, 500, (own,)),
+        Trial("states of the target one layer later", 1, 0.28, -0.09, 0.01, 500, (other,)),
+        Trial("the residual taken after the norm", 1, 0.26, -0.11, 0.01, 500),
+    )
+    run = write_run(tmp_path / "run", Recipe(heads={"head": {"trials": trials}}))
+    warnings = {to: export(RunDraft(run, "head"), to, ExportRequest(gamma=3)).warnings for to in CHAINS}
+    said = {to for to, lines in warnings.items() if any("reads the files" in line for line in lines)}
+    assert said == {other.lower()}
+    assert warnings[other.lower()][0] == (
+        f"{other} reads the files of {run.path}:head otherwise (states of the target one layer later): of some drafts at "
+        f"depth 1 it accepts 0.280, and 0.370 are accepted as measured here; profile with serve_as: {other.lower()}"
+    )
+
+
+def test_a_tree_of_a_head_is_not_sent_to_a_format_that_refuses_heads(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(heads={"head": {}}))
+    hints = {}
+    for draft in ("small", "head"):
+        with pytest.raises(OptionInvalid) as refused:
+            written(RunDraft(run, draft), "vllm", rule="tree_2")
+        hints[draft] = str(refused.value.hint)
+    assert "--to sequoia exports a tree" in hints["small"]
+    assert hints["head"] == "alphaprof trees replays trees of a head; or export strict, one_hot or lossless"
+    with pytest.raises(OptionInvalid):
+        written(RunDraft(run, "head"), "sequoia")
 
 
 def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:

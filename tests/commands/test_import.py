@@ -461,14 +461,14 @@ SIMULATED = Recipe(
 )
 
 
+def end_wrong(frame: pd.DataFrame) -> None:
+    last = frame["position"] == frame.groupby("document")["position"].transform("max")
+    frame.loc[last, "draft_top"] = (frame.loc[last, "token"] + 1) % 1000
+
+
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run whose drafts are wrong at the last token of every text: no round goes beyond an end."""
-
-    def end_wrong(frame: pd.DataFrame) -> None:
-        last = frame["position"] == frame.groupby("document")["position"].transform("max")
-        frame.loc[last, "draft_top"] = (frame.loc[last, "token"] + 1) % 1000
-
     return rewritten(write_run(tmp_path_factory.mktemp("simulated") / "run", SIMULATED), "small", end_wrong)
 
 
@@ -630,7 +630,7 @@ def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: P
     engine = imported(tmp_path, as_requests(simulated, "small", 3), *STRICT, "--domain-key", "domain", "--draft", "eagle")
     content = json.loads(invoke("compare", f"{simulated.path}:small", engine.path, "--format", "json").stdout)
     report = build_report(simulated)
-    assert (content["paired"], content["documents"], content["same_text"]) == (False, 0, None)
+    assert (content["paired"], content["confirms"], content["documents"], content["same_text"]) == (False, True, 0, None)
     assert content["unpaired"][0] == content["unpaired"][1]
     assert {item["domain"] for item in content["differences"]} == {item.domain for item in report.results}
     for item in content["differences"]:
@@ -642,12 +642,87 @@ def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: P
         half = math.hypot(expected.high - expected.value, expected.value - expected.low)
         assert found["difference"]["high"] == pytest.approx(half)
     text = invoke("compare", f"{simulated.path}:small", engine.path).stdout
-    assert "predicted and engine, by domain" in text
-    assert "alpha\n" not in text
+    assert "two samples of each domain, not paired" in text
+    assert "alpha" not in text.replace("alphaprof", "")
     back = json.loads(invoke("compare", engine.path, f"{simulated.path}:small", "--format", "json").stdout)
-    assert back["differences"][0]["tokens_per_round"][0]["second"] == pytest.approx(
-        content["differences"][0]["tokens_per_round"][0]["first"]
+    assert back == content  # the run predicts, whatever the order
+
+
+def same_prompts(folder: Path, documents: int, alpha: float = 0.7) -> Run:
+    """A run whose prompts are the token ids of the requests that `as_requests` makes of it."""
+    prompts = [np.array([number, 7], "<i4").tobytes().decode() for number in range(documents)]
+    domain = Domain(documents=documents, alpha=alpha, prompts=prompts)
+    run = write_run(folder, Recipe(domains={"code": domain}, drafts={"small": 0.0, "large": 0.2}, seed=4))
+    return rewritten(run, "small", end_wrong)
+
+
+def shown(*call: Any) -> Any:
+    return json.loads(invoke("compare", *call, "--format", "json").stdout)
+
+
+def test_a_run_and_an_engine_are_paired_where_prompts_are_known_by_token_ids(tmp_path: Path) -> None:
+    """Documents that both have cancel out of the difference, in any order; what few share is not worth it."""
+    run = same_prompts(tmp_path / "profiled", 24)
+    requests = as_requests(run, "small", 3)[::-1]
+    engine = imported(tmp_path, requests[:20], *STRICT, "--domain-key", "domain", name="engine")
+    content = shown(f"{run.path}:small", engine.path)
+    assert (content["paired"], content["documents"], content["unpaired"]) == (True, 20, [4, 0])
+    (item,) = content["differences"]
+    (found,) = item["tokens_per_round"]
+    assert (item["documents"], found["difference"]["value"]) == (20, 0)
+    assert found["first_by_position"] == pytest.approx(found["second_by_position"])
+    assert content["agreement"] == "by the 95% interval of tokens per round the engine agrees with the prediction: code"
+    few = imported(tmp_path, [*requests[:2], *(response(number) for number in range(100, 112))], *STRICT, "--domain", "code")
+    assert shown(f"{run.path}:small", few.path)["paired"] is False
+
+
+def test_positions_of_an_engine_are_those_of_its_requests(tmp_path: Path) -> None:
+    run = same_prompts(tmp_path / "profiled", 12)
+    requests = as_requests(run, "small", 3)
+    engine = imported(tmp_path, requests, *STRICT, "--domain-key", "domain")
+    (found,) = shown(f"{run.path}:small", engine.path)["differences"][0]["tokens_per_round"]
+    rounds = [row["metrics"]["speculative_decoding"]["acceptance_histogram"] for row in requests]
+    by_length = np.array(rounds).sum(0)
+    expected = by_length[::-1].cumsum()[::-1] / by_length.sum()
+    assert found["second_by_position"] == pytest.approx(expected[1:])
+    text = invoke("compare", engine.path, f"{run.path}:small").stdout
+    assert " ".join(f"{share:.3f}" for share in expected[1:]) in text
+
+
+def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) -> None:
+    run = same_prompts(tmp_path / "profiled", 24)
+    engine = imported(tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "eagle")
+    content = shown(f"{run.path}:small", engine.path)
+    assert content["agreement"].endswith("the engine emits more than predicted: code")
+    assert "do not show which draft was served" in content["notes"][0]
+    text = invoke("compare", f"{run.path}:small", engine.path).stdout
+    assert content["agreement"] in text
+    named = imported(
+        tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "large", name="large"
     )
+    code, text = failure(invoke("compare", f"{run.path}:small", named.path))
+    assert (code, "is of draft large" in text, f"compare {run.path}:large" in text) == (12, True, True)
+    assert shown(f"{run.path}:large", named.path)["notes"] == []
+
+
+def test_a_draft_that_no_engine_has_is_said(tmp_path: Path) -> None:
+    run = same_prompts(tmp_path / "profiled", 4)
+    drafts = {name: dataclasses.replace(facts, engine_method=None) for name, facts in run.manifest.drafts.items()}
+    run.write_manifest(dataclasses.replace(run.manifest, drafts=drafts))
+    engine = imported(
+        tmp_path, as_requests(run, "small", 3), *STRICT, "--domain-key", "domain", "--draft", "small", name="it"
+    )
+    assert "no engine is known to draft as" in shown(f"{run.path}:small", engine.path)["notes"][0]
+
+
+@pytest.mark.parametrize("option", [("--gamma", "2"), ("--rules", "one_hot"), ("--rules", "strict", "--rules", "one_hot")])
+def test_another_gamma_or_rule_than_an_engine_served_is_refused(option: tuple[str, ...], tmp_path: Path) -> None:
+    run = same_prompts(tmp_path / "profiled", 4)
+    engine = imported(tmp_path, as_requests(run, "small", 3), *STRICT, "--domain-key", "domain", name="engine")
+    for sides in ((f"{run.path}:small", engine.path), (engine.path, f"{run.path}:small")):
+        code, text = failure(invoke("compare", *sides, *option))
+        assert (code, "was served with" in text, f"leave out {option[0]}" in text) == (2, True, True)
+    assert invoke("compare", f"{run.path}:small", engine.path, "--gamma", "3", "--rules", "strict").exit_code == 0
 
 
 def test_a_run_without_the_served_gamma_or_domain_predicts_nothing(simulated: Run, tmp_path: Path) -> None:

@@ -682,6 +682,12 @@ def test_trees_of_a_head_follow_its_ranks_by_depth(tmp_path: Path) -> None:
     assert traffic.rounds == mine["rounds_3"].sum()
     assert traffic.tokens_per_round is not None
     assert (traffic.iid_tokens_per_round, traffic.iid_error) == (None, None)
+    chosen = build_trees(RunDraft(run, "head"), nodes=(4,))
+    assert chosen.trees[0].name == "first ranks 4"
+    text = " ".join(as_terminal(chosen, 120).split())
+    assert "all documents, first drafts of rounds" in text
+    assert "another tree may be better" in text
+    assert not any(word in text for word in ("optimal", "iid ranks", fmt.NOTHING))
     with pytest.raises(OptionInvalid, match="more levels than the 3") as refused:
         build_trees(RunDraft(run, "head"), nodes=(0,), given={"deep": Tree.chain(4)})
     assert "more depths" in refused.value.hint

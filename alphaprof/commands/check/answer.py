@@ -17,7 +17,14 @@ from alphaprof.report import format as fmt
 from alphaprof.report.format import short, visible
 from alphaprof.stats.gates import Outcome
 
-Measure = Literal["alpha", "acceptance_length", "speedup", "alpha_difference", "tokens_per_round_difference"]
+Measure = Literal[
+    "alpha",
+    "accept@1",  # alpha of a head, which holds for first drafts
+    "acceptance_length",
+    "speedup",
+    "alpha_difference",
+    "tokens_per_round_difference",
+]
 WORDS = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "undecided": ("UNDECIDED", "bold yellow")}
 
 

@@ -1,7 +1,8 @@
 """The CI gate: a run judged by thresholds, by its own decision, or against an older run, at one confidence for all.
 
-Against a baseline, a draft is compared with an older one on the same prompts, domain by domain: profiled runs by alpha,
-imported ones, whose alpha is not known, by tokens per round over all rounds at the gamma that was served. A draft that
+Against a baseline, a draft is compared with an older one on the same prompts, domain by domain, by alpha. Alpha of imported
+runs is not known, and that of a head says nothing of later drafts: these are compared by tokens per round over all rounds,
+at the gamma that was served, of the decision, or the largest; so is every draft where a gamma is named. A draft that
 proposed something in a domain and no longer does fails there, whatever the margin: nothing is left to take a bound from,
 and a gate that skipped it would pass the worst case. The same draft with identical rows has not changed: it passes, and
 nothing is estimated. Of another draft with identical rows nobody knows what it does on other documents: it is judged by
@@ -16,6 +17,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +27,14 @@ from alphaprof.commands.check.answer import Check, Item, Measure, Unjudged, reas
 from alphaprof.commands.compare import paired_pools, require_comparable, summed
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, spent_and_base
 from alphaprof.errors import VALUE, NotComparable, OptionInvalid, cut, shown
-from alphaprof.log.manifest import CHAIN, PARTIAL
+from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.log.run_draft import RunDraft, require_drafts, side_of
+from alphaprof.log.schema import deeper_names
 from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.format import many, percent, short, text_kind
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
-from alphaprof.report.verdict import judge_traffic
+from alphaprof.report.verdict import judge_traffic, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.gates import Gate, GateResult, Outcome, judge, together
@@ -39,7 +42,8 @@ from alphaprof.stats.paired import differing, inverse_difference, share_differen
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
 LOST = "the draft proposes nothing there any more, as it did in the baseline"
-ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers
+ROWS = ("token", "draft_top", "proposed", "accepted_run")  # what identical rows have in common: exact numbers; `agrees` too
+FIRST = "of first drafts only: --min-acceptance-length covers the others"
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
 EVERY = ""  # the domain of a threshold that holds for every domain
 
@@ -61,7 +65,8 @@ def checked(
             raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once with each")
         new = side_of(f"{path}:{draft}" if draft else str(path))
         named = not os.path.exists(baseline) and ":" in baseline
-        return check_baseline(new, side_of(baseline if named else f"{baseline}:{new.draft}"), rule, margin, target_change)
+        old = side_of(baseline if named else f"{baseline}:{new.draft}")
+        return check_baseline(new, old, rule, margin, target_change, gamma)
     run = Run.open(path)
     if thresholds:
         return _check_thresholds(run, thresholds, draft, rule, gamma)
@@ -114,12 +119,13 @@ def check_decision(run: Run) -> Check:
 
 @dataclass(frozen=True)
 class _Threshold:
-    """The least value of a measure in one domain, and what the measure is taken from."""
+    """The least value of a measure in one domain, and what the measure is taken from. `by_depth`: see `DraftFacts`."""
 
     measure: Measure
     domain: str
     least: float
     pool: DocumentTotals
+    by_depth: bool
     gamma: int | None  # None: alpha
     times: StepTimes | None  # None where no threshold needs them
 
@@ -152,13 +158,12 @@ class _Threshold:
 
     def item(self, results: Iterator[GateResult]) -> Item:
         """What became of it; it has the next of the `results` unless the draft proposes nothing."""
-        documents = distinct(self.pool.cluster)
+        documents, first = distinct(self.pool.cluster), self.by_depth and self.measure == "alpha"
+        item = partial(Item, "accept@1" if first else self.measure, self.domain, self.least)
         if self.silent:
-            note = "the draft proposes nothing there"
-            return Item(self.measure, self.domain, self.least, None, None, None, documents, "fail", note)
+            return item(None, None, None, documents, "fail", "the draft proposes nothing there")
         result = next(results)
-        bounds = (result.low, result.high)
-        return Item(self.measure, self.domain, self.least, self.value(), *bounds, documents, result.outcome)
+        return item(self.value(), result.low, result.high, documents, result.outcome, FIRST if first else None)
 
 
 def _check_thresholds(
@@ -182,8 +187,9 @@ def _check_thresholds(
     if "speedup" in thresholds and times is None:
         problem = f"{run.path} has no step times for {draft}, so no speedup"
         raise OptionInvalid(problem, "use --min-acceptance-length instead")
+    by_depth = run.manifest.drafts[draft].by_depth
     least = [
-        _Threshold(measure, domain, value, pools[domain], None if measure == "alpha" else gamma, times)
+        _Threshold(measure, domain, value, pools[domain], by_depth, None if measure == "alpha" else gamma, times)
         for measure, named in thresholds.items()
         for domain, value in _spread(named, pools, run).items()
     ]
@@ -276,10 +282,12 @@ class PairedText:
     identical: bool = False
     doubt: str | None = None
 
-    def why_not_judged(self, rule: str) -> str | None:
-        """Why this text cannot be judged; None where it can."""
+    def why_not_judged(self, rule: str, drafts: Sequence[DraftFacts]) -> str | None:
+        """Why this text cannot be judged; None where it can. `drafts`: of both sides."""
         if self.old.policy not in parse_rule(rule).rule.policies:
             return f"{rule} does not apply to its text ({text_kind(self.old.continuation, self.old.sampling)})"
+        if self.gamma is not None and not (self.old.defined and self.new.defined):
+            return not_defined(rule, str(self.old.policy), max(drafts, key=attrgetter("by_depth")))
         if self.gamma is not None and not all(pool["tokens"].sum() for pool in (self.old, self.new)):
             return "no text of one run is longer than one token, which the prefill emits"
         if proposes_nothing(self.old, self.gamma):
@@ -297,13 +305,12 @@ class PairedText:
         return self.identical and self.doubt is None and not self.silent
 
     def equal_totals(self) -> bool:
-        """Whether each document has the same counts on both sides; acceptance that is a probability, to six digits."""
-        names = ["proposals"]
+        """Whether each document has the same counts on both sides; those that are expectations, to six digits."""
+        names = ["proposals", "accepted"]
         if self.gamma is not None:
             names = ["tokens", f"rounds_{self.gamma}", f"drafted_depths_{self.gamma}", f"accepted_depths_{self.gamma}"]
-        elif not np.allclose(self.old["accepted"], self.new["accepted"], rtol=NO_SPREAD, atol=0):
-            return False
-        return all(np.array_equal(self.old[name], self.new[name], equal_nan=True) for name in names)
+        pairs = [(self.old[name], self.new[name]) for name in names]
+        return all(np.allclose(old, new, rtol=NO_SPREAD, atol=0, equal_nan=True) for old, new in pairs)
 
     @cached_property
     def sides(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
@@ -341,17 +348,21 @@ class PairedText:
         return item(self.difference(confidence).value, result.low, result.high, compared, result.outcome, note)
 
 
-def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool) -> Check:
+def check_baseline(
+    new: RunDraft, old: RunDraft, rule: str | None, margin: float, allow_target_change: bool, gamma: int | None = None
+) -> Check:
     """Compares a draft with an older one on the same prompts: no domain's alpha may be lower by more than `margin`; of
-    imported runs, no domain's tokens per round. Raises `NotComparable` with the reason.
+    imported runs, of heads and where a gamma is named, no domain's tokens per round. Raises `NotComparable` with the reason,
+    and `OptionInvalid` for a gamma that is not one of both runs.
     """
     require_comparable(old, new, allow_target_change)
-    gamma = new.run.gammas[0] if new.run.imported else None
+    gamma = _gamma_to_compare(new, old, gamma)
+    drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
     inputs = ReportInputs.of(new.run, "engine", new.run.manifest.config)
     chosen, confidence = rule or one_rule(inputs), inputs.question.confidence
     (before, after), rows, unpaired = paired_pools(old, new, [chosen])
     every = [PairedText(key[0], pool, after[key], gamma) for key, pool in before.items()]
-    reasons = [text.why_not_judged(chosen) for text in every]
+    reasons = [text.why_not_judged(chosen, drafts) for text in every]
     unjudged = [Unjudged(text.domain, reason) for text, reason in zip(every, reasons, strict=True) if reason]
     texts = _compared(old, new, [text for text, reason in zip(every, reasons, strict=True) if not reason])
     if not texts:
@@ -377,6 +388,22 @@ def check_baseline(new: RunDraft, old: RunDraft, rule: str | None, margin: float
         paired=len(rows[0]),
         unpaired=unpaired[::-1],
     )
+
+
+def _gamma_to_compare(new: RunDraft, old: RunDraft, named: int | None) -> int | None:
+    """The gamma whose tokens per round are compared; None: alpha is, which tells of whole rounds."""
+    by_depth = any(side.run.manifest.drafts[side.draft].by_depth for side in (new, old))
+    if named is None and not by_depth and not new.run.imported:
+        return None
+    both = sorted(set(new.run.gammas) & set(old.run.gammas))
+    if not both:
+        raise NotComparable(
+            f"{new.run.path} and {old.run.path} have no gamma in common", "profile both with the same gammas"
+        )
+    if named not in (None, *both):
+        raise OptionInvalid(f"gamma {named} is not one of both runs", f"name one: --gamma {' or '.join(map(str, both))}")
+    decided = new.run.manifest.config["decision"]["gamma"]
+    return named or (int(decided) if decided in both else both[-1])
 
 
 def _identical(*texts: PairedText) -> str:
@@ -416,10 +443,11 @@ def _doubt(old: RunDraft, new: RunDraft) -> str | None:
 def _row_digests(side: RunDraft) -> dict[int, bytes]:
     """What the log holds of each document's text and of what the draft proposed on it, as a digest, by document."""
     digests: dict[int, bytes] = {}
+    names = (*ROWS, *deeper_names("agrees", side.run.manifest.drafts[side.draft].depths))
     for shard in side.run.shards:
-        table = side.run.positions(side.draft, shard.index, ["document", *ROWS])
+        table = side.run.positions(side.draft, shard.index, ["document", *names])
         numbers = table["document"].to_numpy()
-        rows = np.stack([table[name].cast(pa.int32()).fill_null(-1).to_numpy() for name in ROWS], axis=1)
+        rows = np.stack([table[name].cast(pa.int32()).fill_null(-1).to_numpy() for name in names], axis=1)
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
             digests[int(numbers[start])] = hashlib.sha256(rows[start:stop].tobytes()).digest()

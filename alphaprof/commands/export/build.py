@@ -148,7 +148,7 @@ def _conditions(scope: ExportScope) -> dict[str, Any]:
 def _own_model(manifest: Manifest, name: str) -> str | None:
     """The checkpoint of a draft; None: it has none of its own. A head may lie in the target's."""
     draft = manifest.drafts[name]
-    return None if draft.depths is not None and draft.reference == manifest.target.reference else draft.own_model
+    return None if draft.by_depth and draft.reference == manifest.target.reference else draft.own_model
 
 
 def _published(reference: str) -> str:
@@ -190,6 +190,13 @@ def _notes(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator
 
 def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Iterator[str]:
     manifest, chosen, over = scope.side.run.manifest, acceptance.chosen, form.over or ALL
+    for trial in acceptance.draft.trials:
+        if trial.changed and form.engine in trial.engines:
+            yield (
+                f"{form.engine} reads the files of {scope.side.label} otherwise ({trial.changed}): of some drafts at depth "
+                f"{trial.depth} it accepts {trial.acceptance:.3f}, and {trial.acceptance - trial.ahead:.3f} are accepted as "
+                f"measured here; profile with serve_as: {form.engine.lower()}"
+            )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
     if not scope.exact:

@@ -216,7 +216,7 @@ def _server(chain: Acceptance) -> str:
         return "whether SGLang's NGRAM heeds these variables is not known here"
     options = f"--speculative-num-steps {chain.gamma} --speculative-eagle-topk 1"
     options += f" --speculative-num-draft-tokens {chain.gamma + 1}"  # the root counts
-    if chain.draft.depths is None:
+    if not chain.draft.by_depth:
         return f"goes with the server's {options}"
     algorithm = chain.draft.settings.get("speculative_algorithm")
     if algorithm is None:
@@ -229,7 +229,8 @@ def _server(chain: Acceptance) -> str:
 @dataclass(frozen=True)
 class Export:
     """A format: who reads it (`about`), how it is to be read (`convention`), which rounds its rates are of, the most drafts
-    a round that its reader takes (None: any), whether it holds a schedule over concurrencies, and what goes with it.
+    a round that its reader takes (None: any), whether it holds a schedule over concurrencies, what goes with it, and which
+    engine loads the draft's own files beside it.
     """
 
     write: Callable[[Any], str]
@@ -239,6 +240,7 @@ class Export:
     most: int | None = None
     scheduled: bool = False
     beside: Callable[[Acceptance], str] = lambda _: ""
+    engine: str | None = None  # as `Trial.engines` calls it
 
 
 SYNTHETIC = "marginal rates of drafts, over rounds that propose as many; the target's own token is not counted"
@@ -250,7 +252,13 @@ EXPORTS: dict[str, Export] = {
         ALL,
     ),
     "vllm": Export(
-        vllm, "--speculative-config of vLLM, synthetic acceptance", SYNTHETIC, PROPOSING, scheduled=True, beside=_stand_in
+        vllm,
+        "--speculative-config of vLLM, synthetic acceptance",
+        SYNTHETIC,
+        PROPOSING,
+        scheduled=True,
+        beside=_stand_in,
+        engine="vLLM",
     ),
     "llamacpp": Export(llamacpp, "arguments of llama-server, synthetic acceptance", SYNTHETIC, PROPOSING),
     "sglang": Export(
@@ -259,6 +267,7 @@ EXPORTS: dict[str, Export] = {
         "mean acceptance length over all rounds, the target's own token counted",
         ALL,
         beside=_server,
+        engine="SGLang",
     ),
     "dynamo": Export(
         dynamo,

@@ -171,7 +171,10 @@ def _require_chain(rule: str, to: str, draft: DraftFacts) -> None:
             not_defined(rule, "", draft), "alphaprof rollout measures lossy rules; export strict, one_hot or lossless"
         )
     if not bound.rule.timed:
-        raise OptionInvalid(f"{rule} drafts trees, and {to} describes chains", "--to sequoia exports a tree")
+        hint = "alphaprof trees replays trees of a head" if draft.by_depth else "--to sequoia exports a tree"
+        raise OptionInvalid(
+            f"{rule} drafts trees, and {to} describes chains", f"{hint}; or export strict, one_hot or lossless"
+        )
 
 
 def _best(scope: ExportScope, gammas: Sequence[int]) -> int:
@@ -196,7 +199,7 @@ def ranks_of(side: RunDraft, wanted: ExportRequest) -> tuple[RankAcceptance, lis
         raise OptionInvalid(
             f"ranks predict what a tree accepts under greedy decoding only, not under {wanted.rule}", "leave out --rule"
         )
-    if side.run.manifest.drafts[side.draft].depths is not None:
+    if side.run.manifest.drafts[side.draft].by_depth:
         raise OptionInvalid(
             f"Sequoia takes one share of ranks for all levels of a tree, and those of {side.label} depend on the level",
             f"alphaprof trees {side.label} replays trees level by level",
