@@ -42,7 +42,7 @@ def report_markdown(report: Report) -> str:
     if traffic.tokens_per_round is not None:
         emits = fmt.interval(traffic.tokens_per_round)
         setting = f"Draft {escaped(str(traffic.draft))}, rule {escaped(traffic.rule)}, gamma {traffic.gamma}"
-        lines += [f"{setting}: a round emits {emits} tokens {escaped(any_engine(report))}.", ""]
+        lines += [f"{setting}: a round emits {emits} tokens {escaped_sentence(any_engine(report))}.", ""]
     for line in speedup_lines(traffic, report.confidence):
         lines += [f"{fmt.sentence(line)}.", ""]
     heads = {draft for draft in report.run.drafts if alpha_name(report.run, draft) != "alpha"}

@@ -31,7 +31,7 @@ class GammaResult:
     break_even_length: float | None  # tokens per round at which the draft starts to pay: the mean cost of a round
     full_round_cost: (
         float | None
-    )  # of a round that drafts gamma tokens: gamma c + v, a lookup's search; head: first(1) + (gamma - 1) c + v
+    )  # cost of a round of gamma drafts: gamma c + v, a search; a head's after none accepted: first(1) + (gamma - 1) c + v
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
     speedup: Interval | None  # of decoding: time without the draft / with it; over all documents
@@ -73,7 +73,7 @@ class Result:
     positions: int
     alpha: (
         Interval | None
-    )  # acceptance over positions with a proposal; a head's: of a first draft, were a round to begin at each; None: imported
+    )  # acceptance over positions with a proposal; a head's: of a first draft, as if a round began at each; None: an imported run
     coverage: float | None  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
     clear_mismatches: float | None  # those of them that are no near-ties
