@@ -73,7 +73,7 @@ class Result:
     positions: int
     alpha: (
         Interval | None
-    )  # acceptance over positions with a proposal; a head's: of a first draft, as if a round began at each; None: an imported run
+    )  # acceptance over positions with a proposal; a head's as if a round began at each; None: an imported run
     coverage: float | None  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
     clear_mismatches: float | None  # those of them that are no near-ties
