@@ -21,8 +21,6 @@ from alphaprof.log import schema
 
 DOCS = Path(__file__).parent.parent / "docs"
 RULE = ("RULE",)
-DRAWN = schema.LogRules(("lossless",))
-OF_HEADS = schema.LogRules(("lossless",), depths=2, ranks_by_depth=True, reduced_vocabulary=True).columns
 TABLES = (
     (
         "Position log: `positions/draft=NAME/`",
@@ -34,7 +32,7 @@ TABLES = (
         "Depth 1 is in the columns above. Shown is depth 2; there is one for each depth up to the draft's `depths`, and of "
         "`accept` and `emitted` one for each rule that draws its drafts. `in_draft_vocabulary`: of a reduced vocabulary; "
         "`draft_rank_of_token_2`: with `ranks_by_depth`.",
-        OF_HEADS[len(DRAWN.columns) :],
+        schema.HEAD_COLUMNS,
     ),
     ("Documents: `documents.parquet`", "One row per document.", schema.DOCUMENT_COLUMNS),
     ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),

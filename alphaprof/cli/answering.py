@@ -209,11 +209,15 @@ def schema(
 
         print_text(json_schema(of), None)
         return
-    from alphaprof.log.schema import LogRules
+    from alphaprof.log.schema import HEAD_COLUMNS, LogRules
 
-    for column in LogRules(("RULE",), ("RULE",), ("RULE",)).columns:
-        unit = f" [{column.unit}]" if column.unit else ""
-        print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
+    beside = "of a draft head, beside these (depth 2; there is one for each depth, and each rule that draws drafts):"
+    for heading, columns in (("", LogRules(("RULE",), ("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
+        if heading:
+            print(f"\n{heading}")
+        for column in columns:
+            unit = f" [{column.unit}]" if column.unit else ""
+            print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
 
 
 def rules() -> None:

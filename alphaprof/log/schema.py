@@ -300,6 +300,12 @@ class LogRules:
             yield from _needing(DEPTHS, *columns)
 
 
+# What the log of a head has beside the columns of every log, at depth 2; `lossless` is one of the rules that draw.
+HEAD_COLUMNS = LogRules(("lossless",), depths=2, ranks_by_depth=True, reduced_vocabulary=True).columns[
+    len(LogRules(("lossless",)).columns) :
+]
+
+
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
     """Columns of the totals: a row per document and rule. Counts are expectations where acceptance is random."""
     count, lengths = pa.float64(), tuple(gammas)

@@ -7,7 +7,7 @@ from rich.console import Console
 from alphaprof.render.html.page import render_html
 from alphaprof.render.markdown import SIGNS, escaped, escaped_sentence, heading, row
 from alphaprof.render.terminal import render_terminal
-from alphaprof.render.wording import alpha_name, at_best, of_all, speedup_lines, text_name
+from alphaprof.render.wording import ACCEPT_AT_1, alpha_name, any_engine, at_best, of_all, speedup_lines, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import Result
@@ -42,7 +42,7 @@ def report_markdown(report: Report) -> str:
     if traffic.tokens_per_round is not None:
         emits = fmt.interval(traffic.tokens_per_round)
         setting = f"Draft {escaped(str(traffic.draft))}, rule {escaped(traffic.rule)}, gamma {traffic.gamma}"
-        lines += [f"{setting}: a round emits {emits} tokens on any engine.", ""]
+        lines += [f"{setting}: a round emits {emits} tokens {escaped_sentence(any_engine(report))}.", ""]
     for line in speedup_lines(traffic, report.confidence):
         lines += [f"{fmt.sentence(line)}.", ""]
     heads = {draft for draft in report.run.drafts if alpha_name(report.run, draft) != "alpha"}
@@ -58,7 +58,7 @@ def report_markdown(report: Report) -> str:
         ]
     if any(result.draft in heads for result in judged):
         lines += [
-            "@1: accept@1, a draft head's acceptance of the first draft of a round; deeper ones are accepted otherwise.",
+            f"@1: accept@1, {ACCEPT_AT_1}",
             "",
         ]
     for item in report.vocabulary:

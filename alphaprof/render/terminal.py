@@ -4,6 +4,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -28,6 +29,7 @@ from alphaprof.stats.estimate import Interval
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
 RULE_WIDTH, GAMMA_WIDTH, CONCURRENCY_WIDTH, LIMIT_WIDTH = 18, 16, 13, 12  # of a table's columns
+FEW_MARK = "'"
 EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
 Row = tuple[Text, Mapping[str, str]]  # its name, and its cells by heading
 Named = Attribution | Certificate | LosslessBounds | Predictability | Result | VocabularyCoverage
@@ -42,12 +44,13 @@ def render_terminal(report: Report, console: Console) -> None:
         mine = [result for result in report.results if result.draft == draft]
         alpha = wording.alpha_name(report.run, draft)
         head = report.run.draft_models[draft].depths is not None
+        by_depth = head or report.run.imported is not None
         for rule in dict.fromkeys(result.rule for result in mine if result.verdict is not None):
             results = [result for result in mine if result.rule == rule and result.verdict is not None]
             title = f"draft {draft}, rule {rule}"
             _domains(title, results, mine, alpha, console)
             _lengths(title, results, console)
-            if head:
+            if by_depth:
                 _depths(title, results, console)
             _requests(title, results, not head, console)
             _concurrencies(title, results, console)
@@ -58,13 +61,13 @@ def render_terminal(report: Report, console: Console) -> None:
         for rule in dict.fromkeys(result.rule for result in others if result.gammas and result.gammas not in shown):
             same = [result for result in others if result.rule == rule]
             _lengths(f"draft {draft}, rule {rule}", same, console)
-            if head:
+            if by_depth:
                 _depths(f"draft {draft}, rule {rule}", same, console)
         _phases(f"draft {draft}: {alpha} by phase", mine, console)
         _vocabulary(draft, [item for item in report.vocabulary if item.draft == draft], console)
         _wiring(draft, report.run.draft_models[draft], console)
     if report.certificates is not None:
-        _certificates(report.certificates, report.difficulty, wording.without_divergence(report), console)
+        _certificates(report, report.certificates, console)
     if report.predictability:
         _predictability(report.predictability, console)
     if report.cost is not None:
@@ -99,7 +102,7 @@ def _traffic(report: Report, console: Console) -> None:
     if traffic.tokens_per_round is not None:
         emits = fmt.interval(traffic.tokens_per_round)
         setting = f"draft {traffic.draft}, rule {traffic.rule}, gamma {traffic.gamma}"
-        console.print(plain(f"On any engine, {setting}: a round emits {emits} tokens,"))
+        console.print(plain(f"{fmt.sentence(wording.any_engine(report))}, {setting}: a round emits {emits} tokens,"))
         console.print("and pays where it costs less than that many plain decode steps.", highlight=False)
         if traffic.break_even_length is not None:
             here = fmt.number(traffic.break_even_length)
@@ -228,19 +231,22 @@ def _lengths(title: str, results: Sequence[Result], console: Console) -> None:
 
 def _depths(title: str, results: Sequence[Result], console: Console) -> None:
     """Print acceptance by depth at the largest gamma: of the drafts that were reached, and of all rounds with a proposal."""
-    shown = [result for result in results if result.gammas]
+    shown = [result for result in results if result.gammas and None not in result.gammas[-1].reached]
     if not shown:
         return
-    rows = []
+    rows, few = [], False
     for name, result in zip(_names(shown, results), shown, strict=True):
-        last = max(result.gammas, key=lambda item: item.gamma)
-        pairs = zip(last.conditional, last.marginal, strict=True)
-        cells = (f"{fmt.share(one)} / {fmt.share(all_before)}" for one, all_before in pairs)
-        rows.append((name, {str(depth): cell for depth, cell in enumerate(cells, 1)}))
+        last, cells = max(result.gammas, key=lambda item: item.gamma), {}
+        for depth, (one, first, reached) in enumerate(zip(last.conditional, last.marginal, last.reached, strict=True), 1):
+            mark = FEW_MARK if one is not None and (reached or 0) < wording.FEW else ""
+            cells[str(depth)] = f"{fmt.share(one)}{mark} / {fmt.share(first)}"
+            few |= bool(mark)
+        rows.append((name, cells))
     depths = dict.fromkeys(map(str, range(1, max(item.gamma for item in shown[0].gammas) + 1)), GAMMA_WIDTH)
     parts = _side_by_side(depths, console.width - NAME_WIDTH)
     what = f"at gamma {len(depths)}, accepted by depth: of drafts that were reached / first d drafts of a round"
-    _tables(f"{title}, {what}", rows, console, parts)
+    note = f"  {FEW_MARK} of fewer than {wording.FEW} drafts"
+    _tables(f"{title}, {what}", rows, console, parts, notes=[note] if few else [])
 
 
 def _vocabulary(draft: str, items: Sequence[VocabularyCoverage], console: Console) -> None:
@@ -337,33 +343,18 @@ def _share_of(item: Attribution, name: str) -> str:
     return next((fmt.percent(cause.share.value) for cause in item.causes if cause.name == name), "")
 
 
-def _certificates(
-    certificates: Certificates, deciles: Sequence[Decile], unbounded: Mapping[str, str], console: Console
-) -> None:
-    """Print what thresholds say about each draft. `unbounded`: of drafts that divergences say nothing about, what does."""
+def _certificates(report: Report, certificates: Certificates, console: Console) -> None:
+    """Print what thresholds say about each draft."""
+    infinite, nothing = wording.without_mean_divergence(report), wording.uncertified(report)
     for draft in dict.fromkeys(item.draft for item in certificates.certificates):
-        mine = [item for item in certificates.certificates if item.draft == draft]
-        if draft in unbounded:
-            console.print(plain(f"draft {unbounded[draft]}\n"))
-            _lossless(draft, [item for item in certificates.lossless if item.draft == draft], console)
-            continue
-        texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
-        for item in mine:
-            texts.setdefault((item.domain, item.continuation, str(item.sampling), item.on_policy), []).append(item)
-        names = _names([same[0] for same in texts.values()], mine)
-        certified, rejected = (
-            [(name, {item.rule: cell(item) for item in same}) for name, same in zip(names, texts.values(), strict=True)]
-            for cell in (_certified, _rejected)
-        )
-        _tables(f"draft {draft}: certified of accepted, by domain", certified, console)
-        rules = {item.rule for item in mine}
-        _deciles(draft, [item for item in deciles if item.draft == draft and item.rule in rules], console)
-        _tables(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", rejected, console)
-        certain = sum(round(item.certified.value * item.positions) for item in mine)
-        wrong = sum(item.contradicted for item in mine)
-        counted = f"{fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
-        console.print(f"  certified and yet rejected: {counted}\n", highlight=False)
-        _lossless(draft, [item for item in certificates.lossless if item.draft == draft], console)
+        if draft in infinite:
+            console.print(plain(f"draft {infinite[draft]}"))
+            console.print()
+        if draft not in nothing:
+            mine = [item for item in certificates.certificates if item.draft == draft]
+            deciles = [item for item in report.difficulty if item.draft == draft]
+            _certified_positions(draft, mine, deciles, draft not in infinite, console)
+        _lossless(draft, [item for item in certificates.lossless if item.draft == draft], draft in infinite, console)
     lines = [
         "certified: KL(p||q) is below the threshold at which the rule can reject: acceptance was certain beforehand.",
         "What is accepted beyond that was right, but not certain to be. Position by position: threshold_RULE in the log.",
@@ -376,6 +367,29 @@ def _certificates(
         lines.append(f"No certificate is known for {', '.join(certificates.unknown)}: no threshold, whatever the draft.")
     if lines:
         _notes([*lines, ""], console)
+
+
+def _certified_positions(
+    draft: str, mine: Sequence[Certificate], deciles: Sequence[Decile], averaged: bool, console: Console
+) -> None:
+    """Print what is certain of a draft. `averaged`: whether its divergence has a mean."""
+    texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
+    for item in mine:
+        texts.setdefault((item.domain, item.continuation, str(item.sampling), item.on_policy), []).append(item)
+    names = _names([same[0] for same in texts.values()], mine)
+    certified, rejected = (
+        [(name, {item.rule: cell(item) for item in same}) for name, same in zip(names, texts.values(), strict=True)]
+        for cell in (_certified, _rejected)
+    )
+    _tables(f"draft {draft}: certified of accepted, by domain", certified, console)
+    rules = {item.rule for item in mine}
+    _deciles(draft, [item for item in deciles if item.rule in rules], console)
+    if averaged:
+        _tables(f"draft {draft}: share rejected, and at most at this mean KL(p||q)", rejected, console)
+    certain = sum(round(item.certified.value * item.positions) for item in mine)
+    wrong = sum(item.contradicted for item in mine)
+    counted = f"{fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
+    console.print(f"  certified and yet rejected: {counted}\n", highlight=False)
 
 
 def _certified(item: Certificate | Decile) -> str:
@@ -410,14 +424,16 @@ def _range(item: Decile) -> str:
     return f"{'below' if item.low is None else 'from'} {value}"
 
 
-def _lossless(draft: str, bounds: Sequence[LosslessBounds], console: Console) -> None:
-    """Print beta and its bounds, by domain."""
+def _lossless(draft: str, bounds: Sequence[LosslessBounds], cut: bool, console: Console) -> None:
+    """Print beta and its bounds, by domain; of a draft whose vocabulary is `cut` no infinite means."""
     columns: dict[str, Callable[[LosslessBounds], str]] = {
         "beta": lambda item: fmt.share_with_interval(item.beta),
         "bound": lambda item: fmt.share_with_interval(item.sharp),
-        "mean KL": lambda item: fmt.number(item.mean_divergence),
+        "mean of the\nsmaller KL": lambda item: fmt.number(item.mean_divergence),
         "bound from\nthe mean": lambda item: fmt.share(item.from_mean),
     }
+    if cut and all(math.isinf(item.mean_divergence) for item in bounds):
+        columns = dict(list(columns.items())[:2])
     title = f"draft {draft}: lossless acceptance, and what the smaller KL of each position guarantees"
     note = "  of text that was not sampled: beta at temperature 1 along it; lossless sampling would not write it"
     below = [Text(note, "dim")] if any(item.sampling is None for item in bounds) else []
@@ -488,15 +504,12 @@ def _definitions(report: Report) -> list[str]:
         "of a domain is that of the tested half; of all: over all documents, too high on average if some chose gamma.",
     ]
     if any(facts.depths is not None for facts in report.run.draft_models.values()):
-        lines.insert(1, "accept@1: alpha of a draft head, for a round's first draft; deeper ones are accepted otherwise.")
-    if report.attribution:
-        lines += [
-            "lost: share of positions whose token was not an accepted draft. Each has one cause: the first one, from left "
-            "to right, that applies.",
-            "with it: speedup (t: tokens/round) with nothing lost to that cause, at the same gamma and cost of a round: at "
-            "most that; below 1x its remedy alone does not make the draft pay. Trees and prompt lookup held the token for a "
-            "fact; the other remedies count as always right.",
+        lines[1:1] = [
+            f"accept@1: {wording.ACCEPT_AT_1}",
+            "A full round of a head costs first(1) + (gamma - 1) c + v: its first step reads one token after a round of "
+            "which nothing was accepted.",
         ]
+    lines += _of_causes({report.run.draft_models[item.draft].depths is not None for item in report.attribution})
     if any(result.concurrencies for result in report.results):
         lines.append(
             "by concurrency: the gamma of each is the best one of all documents, which can be another than the chosen one "
@@ -509,6 +522,24 @@ def _definitions(report: Report) -> list[str]:
             "tree: gamma is the depth of a full tree, w + w^2 + ... + w^gamma nodes; its verification was not timed."
         )
     return lines
+
+
+def _of_causes(heads: Collection[bool]) -> Iterator[str]:
+    """Yields what the words about causes mean. `heads`: whether drafts with causes have depths."""
+    if not heads:
+        return
+    yield (
+        "lost: share of positions whose token was not an accepted draft. Each has one cause: the first one, from left "
+        "to right, that applies."
+    )
+    limits = (
+        ": at most that; below 1x its remedy alone does not make the draft pay. Trees and prompt lookup held the token for "
+        "a fact; the other remedies count as always right."
+    )
+    same = "with it: speedup (t: tokens/round) with nothing lost to that cause, at the same gamma and cost of a round"
+    yield same + (limits if False in heads else ".")
+    if True in heads:
+        yield f"causes of a draft head: {wording.CAUSES_OF_HEADS}"
 
 
 def _names(items: Iterable[Named], among: Sequence[wording.OfText]) -> list[Text]:

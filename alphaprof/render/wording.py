@@ -13,6 +13,16 @@ from alphaprof.report.build import Report
 from alphaprof.report.model import AtConcurrency, GammaResult, Result, RunFacts, Traffic
 from alphaprof.report.sections.difficulty import Decile
 
+FEW = 20  # drafts: a share of fewer says little
+ACCEPT_AT_1 = (
+    "alpha of a draft head: acceptance of a first draft, were a round to begin at every position. Real rounds begin where "
+    "others ended: acceptance of their first drafts is depth 1 of acceptance by depth; deeper drafts are accepted otherwise."
+)
+CAUSES_OF_HEADS = (
+    "those of first drafts. Deeper losses are not split: what is right first and wrong deeper in a round has no cause, so a "
+    "remedy can bring more or less than is shown with it."
+)
+
 
 def reached(tokens: float | None, faster: float | None) -> str:
     """A speedup, or where that is not known tokens per round, marked t."""
@@ -21,25 +31,41 @@ def reached(tokens: float | None, faster: float | None) -> str:
     return fmt.number(tokens, unit="t") if tokens is not None else fmt.NOTHING
 
 
+def any_engine(report: Report) -> str:
+    """Where tokens per round hold: of a target in another dtype than the served one, not there."""
+    served = report.traffic.served_dtype
+    where = "" if served is None else f" that serves the target in {report.run.dtype}, not in {served}"
+    return f"on any engine{where}"
+
+
 def alpha_name(run: RunFacts, draft: str) -> str:
     """What alpha of a draft is called: a head's is that of depth 1 alone."""
     return "alpha" if run.draft_models[draft].depths is None else "accept@1"
 
 
-def without_divergence(report: Report) -> dict[str, str]:
+def without_mean_divergence(report: Report) -> dict[str, str]:
     """Says of drafts whose mean KL(p||q) is infinite throughout what stands in its place."""
     said: dict[str, str] = {}
+    nothing = uncertified(report)
     for draft, facts in report.run.draft_models.items():
         mine = [item for item in report.certificates.certificates if item.draft == draft] if report.certificates else []
         if facts.reduced_vocabulary and mine and all(math.isinf(item.mean_divergence) for item in mine):
             bounds = [item for item in report.certificates.lossless if item.draft == draft] if report.certificates else []
             names = [text_name(item, bounds, not item.on_policy) for item in bounds]
             each = (f"{name} {fmt.share(1 - item.beta.value)}" for name, item in zip(names, bounds, strict=True))
+            left = "and no position is certified" if draft in nothing else "and finite where such a token was cut off"
             said[draft] = (
-                f"{draft} cannot propose some tokens that the target can emit: KL(p||q) is infinite, and certifies nothing. "
-                f"Mean total variation, 1 - overlap: {', '.join(each)}"
+                f"{draft} cannot propose some tokens that the target can emit: KL(p||q) is infinite at such positions and "
+                f"on average, {left}. Mean total variation, 1 - overlap: {', '.join(each)}"
             )
     return said
+
+
+def uncertified(report: Report) -> set[str]:
+    """Names drafts with a reduced vocabulary that no rule is certain of at any position."""
+    certificates = report.certificates.certificates if report.certificates else ()
+    some = {item.draft for item in certificates if item.certified.value > 0}
+    return {item.draft for item in certificates if report.run.draft_models[item.draft].reduced_vocabulary} - some
 
 
 def wiring_lines(facts: DraftFacts) -> Iterator[str]:
@@ -163,12 +189,14 @@ def times_lines(cost: Cost, mean_context: float | None) -> Iterator[str]:
     if cost.target_ms:
         yield "target, ms: " + "  ".join(f"T({tokens}) {fmt.number(ms, 1)}" for tokens, ms in cost.target_ms.items())
     for draft, ms in cost.draft_ms.items():
-        line = f"{draft}, ms a step: {fmt.number(ms, 1)}  (c = {fmt.number(ms / cost.target_ms[1])})"
+        first = cost.draft_first_ms.get(draft)
+        what = "later step" if first else "step"
+        line = f"{draft}, ms a {what}: {fmt.number(ms, 1)}  (c = {fmt.number(ms / cost.target_ms[1])})"
         if (two := cost.draft_after_full_ms.get(draft)) is not None:
             line += f"; over two tokens, after a round accepted in full: {fmt.number(two, 1)}"
-        if first := cost.draft_first_ms.get(draft):
+        if first:
             times = "  ".join(f"{tokens}: {fmt.number(ms, 1)}" for tokens, ms in first.items())
-            line += f"; a later one; the first of a round, by verified tokens, {times}"
+            line += f"; first step of a round, by verified tokens: {times}"
         yield line
     for draft, ms in cost.lookup_ms.items():
         yield f"{draft}, ms a search, once a round: {fmt.number(ms, 3)}"

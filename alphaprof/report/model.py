@@ -29,7 +29,9 @@ class GammaResult:
     )  # what the textbook formula makes of alpha; None for heads, and where not every position has a proposal
     iid_error: float | None  # by what share that is too high
     break_even_length: float | None  # tokens per round at which the draft starts to pay: the mean cost of a round
-    full_round_cost: float | None  # cost of a round that drafts gamma tokens: gamma c + v, and the search of prompt lookup
+    full_round_cost: (
+        float | None
+    )  # cost of a round of gamma drafts: gamma c + v, a search; a head's after none accepted: first(1) + (gamma - 1) c + v
     draft_cost: float | None  # c = T_draft / T(1)
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
     speedup: Interval | None  # of decoding: time without the draft / with it; over all documents
@@ -71,7 +73,7 @@ class Result:
     positions: int
     alpha: (
         Interval | None
-    )  # acceptance over positions with a proposal; a head's: of first drafts alone; None: an imported run
+    )  # acceptance over positions with a proposal; a head's as if a round began at each; None: an imported run
     coverage: float | None  # share of positions with a proposal
     mismatches: float | None  # share of greedy tokens that are not the scoring pass's top token
     clear_mismatches: float | None  # those of them that are no near-ties
@@ -117,6 +119,7 @@ class Traffic:
     min_speedup: float  # what the decision asks for
     weights: dict[str, float]
     weights_observed: bool
+    served_dtype: str | None  # that the target is served in, where another one was measured: then nothing is decided
     concurrencies: tuple[AtConcurrency, ...]  # of the chosen draft
     pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
 

@@ -24,6 +24,10 @@ from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import Flavour
 
+IMPORT_DECIDES = (
+    "for the target in {} (decision.served_dtype) import the engine's metrics and compare them (alphaprof compare RUN "
+    "IMPORT): the report of the import decides"
+)
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
 Pair = tuple[str, int]  # a draft and a gamma
 Pools = Mapping[str, Mapping[str, DocumentTotals]]  # by draft, then domain
@@ -76,11 +80,7 @@ class Question:
         """Why rounds of the target that was measured decide nothing about the one that is served; empty where they do."""
         if self.served_dtype is None or self.measured_dtype in (None, self.served_dtype):
             return ""
-        return (
-            f"a target in {self.measured_dtype} stands in for one that is served in {self.served_dtype} "
-            "(decision.served_dtype): import the engine's metrics and compare them (alphaprof compare RUN IMPORT); "
-            "the report of the import decides"
-        )
+        return f"the target in {self.measured_dtype} stands in for the one that is served in {self.served_dtype}"
 
     def rule_for(self, policy: str) -> str:
         """The id of the rule that the verdict concerns on text of a policy."""
@@ -269,13 +269,16 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
     else:
         best, decision = judge(candidates, timing, mix, question, gammas)
         decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))
+    reason = decision.reason
+    if question.stand_in:
+        reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
     timed = best is not None and best[0] in times
     whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
     free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, mix) if best else None
     several = by_concurrency(candidates[best[0]], book, best[0], mix, gammas, question.confidence) if best else ()
     return Traffic(
         verdict=decision.verdict,
-        reason=decision.reason,
+        reason=reason,
         draft=best[0] if best else None,
         rule=" and ".join(evidence.rules) or question.rule,
         gamma=best[1] if best else None,
@@ -290,6 +293,7 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
         min_speedup=question.min_speedup,
         weights=dict(weights),
         weights_observed=question.weights is None,
+        served_dtype=question.served_dtype if question.stand_in else None,
         concurrencies=several,
         pays_up_to=pays_up_to(several),
     )

@@ -295,6 +295,17 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
+def test_schema_lists_the_columns_of_heads_after_those_of_every_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(monkeypatch, "schema")
+    every, heads = capsys.readouterr().out.split("\nof a draft head, beside these")
+    names = ["in_draft_vocabulary", "agrees_2", "accept_lossless_2", "emitted_lossless_2", "draft_rank_of_token_2"]
+    assert [line.split()[0] for line in heads.splitlines()[1:] if not line.startswith(" ")] == names
+    assert "accepted_run " in every
+    assert "agrees_2" not in every
+
+
 PRINTING = ("rules", "schema", "schema --of report", "--version", "--help", "predict --cost 0 --alpha 0.5")
 
 

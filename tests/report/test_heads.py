@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from alphaprof.log.store import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.render.report import report_markdown
 from alphaprof.report.build import Report, build_report
+from alphaprof.stats.estimate import Interval
 from tests.reporting import as_json, as_terminal, codes, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -111,14 +113,133 @@ def test_coverage_of_the_vocabulary_is_that_of_the_log(run: Run, report: Report)
 
 def test_an_infinite_divergence_is_said_and_not_printed(report: Report) -> None:
     """In its place stands the mean total variation."""
-    text = as_terminal(report, 170)
+    text = as_terminal(report, 230)
     assert "draft head cannot propose some tokens that the target can emit: KL(p||q) is infinite" in text
+    assert "and no position is certified" in text
+    assert "\\n" not in text
+    assert "draft head: certified of accepted" not in text
     assert report.certificates is not None
     beta = next(item.beta.value for item in report.certificates.lossless if (item.draft, item.domain) == ("head", "code"))
     assert f"Mean total variation, 1 - overlap: code {1 - beta:.3f}" in text
     assert "draft head: share rejected" not in text
     assert "draft small: share rejected" in text
     assert not any(word in text.split() for word in ("inf", "nan"))
+
+
+def test_certificates_of_a_head_stand_where_divergences_are_finite(report: Report) -> None:
+    """As on text sampled with top_k, whose cut takes the tokens away that the head cannot propose at some positions."""
+    assert report.certificates is not None
+    some = [
+        dataclasses.replace(item, certified=Interval(0.054, 0.03, 0.08)) if item.draft == "head" else item
+        for item in report.certificates.certificates
+    ]
+    bounds = [dataclasses.replace(item, mean_divergence=math.inf, from_mean=0.0) for item in report.certificates.lossless]
+    changed = dataclasses.replace(report.certificates, certificates=tuple(some), lossless=tuple(bounds))
+    text = as_terminal(dataclasses.replace(report, certificates=changed), 230)
+    assert "infinite at such positions and on average, and finite where such a token was cut off" in text
+    part = text[text.index("draft head: certified of accepted, by domain") : text.index("\ncertified: ")]
+    assert "0.054 of" in part
+    assert "of 0 certified positions" not in part
+    assert "share rejected" not in part
+    assert "bound from" not in part.split("draft head: lossless")[1]
+    assert not {"inf", "nan"} & set(part.split())
+    assert "draft small: share rejected" in text
+
+
+FIRST_MS = {1: 2.5, 2: 6.8, 3: 2.1}
+
+
+def timed(report: Report) -> Report:
+    """The same with step times of the head, whose first step of a round is one of its own."""
+    assert report.cost is not None
+    times = {"target_ms": {1: 10.0, 2: 10.5, 3: 11.0}, "draft_ms": {"small": 1.0, "head": 3.9}}
+    return dataclasses.replace(report, cost=dataclasses.replace(report.cost, draft_first_ms={"head": FIRST_MS}, **times))
+
+
+def figures_of(report: Report) -> dict[str, Any]:
+    page = render_html(report)
+    figures: dict[str, Any] = json.loads(page[page.index('id="figures">') + 13 :].split("</script>")[0])
+    return figures
+
+
+def test_figures_tell_a_head_from_other_drafts(tmp_path: Path, report: Report) -> None:
+    """Its first steps of a round stand beside later ones; what is of depth 1 says so; bursts are none of its."""
+    figures = figures_of(timed(report))
+    assert {trace["meta"]["draft"] for trace in figures["bursts"]["data"]} == {"small"}
+    for trace in figures["acceptance"]["data"]:
+        assert ("accept@1" in trace["text"][0]) == (trace["meta"]["draft"] == "head")
+    hover = [(bar["meta"].get("draft"), text) for bar in figures["causes"]["data"] for text in bar["text"]]
+    assert {draft for draft, text in hover if "at most" in text} == {"small"}
+    assert {draft for draft, text in hover if "with it" in text} == {"small", "head"}
+    (drawn,) = [trace for trace in figures["steps"]["data"] if "first step" in trace["name"]]
+    assert dict(zip(drawn["x"], drawn["y"], strict=True)) == FIRST_MS
+    assert {trace["name"] for trace in figures["steps"]["data"]} > {"head, a later step", "small, one step"}
+
+
+def test_causes_of_heads_promise_no_limit(tmp_path: Path, report: Report) -> None:
+    limit, heads = "at most that", "causes of a draft head: those of first drafts"
+    both = as_terminal(report, 500)
+    alone = as_terminal(reported(tmp_path / "a", dataclasses.replace(RECIPE, drafts={})), 500)
+    none = as_terminal(reported(tmp_path / "b", dataclasses.replace(RECIPE, heads={})), 500)
+    assert [(limit in text, heads in text) for text in (both, alone, none)] == [(True, True), (False, True), (True, False)]
+
+
+def test_words_of_a_head_are_exact(report: Report) -> None:
+    text = as_terminal(timed(report), 500)
+    assert "accept@1: alpha of a draft head: acceptance of a first draft, were a round to begin at every position." in text
+    assert "were a round to begin at every position" in report_markdown(report)
+    assert "A full round of a head costs first(1) + (gamma - 1) c + v" in text
+    assert (
+        "head, ms a later step: 3.9  (c = 0.39); first step of a round, by verified tokens: 1: 2.5  2: 6.8  3: 2.1" in text
+    )
+
+
+def test_accept_at_1_is_of_all_positions_and_depth_1_of_real_rounds(run: Run, report: Report) -> None:
+    log, head = log_of(run, "code"), only(report, "code", "head", "strict")
+    right = log["draft_top"] == log["token"]
+    assert head.alpha is not None
+    assert head.alpha.value == pytest.approx(right.mean())
+    for item in head.gammas:
+        begun, accepted = 0, 0
+        for _, text in log.groupby("document"):
+            rows, at = text.to_dict("records"), 1
+            while at < len(rows):
+                depth = 0
+                while depth < item.gamma and at + depth < len(rows):
+                    row = rows[at + depth]
+                    if not (row[f"agrees_{depth + 1}"] if depth else row["draft_top"] == row["token"]):
+                        break
+                    depth += 1
+                begun, accepted, at = begun + 1, accepted + (depth > 0), at + depth + 1
+        assert item.conditional[0] == pytest.approx(accepted / begun)
+
+
+def test_shares_of_few_drafts_are_marked(report: Report) -> None:
+    head = only(report, "code", "head", "strict")
+    last = head.gammas[-1]
+    scarce = dataclasses.replace(last, reached=(*last.reached[:-1], 19.0))
+    for reached, marked in ((scarce, True), (dataclasses.replace(scarce, reached=(*last.reached[:-1], 20.0)), False)):
+        results = [dataclasses.replace(item, gammas=(*item.gammas[:-1], reached)) if item is head else item
+                   for item in report.results if item is head]  # fmt: skip
+        text = as_terminal(dataclasses.replace(report, results=tuple(results)), 170)
+        shown = f"{last.conditional[-1]:.3f}{chr(39) if marked else ''} / {last.marginal[-1]:.3f}"
+        assert shown in text
+        assert ("of fewer than 20 drafts" in text) == marked
+
+
+def test_imported_rounds_show_acceptance_by_depth(tmp_path: Path) -> None:
+    report = reported(tmp_path, dataclasses.replace(RECIPE, heads={}))
+    title = "draft small, rule strict, at gamma 4, accepted by depth"
+    assert title not in as_terminal(report, 170)
+    imported = dataclasses.replace(report, run=dataclasses.replace(report.run, imported="vLLM"))
+    assert title in as_terminal(imported, 170)
+    unknown = [
+        dataclasses.replace(
+            item, gammas=tuple(dataclasses.replace(each, reached=(None,) * each.gamma) for each in item.gammas)
+        )
+        for item in report.results
+    ]
+    assert title not in as_terminal(dataclasses.replace(imported, results=tuple(unknown)), 170)
 
 
 def test_wiring_stands_in_terminal_and_json(report: Report) -> None:
@@ -201,6 +322,14 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         assert (verdicts == {"UNDECIDED"}) != decided
         assert ("compare RUN IMPORT" in report.traffic.reason) != decided
         assert report.traffic.speedup is not None
+        assert report.traffic.served_dtype == (None if decided else "fp8")
+        said = "on any engine" if decided else "on any engine that serves the target in bfloat16, not in fp8"
+        assert f"{said[1:]}, draft small" in as_terminal(report, 170)
+        assert f"tokens {said}." in report_markdown(report)
+        assert f"{said[1:]}</b>" in render_html(report)
+        for item in (each for each in report.results if each.verdict):
+            assert item.reason.startswith("the target in bfloat16 stands in") != decided
+            assert "compare RUN IMPORT" not in item.reason
 
 
 def test_compare_says_that_alpha_is_of_first_drafts(run: Run) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from alphaprof.render.wording import by_kind, by_text, reached, text_name, without_divergence
+from alphaprof.log.manifest import DraftFacts
+from alphaprof.render.wording import FEW, alpha_name, by_kind, by_text, reached, text_name, uncertified
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import GammaResult, Result
@@ -26,7 +27,6 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 INK, GRID = "#1f2933", "#e4e7eb"
 PANEL = 240  # pixels that a row of panels takes
 RED = "#b42318"
-FEW = 20  # drafts: a share of fewer says little
 BAR = 38  # pixels that a row of points takes
 # In pairs of light and dark, so that neighbours in a bar differ for all eyes; hues apart from those of drafts say nothing.
 CAUSE_COLOURS = (
@@ -226,7 +226,9 @@ def acceptance(report: Report, style: Style) -> Figure:
     for place, (name, results) in enumerate(texts.items()):
         for item in results:
             if item.alpha is not None:
-                point = _point(item, place, item.alpha.value, _alpha_said(item, name), style)
+                point = _point(
+                    item, place, item.alpha.value, _alpha_said(item, name, alpha_name(report.run, item.draft)), style
+                )
                 point["marker"]["symbol"] = style.symbol(item.rule, item.on_policy and not item.lossy)
                 traces.append(point | {"error_x": errors(item.alpha, style.colour(item.draft))})
     axes = {"xaxis": axis("acceptance (α)", range=[0, 1.02]), "yaxis": axis(**categories(list(texts)))}
@@ -240,12 +242,12 @@ def _point(item: Result, place: int, x: float, text: str, style: Style) -> Trace
     return points([x], [y], [text], "markers", marker=mark, meta=meta(item.draft, item.rule))
 
 
-def _alpha_said(item: Result, name: str) -> str:
+def _alpha_said(item: Result, name: str, alpha: str) -> str:
     off = "" if item.on_policy else "off-policy: the rule's own decoding would not emit this text"
     lossy = "lossy: one step at a time along the target's own text" if item.lossy else ""
     covered = f"coverage {fmt.share(item.coverage)}" if item.coverage is not None and item.coverage < 1 else ""
     counted = f"{fmt.documents(item.documents, item.clusters)} documents, {fmt.count(item.positions)} positions"
-    return hover_text(who(item, name), f"α {fmt.share_with_interval(item.alpha)}", covered, counted, off, lossy)
+    return hover_text(who(item, name), f"{alpha} {fmt.share_with_interval(item.alpha)}", covered, counted, off, lossy)
 
 
 def speedups(report: Report, style: Style) -> Figure:
@@ -323,8 +325,11 @@ def _by_depth(result: Result, name: str, kind: str, last: GammaResult, style: St
 
 
 def bursts(report: Report, style: Style) -> Figure:
-    """Burstiness, and what the textbook formula gets wrong, by domain."""
-    texts = by_text([item for item in report.results if item.burstiness is not None and item.gammas])
+    """Burstiness, and what the textbook formula gets wrong, by domain. Draft heads have neither: neighbouring positions are
+    of different depths of a round.
+    """
+    of_one_depth = [item for item in report.results if report.run.draft_models[item.draft].depths is None]
+    texts = by_text([item for item in of_one_depth if item.burstiness is not None and item.gammas])
     height = BAR * len(texts) + 110
     traces: list[Trace] = []
     for place, (name, results) in enumerate(texts.items()):
@@ -368,12 +373,19 @@ def step_times(report: Report, style: Style) -> Figure | None:
     text = [f"target over {count} tokens: {fmt.number(ms, 2)} ms" for count, ms in cost.target_ms.items()]
     line = {"color": INK, "width": 2}
     traces = [points(tokens, list(cost.target_ms.values()), text, line=line, name="target, one step")]
-    steps = {draft: (ms, "one step") for draft, ms in cost.draft_ms.items()}
+    steps = {
+        draft: (ms, "a later step" if cost.draft_first_ms.get(draft) else "one step") for draft, ms in cost.draft_ms.items()
+    }
     steps |= {draft: (ms, "one search") for draft, ms in cost.lookup_ms.items()}
     for draft, (ms, what) in steps.items():
         name, line = f"{label(draft)}, {what}", style.line(draft, dash="dash")
         text = [f"{name}: {fmt.number(ms, 3)} ms"] * 2
         traces.append(points([tokens[0], tokens[-1]], [ms, ms], text, "lines", line=line, name=name, meta=meta(draft)))
+    for draft, first in cost.draft_first_ms.items():
+        name = f"{label(draft)}, first step of a round"
+        text = [f"{name}, over {fmt.many(count, 'token')}: {fmt.number(ms, 3)} ms" for count, ms in first.items()]
+        line = style.line(draft, dash="dot")
+        traces.append(points(list(first), list(first.values()), text, line=line, name=name, meta=meta(draft)))
     axes = {"xaxis": axis("tokens in the step", dtick=1), "yaxis": axis("ms", rangemode="tozero")}
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
     return Figure("steps", traces, layout(320, showlegend=True, legend=legend, **axes), 320)
@@ -401,12 +413,12 @@ def causes(report: Report, style: Style) -> Figure:
         titles.append(panel_title(across, f"{draft}, {rule}", 0, top))
         for name in names:
             about = {"meta": meta(draft, rule), "legendgroup": name, "showlegend": False}
-            bars = _bars(items, name) | about | {"xaxis": across, "yaxis": up}
+            bars = _bars(items, name, report) | about | {"xaxis": across, "yaxis": up}
             traces += [bars] if bars["y"] else []
         top -= tall + GAP / inner
     # The legend is of bars of no length, which belong to no draft: it stays when drafts are hidden.
     traces[:0] = [
-        _bars([], name) | {"x": [None], "y": [None], "legendgroup": name, "meta": {"legend": True}} for name in names
+        _bars([], name, report) | {"x": [None], "y": [None], "legendgroup": name, "meta": {"legend": True}} for name in names
     ]
     legend = {"orientation": "h", "y": 1 + 24 / inner, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
     about = {"barmode": "stack", "bargap": 0.25, "showlegend": True, "legend": legend, "annotations": titles}
@@ -414,7 +426,7 @@ def causes(report: Report, style: Style) -> Figure:
     return Figure("causes", traces, layout(height, **about, **axes) | {"margin": margin}, height)
 
 
-def _bars(items: Sequence[Attribution], name: str) -> Trace:
+def _bars(items: Sequence[Attribution], name: str, report: Report) -> Trace:
     """The bars of one cause; nothing where a domain loses nothing to it."""
     bars = [(place, item, cause) for place, item in enumerate(items) for cause in item.causes if cause.name == name]
     return {
@@ -423,17 +435,18 @@ def _bars(items: Sequence[Attribution], name: str) -> Trace:
         "name": name,
         "y": [place for place, _, _ in bars],
         "x": [cause.share.value for _, _, cause in bars],
-        "text": [_cause_said(item, cause) for _, item, cause in bars],
+        "text": [_cause_said(item, cause, report.run.draft_models[item.draft]) for _, item, cause in bars],
         "textposition": "none",
         "hoverinfo": "text",
         "marker": {"color": CAUSE_COLOURS[CAUSES.index(name)]},
     }
 
 
-def _cause_said(item: Attribution, cause: Cause) -> str:
+def _cause_said(item: Attribution, cause: Cause, draft: DraftFacts) -> str:
     now, then = reached(item.tokens_per_round, item.speedup), reached(cause.tokens_per_round, cause.speedup)
     what = "speedup" if cause.speedup is not None else "tokens per round"
-    gained = f"{what} at γ {item.gamma}: {now} now, at most {then} with it" if then != fmt.NOTHING else ""
+    most = "at most " if draft.depths is None else ""
+    gained = f"{what} at γ {item.gamma}: {now} now, {most}{then} with it" if then != fmt.NOTHING else ""
     return hover_text(
         f"<b>{label(fmt.short(item.domain))}</b>, {label(item.draft)}, {item.rule}: {cause.name}",
         f"{fmt.share_with_interval(cause.share)} of the positions; lost in all {fmt.share_with_interval(item.lost)}",
@@ -470,12 +483,12 @@ def certified(report: Report, style: Style) -> Figure:
     """What was certain beside what was accepted, in tenths by the margin, a panel a rule."""
     panels: dict[str, dict[str, list[Decile]]] = {}
     margins = [item for item in report.difficulty if item.axis == "margin"]
-    unbounded = without_divergence(report)
-    certain = {(item.draft, item.rule) for item in margins if item.certified is not None and item.draft not in unbounded}
+    nothing = uncertified(report)
+    certain = {(item.draft, item.rule) for item in margins if item.certified is not None and item.draft not in nothing}
     for kind, items in by_kind([item for item in margins if (item.draft, item.rule) in certain]).items():
         for item in items:
             curves = panels.setdefault(f"{item.rule}{kind}", {})
-            if item.certified is not None and item.draft not in unbounded:
+            if item.certified is not None and item.draft not in nothing:
                 curves.setdefault(item.draft, []).append(item)
     titles = {"title": "tenths by margin, smallest first", "dtick": 1}
     grid = Grid(list(panels), titles, {"title": "share", "range": [0, 1.02]})

@@ -18,6 +18,7 @@ from alphaprof.errors import ExtraMissing
 from alphaprof.render.html import figures
 from alphaprof.render.json import plain_values
 from alphaprof.render.wording import (
+    any_engine,
     at_best,
     best_at,
     by_text,
@@ -27,8 +28,9 @@ from alphaprof.render.wording import (
     speedup_lines,
     text_name,
     times_lines,
+    uncertified,
     wiring_lines,
-    without_divergence,
+    without_mean_divergence,
 )
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
@@ -53,7 +55,7 @@ def render_html(report: Report) -> str:
         "sentence": lambda text: fmt.visible(fmt.sentence(text)),
     }
     environment.globals |= {"fmt": fmt, "best_at": best_at, "of_all": of_all, "pays": pays, "reached": reached}
-    environment.globals |= {"speedup_lines": speedup_lines}
+    environment.globals |= {"speedup_lines": speedup_lines, "any_engine": any_engine}
     style = figures.Style(report.run.drafts, list(dict.fromkeys(item.rule for item in report.results)))
     drawn = [figure for draw in figures.FIGURES if (figure := draw(report, style)) and figure.traces]
     plotly = get_plotlyjs()
@@ -71,7 +73,7 @@ def render_html(report: Report) -> str:
         heads={name for name, facts in report.run.draft_models.items() if facts.depths is not None},
         vocabulary=[(text_name(item, report.vocabulary, not item.on_policy), item) for item in report.vocabulary],
         wiring={name: lines for name, facts in report.run.draft_models.items() if (lines := list(wiring_lines(facts)))},
-        unbounded=list(without_divergence(report).values()),
+        uncertified=[said for draft, said in without_mean_divergence(report).items() if draft in uncertified(report)],
         times=list(times_lines(report.cost, report.run.mean_context)) if report.cost else [],
         profile=_pretty(report.run.profile),
         environment=_pretty(report.run.environment),
