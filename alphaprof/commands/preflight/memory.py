@@ -280,8 +280,10 @@ def scoring(
     if dispatch.why_unavailable(device) is not None:
         whole = max(whole, PAIR + 2 * scaled + DISTRIBUTION * (len(sizes) + len(heads) - 1))
     measuring = logits + few * max(size.vocabulary for size in sizes) * whole
-    for head in heads:  # the depths after the first, one by one
-        deeper = rows * (sizes[0].logits + head.logits + head.spread)
+    passes_of_heads = [each for each in scorer.drafts if isinstance(each, HeadPass)]
+    for head, each_head in zip(heads, passes_of_heads, strict=True):  # the depths after the first, one by one
+        reached = 4 * (each_head.vocabulary if each_head.ids is None else len(each_head.ids)) if scorer.extras.drawn else 0
+        deeper = rows * (sizes[0].logits + head.logits + head.spread + reached)
         measuring = max(measuring, deeper + few * sizes[0].vocabulary * DISTRIBUTION if scorer.extras.drawn else 0)
     return max(*passes, positions * (kept + COLUMN * _columns(scorer)) + measuring)
 

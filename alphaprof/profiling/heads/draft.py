@@ -156,6 +156,8 @@ class HeadDraft:
 class HeadPass:
     """A head in a teacher-forced pass, a `DraftPass`: rows are states [n, depths, hidden]."""
 
+    by_depth = True
+
     def __init__(self, draft: HeadDraft) -> None:
         self.depths, self.ranks_by_depth = draft.depths, draft.ranks_by_depth
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
@@ -167,9 +169,10 @@ class HeadPass:
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
         """States [n, depths, hidden]: at depth d those of the base d before the chosen token."""
-        network, first = self.network, max(0, first - 1)
+        network = self.network
         row, column = row.to(network.device), column.to(network.device)
-        fed = ids[:, : self._longest].to(network.device)
+        fed = ids[:, : self._longest].clamp(max=self.vocabulary - 1).to(network.device)
+        first = min(max(0, first - 1), fed.shape[1] - 1)  # of a text beyond its context nothing is proposed
         features = torch.cat([known[count][:, : self._longest].to(network.device) for count in network.layers], -1)
         states = network.states(fed, features, self.depths, first)
         last = fed.shape[1] - 1 - first

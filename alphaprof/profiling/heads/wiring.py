@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.manifest import Trial
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.models.drafts import Draft
@@ -23,32 +24,29 @@ from alphaprof.profiling.texts.continuations import Continuation, generate, gene
 DOCUMENTS, TOKENS = 8, 64  # how many documents, and how much of each
 SURE = 3.0  # standard errors by which another reading is ahead
 POOR = 0.2  # an acceptance of the first draft below which no reading of a trained head should be
+FEW = 50  # positions of which nothing is said
 AT_ONCE = 8  # readings in one pass
 WARNING = "wiring"
 Warnings = tuple[dict[str, str], ...]
 
 
 def check_wiring(loaded: Loaded, progress: Progress) -> tuple[Loaded, Warnings]:
-    """Measures other readings of each head that has any. Returns the drafts with what came out, and what a user should
-    know of it.
+    """Measures each head on a few texts, in other readings where its files have any. Returns the drafts with what came out,
+    and what a user should know of it.
     """
-    if not any(isinstance(draft, HeadDraft) and draft.alternatives for draft in loaded.drafts):
-        return loaded, _doubts(loaded.drafts)
+    if not any(isinstance(draft, HeadDraft) for draft in loaded.drafts):
+        return loaded, ()
     progress.say("checking how the heads' files are read")
     texts = sample(loaded)
     drafts: list[Draft] = []
     warnings: list[dict[str, str]] = []
     for draft in loaded.drafts:
-        if isinstance(draft, HeadDraft) and draft.alternatives:
+        if isinstance(draft, HeadDraft):
+            warnings += draft.doubts
             draft, told = checked(draft, texts, loaded)
             warnings += told
         drafts.append(draft)
-    return dataclasses.replace(loaded, drafts=drafts), (*_doubts(loaded.drafts), *warnings)
-
-
-def _doubts(drafts: Sequence[Draft]) -> Warnings:
-    """What the files of heads leave open, whatever their texts say."""
-    return tuple(doubt for draft in drafts if isinstance(draft, HeadDraft) for doubt in draft.doubts)
+    return dataclasses.replace(loaded, drafts=drafts), tuple(warnings)
 
 
 def sample(loaded: Loaded) -> list[Continuation]:
@@ -68,22 +66,24 @@ def sample(loaded: Loaded) -> list[Continuation]:
 
 def checked(draft: HeadDraft, texts: Sequence[Continuation], loaded: Loaded) -> tuple[HeadDraft, Warnings]:
     """A head with its trials, and warnings where another reading is better, or where none is any good."""
-    measured = _Readings(loaded, texts)
-    own = list(measured.agreements(draft, [Alternative("", "", draft.network, 1), Alternative("", "", draft.network, 2)]))
+    readings = _Readings(loaded, texts)
+    depths = range(1, min(2, draft.network.most or 2) + 1)
+    own = list(readings.agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths]))
+    if not own[0] or not _size(own[0]):
+        return draft, ()  # a head that is not finite, or texts without a position: the run says so
     base = Trial("", 1, _mean(own[0]), 0.0, 0.0, _size(own[0]), draft.engines)
-    trials = [base, *_trials(own, draft.alternatives, measured.agreements(draft, draft.alternatives))]
-    warnings = [
-        _better(draft, trial, way) for trial, way in zip(trials[1:], draft.alternatives, strict=True) if _wins(trial)
-    ]
-    if base.acceptance < POOR and draft.fallbacks:
-        searched = list(_trials(own, draft.fallbacks, measured.agreements(draft, draft.fallbacks)))
-        best = max(range(len(searched)), key=lambda place: searched[place].acceptance)
-        trials.append(searched[best])
-        if _wins(searched[best]) and searched[best].acceptance >= POOR:
-            warnings.append(_better(draft, searched[best], draft.fallbacks[best]))
-        elif max(trial.acceptance for trial in trials) < POOR:
-            warnings.append(_hopeless(draft, base, len(draft.fallbacks), searched[best]))
-    return dataclasses.replace(draft, trials=tuple(trials)), tuple(warnings)
+    tried = list(_trials(own, draft.alternatives, readings.agreements(draft, draft.alternatives)))
+    warnings = [_better(draft, trial, way) for way, trial in tried if _wins(trial)]
+    if base.acceptance < POOR and base.positions >= FEW:
+        searched = list(_trials(own, draft.fallbacks, readings.agreements(draft, draft.fallbacks)))
+        if searched:
+            way, best = max(searched, key=lambda pair: pair[1].acceptance)
+            tried.append((way, best))
+            if _wins(best) and best.acceptance >= POOR:
+                warnings.append(_better(draft, best, way))
+        if max([base.acceptance, *(trial.acceptance for _, trial in tried if trial.depth == 1)]) < POOR:
+            warnings.append(_hopeless(draft, base, len(draft.alternatives) + len(draft.fallbacks)))
+    return dataclasses.replace(draft, trials=(base, *(trial for _, trial in tried))), tuple(warnings)
 
 
 class _Readings:
@@ -93,21 +93,33 @@ class _Readings:
         self._loaded, self._texts = loaded, texts
 
     def agreements(self, draft: HeadDraft, ways: Sequence[Alternative]) -> Iterator[list[np.ndarray]]:
-        """Yields for each way whether its draft at the way's depth is the token, [proposed positions] of each text."""
+        """Yields for each way whether its draft at the way's depth is the token, [proposed positions] of each text; nothing
+        for a way whose logits are not finite.
+        """
         for start in range(0, len(ways), AT_ONCE):
             some = ways[start : start + AT_ONCE]
-            twins = [
-                dataclasses.replace(draft, name=str(place), network=way.network, depths=way.depth, ranks_by_depth=False)
-                for place, way in enumerate(some)
-            ]
-            scorer = Scorer(self._loaded.target, twins, self._loaded.scorer.width)
-            agrees: list[list[np.ndarray]] = [[] for _ in some]
-            for batch in scoring_batches(self._texts, self._loaded.options.batch_tokens):
-                columns = scorer.score(batch)
-                stops = np.cumsum([len(item.ids) for item in batch])[:-1]
-                for place, way in enumerate(some):
-                    agrees[place] += np.split(_agrees(columns[str(place)], way.depth), stops)
-            yield from ([row[row >= 0] for row in rows] for rows in agrees)
+            try:
+                yield from self._together(draft, some)
+            except LogitsNotFinite:
+                for way in some:
+                    try:
+                        yield from self._together(draft, [way])
+                    except LogitsNotFinite:
+                        yield []
+
+    def _together(self, draft: HeadDraft, ways: Sequence[Alternative]) -> list[list[np.ndarray]]:
+        twins = [
+            dataclasses.replace(draft, name=str(place), network=way.network, depths=way.depth, ranks_by_depth=False)
+            for place, way in enumerate(ways)
+        ]
+        scorer = Scorer(self._loaded.target, twins, self._loaded.scorer.width)
+        agrees: list[list[np.ndarray]] = [[] for _ in ways]
+        for batch in scoring_batches(self._texts, self._loaded.options.batch_tokens):
+            columns = scorer.score(batch)
+            stops = np.cumsum([len(item.ids) for item in batch])[:-1]
+            for place, way in enumerate(ways):
+                agrees[place] += np.split(_agrees(columns[str(place)], way.depth), stops)
+        return [[row[row >= 0] for row in rows] for rows in agrees]
 
 
 def _agrees(columns: dict[str, np.ndarray], depth: int) -> np.ndarray:
@@ -119,16 +131,21 @@ def _agrees(columns: dict[str, np.ndarray], depth: int) -> np.ndarray:
 
 def _trials(
     own: Sequence[list[np.ndarray]], ways: Sequence[Alternative], agreements: Iterator[list[np.ndarray]]
-) -> Iterator[Trial]:
-    """Yields what each way got. Its standard error is the larger one of positions and of texts as units."""
+) -> Iterator[tuple[Alternative, Trial]]:
+    """Yields what each way got that has logits and positions. Its standard error is the larger one of positions and of texts
+    as units, and at least that of a single position.
+    """
     for way, rows in zip(ways, agreements, strict=True):
+        if way.depth > len(own) or not rows or not _size(rows):
+            continue
         ahead = [theirs.astype(float) - ours for theirs, ours in zip(rows, own[way.depth - 1], strict=True)]
         every = np.concatenate(ahead)
         gain, size = float(every.mean()), len(every)
         by_text = np.array([each.sum() - gain * len(each) for each in ahead])
         texts = max(len(ahead) - 1, 1)
-        error = max(float(every.std()) / size**0.5, float((by_text**2).sum() * len(ahead) / texts) ** 0.5 / size)
-        yield Trial(way.changed, way.depth, _mean(rows), gain, error, size, way.engines)
+        of_texts = float((by_text**2).sum() * len(ahead) / texts) ** 0.5 / size
+        error = max(float(every.std()) / size**0.5, of_texts, 1 / size)
+        yield way, Trial(way.changed, way.depth, _mean(rows), gain, error, size, way.engines)
 
 
 def _size(rows: list[np.ndarray]) -> int:
@@ -140,7 +157,7 @@ def _mean(rows: list[np.ndarray]) -> float:
 
 
 def _wins(trial: Trial) -> bool:
-    return trial.ahead > SURE * trial.error and trial.ahead > 0
+    return trial.positions >= FEW and trial.ahead > SURE * trial.error
 
 
 def _better(draft: HeadDraft, trial: Trial, way: Alternative) -> dict[str, str]:
@@ -152,10 +169,11 @@ def _better(draft: HeadDraft, trial: Trial, way: Alternative) -> dict[str, str]:
     return {"code": WARNING, "message": message, "remedy": f"if its training agrees, set {way.setting} in its config.json"}
 
 
-def _hopeless(draft: HeadDraft, base: Trial, count: int, best: Trial) -> dict[str, str]:
-    message = (
-        f"no reading of the files of draft {draft.name} works: it drafts {base.acceptance:.3f} of {base.positions} tokens "
-        f"right at depth 1, and with the best of {count} other sets of layers {best.acceptance:.3f}"
+def _hopeless(draft: HeadDraft, base: Trial, others: int) -> dict[str, str]:
+    message = f"draft {draft.name} drafts {base.acceptance:.3f} of {base.positions} tokens right at depth 1: " + (
+        f"no reading of its files works, of {1 + others} that were tried"
+        if others
+        else "less than any head that was trained"
     )
     remedy = "check that this head was trained on this target, with these layers, and on text like this"
     return {"code": WARNING, "message": message, "remedy": remedy}

@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 class DraftPass(Protocol):
     """A draft in a teacher-forced pass over texts. `vocabulary`: how wide its distribution is in the target's ids; `depths`:
-    how many drafts of a round differ in their logits (1: every draft has the same, however many came before it); `ids`
+    how many drafts of a round are told apart, where what is proposed depends on how many came before (`by_depth`); `ids`
     [logits]: the target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...).
     """
 
@@ -45,8 +45,12 @@ class DraftPass(Protocol):
         """The number of ids, padding included."""
 
     @property
+    def by_depth(self) -> bool:
+        """Whether proposals depend on how many drafts of the round came before."""
+
+    @property
     def depths(self) -> int:
-        """How many drafts of a round differ."""
+        """How many drafts of a round are told apart; 1 where all are alike."""
 
     @property
     def ids(self) -> torch.Tensor | None:

@@ -117,6 +117,7 @@ class TeacherForced:
     `DraftPass`. `target`: the pass of a model whose first layers this one may have too; they are then run once for both.
     """
 
+    by_depth = False
     depths = 1
     ranks_by_depth = False
     ids: torch.Tensor | None = None

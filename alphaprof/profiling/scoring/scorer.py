@@ -87,12 +87,14 @@ class _Reached:
         if known is not None:
             place = torch.searchsorted(known, token).clamp(max=len(known) - 1)
             proposable = known[place] == token
-        shared, of_token = [], []
+        shared = torch.empty((len(token), width if known is None else len(known)), device=logits.device)
+        of_token = torch.empty(len(token), device=logits.device)
         for start in range(0, len(token), size):
-            p = probabilities(processed_logits(logits[start : start + size], settings))
-            shared.append(p if known is None else p[:, known])
-            of_token.append(p.gather(1, inside[start : start + size, None])[:, 0])
-        return cls(torch.cat(shared), torch.cat(of_token).where(token < width, 0.0), place, proposable)
+            rows = slice(start, start + size)
+            p = probabilities(processed_logits(logits[rows], settings))
+            shared[rows] = p if known is None else p[:, known]
+            of_token[rows] = p.gather(1, inside[rows, None])[:, 0]
+        return cls(shared, of_token.where(token < width, 0.0), place, proposable)
 
     def chances(self, logits: torch.Tensor, settings: Processing, size: int) -> list[torch.Tensor]:
         """Sum min(p, q) and min(1, q(x) / p(x)) [n] of drafts that are drawn from q, from the head's logits [n, ids]."""
@@ -241,11 +243,12 @@ class Scorer:
         if self.extras.certified:
             ours |= self.extras.thresholds(ours.pop("top_probs"), ours["target_entropy"], self.width)
         by_draft: dict[str, Arrays] = {}
-        for draft, theirs, proposal in zip(self._ordered, columns[1:], proposals, strict=True):
+        by_depth = [each.by_depth for each in self.drafts] + [False] * len(self.without)
+        for draft, theirs, proposal, deep in zip(self._ordered, columns[1:], proposals, by_depth, strict=True):
             if "draft_entropy" in theirs:
                 _require_finite(theirs["draft_entropy"], draft.name, batch, layout)
             by_draft[draft.name] = ours | theirs | proposal
-            if "agrees_2" in theirs:
+            if deep:
                 by_draft[draft.name] |= self._rounds(by_draft[draft.name], draft.name, batch, layout)
         return by_draft
 

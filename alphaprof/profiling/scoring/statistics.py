@@ -15,7 +15,7 @@ import torch
 from alphaprof.profiling.models.processing import PLAIN, Processing, divided, processed
 
 Columns = dict[str, torch.Tensor]
-ABSENT = -1e30  # the logit of an id that a draft cannot propose: finite, whatever it is divided by
+ABSENT = -1e15  # the logit of an id that a draft cannot propose: below all others, and finite at any temperature above 1e-23
 
 
 @dataclass(frozen=True)
