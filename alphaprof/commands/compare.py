@@ -46,16 +46,14 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class TokensDifference:
-    """Tokens per round of both at one gamma, and second less first. By position: share of the rounds with a proposal that
-    accepted at least 1, 2, ..., gamma drafts; empty where that is not known.
-    """
+    """Tokens per round of both at one gamma, and second less first."""
 
     gamma: int
     first: float  # tokens per round of the first
     second: float  # tokens per round of the second
     difference: Interval  # second less first
-    first_by_position: tuple[float, ...]
-    second_by_position: tuple[float, ...]
+    first_by_position: tuple[float, ...]  # share of rounds with a proposal that accepted at least 1, 2, ... drafts; or empty
+    second_by_position: tuple[float, ...]  # the same of the second
 
 
 @dataclass(frozen=True)
