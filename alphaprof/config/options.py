@@ -121,6 +121,9 @@ class HeadOptions(DraftOptions):
     ranks_by_depth: bool = Field(
         False, description="log at every depth the rank that the head gives to each token; trees need it"
     )
+    check_wiring: bool = Field(
+        True, description="measure first, on a few texts, what other readings of its files would get accepted"
+    )
 
 
 class HeadFileOptions(HeadOptions):

@@ -224,6 +224,22 @@ def test_its_log_has_the_declared_columns_and_nulls_where_no_round_has_a_draft(i
         assert frame["emitted_lossless_2"].isna().all() == (processing is None)
 
 
+def test_a_head_of_one_depth_has_the_columns_of_its_log() -> None:
+    draft, batch = head(depths=1), texts()
+    rules = LogRules(RULES).of(draft.facts())
+    frame = position_table(batch, scored(draft, batch), rules, "head", starts_matter=True).to_pandas()
+    expected = ((frame["draft_top"] == frame["token"]) & (frame["proposed"] > 0)).astype(int)
+    assert frame["accepted_run"].fillna(0).tolist() == expected.tolist()
+    assert "agrees_2" not in frame
+
+
+def test_where_prompts_are_longer_than_its_context_nothing_is_proposed() -> None:
+    for item in texts()[2:]:
+        columns = scored(head(context=5), [item])[item.document.document]
+        assert (columns["proposed"] == 0).all()
+        assert (columns["accepted_run"] == 0).all()
+
+
 def test_columns_do_not_depend_on_the_batch() -> None:
     batch = texts()
     together = scored(head(REDUCED), batch)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from alphaprof.config.options import MtpDraft
 from alphaprof.profiling.heads import wiring
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.models.drafts import PromptLookup
@@ -26,7 +27,7 @@ class Fitted(Chain):
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         super().__init__(target().network.get_input_embeddings(), layers, None)
-        self.last = torch.nn.Linear((len(layers) + 1) * HIDDEN, TOKENS)
+        self.last = torch.nn.Linear((len(layers) + 1) * HIDDEN, TOKENS).requires_grad_(False)
 
     def step(self, token: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.embed[0](token), state[..., -2 * HIDDEN :]], -1)
@@ -55,10 +56,11 @@ class Fitted(Chain):
         return twin
 
 
-def loaded(*drafts: Any) -> Any:
+def loaded(*drafts: Any, check: bool = True, tokens: int = 99) -> Any:
     """A profile with these drafts on the texts of the head's tests."""
-    documents = [dataclasses.replace(item.document, max_new_tokens=len(item.ids)) for item in texts()]
-    options = SimpleNamespace(batch_tokens=200)
+    documents = [dataclasses.replace(item.document, max_new_tokens=min(tokens, len(item.ids))) for item in texts()]
+    asked = {draft.name: MtpDraft(kind="mtp", check_wiring=check) for draft in drafts}  # of any head
+    options = SimpleNamespace(batch_tokens=200, drafts=asked)
 
     @dataclasses.dataclass(frozen=True)
     class Profile:
@@ -125,15 +127,42 @@ def test_a_head_that_drafts_hardly_anything_right_is_searched(monkeypatch: pytes
     assert after.drafts[0].trials[-1].changed == f"layers {RIGHT}"
     assert any(f"with layers {RIGHT}" in warning["message"] for warning in warnings)
     after, warnings = wiring.check_wiring(loaded(fitted(WRONG, (2, 3), fallbacks=((3, 1),))), Heard())  # type: ignore[arg-type]
-    assert "no reading of the files of draft head works" in warnings[-1]["message"]
+    assert "no reading of its files works, of 3 that were tried" in warnings[-1]["message"]
 
 
 def test_what_the_files_leave_open_is_told_and_other_drafts_are_left_alone() -> None:
     doubt = {"code": "wiring", "message": "no layer ids", "remedy": "write them"}
     lookup = PromptLookup("ngram", 2, (), TOKENS, "float32")
-    silent, heard = dataclasses.replace(fitted(RIGHT), doubts=(doubt,)), Heard()
-    given = loaded(silent, lookup)
-    after, warnings = wiring.check_wiring(given, heard)  # type: ignore[arg-type]
+    doubtful, heard = dataclasses.replace(fitted(RIGHT), doubts=(doubt,)), Heard()
+    after, warnings = wiring.check_wiring(loaded(doubtful, lookup), heard)  # type: ignore[arg-type]
     assert warnings == (doubt,)
-    assert after is given
-    assert heard.said == []
+    assert after.drafts[1] is lookup
+    assert len(after.drafts[0].trials) == 1
+    given = loaded(doubtful, lookup, check=False)
+    assert wiring.check_wiring(given, heard) == (given, ())  # type: ignore[arg-type]
+    assert len(heard.said) == 1
+
+
+def test_a_head_without_other_readings_that_drafts_nothing_right_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "POOR", 0.99)
+    _, (warning,) = wiring.check_wiring(loaded(fitted(WRONG)), Heard())  # type: ignore[arg-type]
+    assert "less than any head that was trained" in warning["message"]
+
+
+def test_of_few_positions_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anything divided by none, where no round has a second draft."""
+    monkeypatch.setattr(wiring, "POOR", 0.99)
+    deeper = dataclasses.replace(fitted(WRONG, RIGHT).alternatives[0], depth=2)
+    draft = dataclasses.replace(fitted(WRONG, RIGHT), alternatives=[*fitted(WRONG, RIGHT).alternatives, deeper])
+    for tokens, trials in ((1, 2), (3, 3)):
+        after, warnings = wiring.check_wiring(loaded(draft, tokens=tokens), Heard())  # type: ignore[arg-type]
+        assert len(after.drafts[0].trials) == trials
+        assert warnings == ()
+
+
+def test_a_reading_that_is_not_finite_is_left_out_alone() -> None:
+    draft = fitted(WRONG, RIGHT, (2, 3))
+    draft.alternatives[1].network.last.weight.fill_(torch.inf)
+    after, warnings = wiring.check_wiring(loaded(draft), Heard())  # type: ignore[arg-type]
+    assert [trial.changed for trial in after.drafts[0].trials] == ["", f"layers {RIGHT}"]
+    assert len(warnings) == 1

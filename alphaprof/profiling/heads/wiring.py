@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from alphaprof.config.options import HeadOptions
 from alphaprof.errors import LogitsNotFinite
 from alphaprof.log.manifest import Trial
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
@@ -34,14 +35,15 @@ def check_wiring(loaded: Loaded, progress: Progress) -> tuple[Loaded, Warnings]:
     """Measures each head on a few texts, in other readings where its files have any. Returns the drafts with what came out,
     and what a user should know of it.
     """
-    if not any(isinstance(draft, HeadDraft) for draft in loaded.drafts):
+    wanted = {name for name, draft in loaded.options.drafts.items() if isinstance(draft, HeadOptions) and draft.check_wiring}
+    if not any(isinstance(draft, HeadDraft) and draft.name in wanted for draft in loaded.drafts):
         return loaded, ()
-    progress.say("checking how the heads' files are read")
+    progress.say("checking how the heads' files are read (check_wiring: false leaves that out)")
     texts = sample(loaded)
     drafts: list[Draft] = []
     warnings: list[dict[str, str]] = []
     for draft in loaded.drafts:
-        if isinstance(draft, HeadDraft):
+        if isinstance(draft, HeadDraft) and draft.name in wanted:
             warnings += draft.doubts
             draft, told = checked(draft, texts, loaded)
             warnings += told

@@ -21,7 +21,7 @@ from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, RunUnread
 from alphaprof.log.claim import Claim, claimed
 from alphaprof.log.manifest import Environment, Manifest, RandomOrder
 from alphaprof.log.store import Run, begin
-from alphaprof.profiling.heads.wiring import Warnings, check_wiring
+from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
 from alphaprof.profiling.models.load import eos_of, is_out_of_memory, load_model, load_tokenizer, tokenizer_fingerprint
@@ -249,9 +249,6 @@ def _open(
     if in_random_order and isinstance(loaded.documents, Corpus):
         drawn = InRandomOrder.of(loaded.documents, options)
         loaded, order = dataclasses.replace(loaded, documents=drawn), drawn.facts(options)
-    told: Warnings = ()
-    if earlier is None:
-        loaded, told = check_wiring(loaded, progress)
     rules = loaded.scorer.extras.log_rules(options.rules)
     manifest = Manifest(
         status="running",
@@ -276,6 +273,8 @@ def _open(
         run = earlier
         progress.say(f"resuming after {len(run.shards)} complete shards")
     else:
+        loaded, told = check_wiring(loaded, progress)
+        manifest = dataclasses.replace(manifest, drafts={draft.name: draft.facts() for draft in loaded.drafts})
         warnings = (*early_warnings(options, loaded.scorer, loaded.tokenizer.chat_template is not None), *told)
         for warning in warnings:
             progress.warn(**warning)
