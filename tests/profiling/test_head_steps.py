@@ -138,7 +138,7 @@ def single_module(model: Model) -> HeadNetwork:
     return ChainedModules(modules.modules_of(model.network, 1), modules.VOCABULARY)
 
 
-@pytest.mark.parametrize("made", [single_head, single_module])
+@pytest.mark.parametrize("made", [single_head, pytest.param(single_module, marks=modules.NEEDS_MTP)])
 def test_a_head_of_a_single_depth_has_no_second_step_to_time(made: Any) -> None:
     """Its costs are found all the same: the step after the first, which no round runs, is given the first one's time."""
     network = modules.target("glm4_moe", num_nextn_predict_layers=1, **modules.GLM) if made is single_module else None
@@ -228,7 +228,7 @@ def medusa() -> tuple[Model, HeadNetwork]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("made", [reused, medusa])
+@pytest.mark.parametrize("made", [pytest.param(reused, marks=modules.NEEDS_MTP), medusa])
 def test_other_heads_have_steps_shapes_and_memory(made: Any) -> None:
     """Matrix products as torch runs them, and a footprint for the dry run; steps that leave the cache alone."""
     model, network = made()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers.generation.candidate_generator import MTPCandidateGenerator
+from transformers.generation import candidate_generator
 
 from alphaprof.config.options import MtpDraft, TargetOptions
 from alphaprof.profiling.heads import mtp
@@ -23,6 +23,7 @@ from tests.profiling.modules import (
     DEEPSEEK,
     GLM,
     HYBRID,
+    NEEDS_MTP,
     VOCABULARY,
     accepted,
     agrees,
@@ -35,13 +36,13 @@ from tests.profiling.modules import (
     target,
 )
 
-pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread"), NEEDS_MTP]
 NEW_TOKENS = 40
 
 
 def their_rounds(network: Any, prompt: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
     """Base and drafts of every round of `generate(use_mtp=True)`."""
-    made, get = [], MTPCandidateGenerator.get_candidates
+    made, get = [], candidate_generator.MTPCandidateGenerator.get_candidates
 
     def spy(self: Any, input_ids: torch.Tensor, *given: Any, **named: Any) -> Any:
         candidates, logits = get(self, input_ids, *given, **named)
@@ -51,7 +52,7 @@ def their_rounds(network: Any, prompt: torch.Tensor, monkeypatch: pytest.MonkeyP
         return candidates, logits
 
     with monkeypatch.context() as patch:
-        patch.setattr(MTPCandidateGenerator, "get_candidates", spy)
+        patch.setattr(candidate_generator.MTPCandidateGenerator, "get_candidates", spy)
         network.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW_TOKENS, do_sample=False, use_mtp=True
         )

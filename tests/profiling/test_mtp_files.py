@@ -16,9 +16,9 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.mtp_files import load_mtp
 from alphaprof.profiling.models.load import Model, load_model
-from tests.profiling.modules import GLM, modules_of, published, save, target
+from tests.profiling.modules import GLM, NEEDS_MTP, modules_of, published, save, target
 
-pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread"), NEEDS_MTP]
 Tensors = dict[str, torch.Tensor]
 TARGET_LAYERS = 2
 

@@ -75,7 +75,9 @@ def head_steps(
     firsts = [
         [TimedStep(draft, "draft_first", tokens, *place, partial(steps.first, tokens))] for tokens in range(1, longest + 1)
     ]
-    later = partial(steps.first, 1) if network.most == 1 else steps.later  # costs need a `draft` row, though no round runs it
+    later = (
+        partial(steps.first, 1) if network.most == 1 else steps.later
+    )  # costs need a `draft` row, though no round runs it
     return [*firsts, [TimedStep(draft, "draft", 1, *place, later)]]
 
 
