@@ -21,7 +21,7 @@ from alphaprof.costs.steps import StepTable
 from alphaprof.profiling.heads.draft import HeadDraft, HeadPass
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.heads.medusa import MedusaHeads
-from alphaprof.profiling.heads.mtp import ReusedModule
+from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.heads.steps import HeadStepper, read
 from alphaprof.profiling.models.drafts import DraftModel
@@ -128,6 +128,29 @@ def test_a_head_of_a_short_context_is_timed_at_what_fits() -> None:
     short.target.network.config.max_position_embeddings = 22
     rows = measured(short, context=24)
     assert {row["context"] for row in rows if row["step"] in ("draft_first", "decode")} == {18}
+
+
+def single_head(model: Model) -> HeadNetwork:
+    return MedusaHeads(1, 1, model.network.config.hidden_size, VOCABULARY).requires_grad_(False)
+
+
+def single_module(model: Model) -> HeadNetwork:
+    return ChainedModules(modules.modules_of(model.network, 1), modules.VOCABULARY)
+
+
+@pytest.mark.parametrize("made", [single_head, single_module])
+def test_a_head_of_a_single_depth_has_no_second_step_to_time(made: Any) -> None:
+    """Its costs are found all the same: the step after the first, which no round runs, is given the first one's time."""
+    network = modules.target("glm4_moe", num_nextn_predict_layers=1, **modules.GLM) if made is single_module else None
+    model = target() if network is None else DraftModel("target", network, "model", "t")
+    draft = HeadDraft("head", made(model), model, "mtp", "h", "mtp", 1)
+    options = MeasuredCosts(repeats=3, context=24, concurrency=[1])
+    rows = measure(Subjects(model, [draft], TEXT % modules.VOCABULARY, 1), options, lambda _: None).table.to_pylist()
+    steps = [(row["step"], row["tokens"]) for row in rows if row["model"] == "head" and row["step"] != "prefill"]
+    assert steps == [("draft_first", 1), ("draft_first", 2), ("draft", 1)]
+    times = StepTable(measured_rows(rows)).times("head", 1, 1, 24)
+    assert times is not None
+    assert min(times.draft.ms, *(first.ms for first in times.draft_first.values())) > 0
 
 
 SHAPES: dict[str, tuple[int | None, dict[str, Any]]] = {

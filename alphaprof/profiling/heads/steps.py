@@ -66,7 +66,8 @@ def head_steps(
     draft: str, network: HeadNetwork, target: Model, text: Ids, batch: int, longest: int
 ) -> list[list[TimedStep]]:
     """The steps of a head on a target, in blocks as `Draft.steps` has them: the first of a round over 1 .. `longest` tokens,
-    and a later one. `text`: as many tokens as the context, and `longest` + 1 more.
+    and a later one, for which a head of a single depth has its first over one token again. `text`: as many tokens as the
+    context, and `longest` + 1 more.
     """
     ids, features = read(target, network, text)
     steps = HeadStepper(network, ids, features, batch, longest)
@@ -74,7 +75,8 @@ def head_steps(
     firsts = [
         [TimedStep(draft, "draft_first", tokens, *place, partial(steps.first, tokens))] for tokens in range(1, longest + 1)
     ]
-    return [*firsts, [TimedStep(draft, "draft", 1, *place, steps.later)]]
+    later = partial(steps.first, 1) if network.most == 1 else steps.later  # costs need a row, which no round of it uses
+    return [*firsts, [TimedStep(draft, "draft", 1, *place, later)]]
 
 
 def head_prefills(draft: str, network: HeadNetwork, target: Model, text: Ids, lengths: Sequence[int]) -> list[TimedStep]:
