@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import subprocess
 import sys
@@ -20,11 +21,11 @@ from transformers import LlamaConfig
 
 from alphaprof.config.load import validate
 from alphaprof.config.options import ModelOptions
-from alphaprof.errors import AlphaprofError, ModelUnloadable, ProfileInvalid, VocabularyMismatch
+from alphaprof.errors import AlphaprofError, ModelUnloadable, ProfileInvalid, VocabularyMismatch, shown
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Reading
 from alphaprof.profiling.heads.files import files_of
-from alphaprof.profiling.heads.formats import eagle3_format
+from alphaprof.profiling.heads.formats import FLAGS, eagle3_format
 from alphaprof.profiling.heads.readings import reading_as
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
@@ -470,8 +471,51 @@ BAD = {
     "unknown positions": (layer(rope_scaling={"rope_type": "spiral", "factor": 2.0}), "'spiral'"),
     "part of the positions": (layer(partial_rotary_factor=0.5), "partial_rotary_factor 0.5"),
     "an unknown activation": (layer(hidden_act="gleam"), "gleam"),
+    "a limit that is no number": (
+        layer(max_position_embeddings="long"),
+        "max_position_embeddings in its config.json is 'long'",
+    ),
+    "types of layers that are no list": (layer(layer_types=-1), "layer_types in its config.json is -1, not a list"),
+    "scaling that is no number": (
+        layer(rope_scaling={"rope_type": "linear", "factor": "x"}),
+        "positions in its config.json (rope_theta, rope_scaling, rope_parameters): ",
+    ),
+    "scaling that is NaN": (layer(rope_scaling={"rope_type": "linear", "factor": math.nan}), "its rotations are not finite"),
+    "a nested rope_theta": (
+        layer(rope_parameters={"rope_type": "default", "rope_theta": "abc"}),
+        "rope_theta in its config.json is 'abc', not a finite number above 0",
+    ),
     "layers that are no object": (top(transformer_layer_config=3), "its layers are those of None"),
 }
+
+
+SETTINGS = [
+    *(
+        (layer, name, value)
+        for name in ("rope_theta", "rms_norm_eps")
+        for value in ("abc", math.nan, math.inf, 0, -1.0, True)
+    ),
+    *((top, "target_hidden_size", value) for value in ("abc", [1], {"a": 1}, math.nan, 0, False, 32.0)),
+    *((top, name, value) for name in FLAGS for value in ("false", 1, [])),
+    *((layer, name, "false") for name in ("attention_bias", "mlp_bias")),
+]
+
+
+@pytest.mark.parametrize(("place", "name", "value"), SETTINGS)
+def test_a_setting_of_another_kind_is_refused(
+    tmp_path: Path, model: Model, place: Callable[..., Change], name: str, value: object
+) -> None:
+    """By name; where it stands in `eagle_config` too."""
+    described = config()
+    weights = tensors(described)
+    place(**{name: value})(described, weights)
+    with pytest.raises(ModelUnloadable, match=re.escape(f"{name} in its config.json is {shown(value)}, not ")):
+        loaded(written(tmp_path / "own", described, weights), model)
+    described = config()
+    if place is top:
+        flat(eagle_config={name: value})(described, weights := tensors(described))
+        with pytest.raises(ModelUnloadable, match=f"{name} in its config.json is "):
+            loaded(written(tmp_path / "nested", described, weights), model)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -179,6 +179,24 @@ def test_heads_that_do_not_fit_are_refused(change: str, words: str, network: Any
         load(tmp_path, network, stored, gammas, **config)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logit_scale", "x"), ("logit_scale", float("nan")), ("logit_scale", 0), ("original_lm_head", "false")],
+)
+def test_a_setting_of_another_kind_is_refused(name: str, value: object, network: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelUnloadable, match=f"{name} in its config.json is {value!r}, not "):
+        load(tmp_path, network, tensors(), **{name: value})
+
+
+def test_a_scale_of_logits_is_kept_and_null_is_none(network: Any, tmp_path: Path) -> None:
+    scales = {"null": None, "half": 0.5}
+    drafts = {name: load(tmp_path / name, network, tensors(), logit_scale=scale) for name, scale in scales.items()}
+    states = torch.randn(2, HIDDEN)
+    logits = {name: draft.network.logits(states, 1) for name, draft in drafts.items()}
+    torch.testing.assert_close(logits["half"], logits["null"] * 0.5)
+    torch.testing.assert_close(logits["null"], states @ tensors()[f"0.{BLOCKS}.weight"].T)
+
+
 def test_pickles_are_refused_with_their_conversion(network: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     torch.save(tensors(), tmp_path / "medusa_lm_head.pt")

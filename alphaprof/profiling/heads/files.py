@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,16 @@ class HeadFiles:
     def refused(self, problem: str, hint: str) -> ModelUnloadable:
         """An error about them."""
         return ModelUnloadable(f"{self.name}: {problem}", hint)
+
+    def require_values(self, settings: Mapping[str, Any], flags: Iterable[str] = (), numbers: Iterable[str] = ()) -> None:
+        """Raise `ModelUnloadable` unless flags in settings are true or false, and numbers finite and above 0. What is null or
+        missing is not looked at.
+        """
+        for names, kinds, words in ((flags, (bool,), "true or false"), (numbers, (int, float), "a finite number above 0")):
+            for name in names:
+                value = settings.get(name)
+                if value is not None and (type(value) not in kinds or not (kinds == (bool,) or 0 < value < math.inf)):
+                    raise self.refused(f"{name} in its config.json is {shown(value)}, not {words}", COMPLETE)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor on the CPU, as it is stored."""

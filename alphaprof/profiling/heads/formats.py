@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen3Config
 from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from alphaprof.errors import shown
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
@@ -32,8 +34,10 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 PARALLEL = re.compile(r"p-?eagle|dflash|dspark|xpress", re.IGNORECASE)
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others depend on how long the text is
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-MORE_SIZES = ("num_hidden_layers", "num_key_value_heads", "head_dim")
-KEPT = (*SIZES, *MORE_SIZES, "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "max_position_embeddings")
+MORE_SIZES = ("num_hidden_layers", "num_key_value_heads", "head_dim", "max_position_embeddings")
+WIDTHS = ("target_hidden_size", "draft_vocab_size")
+KEPT = (*SIZES, *MORE_SIZES, "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
+FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
 # Of the target, kept by trainers; tables that newer versions compute.
@@ -88,11 +92,13 @@ def eagle3_format(files: HeadFiles) -> EagleFormat:
     nested = config.get("eagle_config") or {}
     if not isinstance(nested, dict):
         raise files.refused("eagle_config in its config.json is no object", COMPLETE)
+    settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
+    files.require_values(settings, flags=FLAGS)
+    _require_sizes(files, settings, WIDTHS, can_lack=WIDTHS)
     _require_known(files, shape)
     layers = _layers(files, shape, qwen3)
     ids, order = _draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     context = shape.get("max_position_embeddings")
-    settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
     return EagleFormat(files, layout, layers, settings, context, ids, order)
 
 
@@ -161,7 +167,10 @@ def shape_is_mla(config: dict[str, Any]) -> bool:
 
 def _require_known(files: HeadFiles, shape: dict[str, Any]) -> None:
     """Raise `ModelUnloadable` for settings that would be read as if they were not there."""
-    if "sliding_attention" in (shape.get("layer_types") or []):
+    kinds = shape.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise files.refused(f"layer_types in its config.json is {shown(kinds)}, not a list", COMPLETE)
+    if "sliding_attention" in (kinds or []):
         raise files.refused("its layers have sliding windows (layer_types), which are not measured", ENGINE)
     for key in ("partial_rotary_factor", "logit_scale"):
         if shape.get(key) not in (None, 1):
@@ -170,12 +179,10 @@ def _require_known(files: HeadFiles, shape: dict[str, Any]) -> None:
 
 def _layers(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
     """The shape of its layers, as a config of transformers."""
-    for key in (*SIZES, *MORE_SIZES):
-        value = shape.get(key)
-        if value is None and key in MORE_SIZES:
-            continue
-        if type(value) is not int or not 1 <= value <= POSITIONS:
-            raise files.refused(f"{key} in its config.json is {shown(value)}, not a whole number above 0", COMPLETE)
+    _require_sizes(files, shape, (*SIZES, *MORE_SIZES), can_lack=MORE_SIZES)
+    files.require_values(shape, flags=["attention_bias", "mlp_bias"], numbers=["rms_norm_eps"])
+    for group in (shape, *(shape[key] for key in ROPE if isinstance(shape.get(key), dict))):
+        files.require_values(group, numbers=["rope_theta"])
     kept = {key: shape[key] for key in (*KEPT, *ROPE) if shape.get(key) is not None}
     heads = kept["num_attention_heads"]
     if not qwen3:
@@ -204,7 +211,30 @@ def _layers(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
         raise files.refused(f"its activation, {shown(config.hidden_act)}, is not known to transformers", ENGINE)
     if rope not in FIXED_ROPE:
         raise files.refused(f"its positions are of type {shown(rope)}, which depends on how long a text is", ENGINE)
+    _require_positions(files, config)
     return config
+
+
+def _require_sizes(files: HeadFiles, settings: dict[str, Any], names: tuple[str, ...], can_lack: tuple[str, ...]) -> None:
+    """Raise `ModelUnloadable` for sizes that are none; those that `can_lack` may be null or missing."""
+    for name in names:
+        value = settings.get(name)
+        if value is None and name in can_lack:
+            continue
+        if type(value) is not int or not 1 <= value <= POSITIONS:
+            raise files.refused(f"{name} in its config.json is {shown(value)}, not a whole number above 0", COMPLETE)
+
+
+def _require_positions(files: HeadFiles, config: Any) -> None:
+    """Raise `ModelUnloadable` where transformers cannot compute the rotations of positions, or they are not finite."""
+    try:
+        rotary = LlamaRotaryEmbedding(config)
+        finite = bool(rotary.inv_freq.isfinite().all()) and math.isfinite(rotary.attention_scaling)
+        problem = "" if finite else "its rotations are not finite"
+    except Exception as error:
+        problem = first_line(error)[:300]
+    if problem:
+        raise files.refused(f"positions in its config.json ({', '.join(ROPE)}): {problem}", COMPLETE)
 
 
 def _draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:

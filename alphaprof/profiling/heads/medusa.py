@@ -173,6 +173,7 @@ def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torc
     unused, of other shapes, quantised or not finite.
     """
     _require_counts(files, names)
+    files.require_values(files.config, flags=["original_lm_head"], numbers=["logit_scale"])
     hidden, kept = int(target.network.config.get_text_config().hidden_size), _token_map(files, target)
     ids, order = (None, None) if kept is None else kept.sort()
     with torch.device("meta"):
@@ -184,7 +185,7 @@ def _network(files: HeadFiles, names: dict[str, str], target: Model, dtype: torc
             ids,
             bias="blocks.0.0.bias" in names,
             shared=bool(files.config.get("original_lm_head")),
-            scale=float(files.config.get("logit_scale", 1.0)),
+            scale=float(files.config.get("logit_scale") or 1.0),
         )
     shapes = {key: tuple(weight.shape) for key, weight in network.state_dict().items() if key != "ids"}
     heads = [key for key in shapes if key.startswith("lm_heads.")]

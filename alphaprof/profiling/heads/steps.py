@@ -75,9 +75,7 @@ def head_steps(
     firsts = [
         [TimedStep(draft, "draft_first", tokens, *place, partial(steps.first, tokens))] for tokens in range(1, longest + 1)
     ]
-    later = (
-        partial(steps.first, 1) if network.most == 1 else steps.later
-    )  # costs need a `draft` row, though no round runs it
+    later = partial(steps.first, 1) if network.most == 1 else steps.later  # costs need a row, which no round of it uses
     return [*firsts, [TimedStep(draft, "draft", 1, *place, later)]]
 
 
