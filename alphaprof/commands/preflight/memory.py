@@ -283,7 +283,8 @@ def scoring(
     passes_of_heads = [each for each in scorer.drafts if isinstance(each, HeadPass)]
     for head, each_head in zip(heads, passes_of_heads, strict=True):  # the depths after the first, one by one
         reached = 4 * (each_head.vocabulary if each_head.ids is None else len(each_head.ids)) if scorer.extras.drawn else 0
-        deeper = rows * (sizes[0].logits + head.logits + head.spread + reached)
+        ranked = head.spread if each_head.ranks_by_depth else 0
+        deeper = rows * (sizes[0].logits + head.logits + ranked + reached)
         measuring = max(measuring, deeper + few * sizes[0].vocabulary * DISTRIBUTION if scorer.extras.drawn else 0)
     return max(*passes, positions * (kept + COLUMN * _columns(scorer)) + measuring)
 
