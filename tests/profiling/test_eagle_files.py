@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
@@ -600,7 +601,9 @@ def test_a_head_for_a_target_with_another_tokenizer_is_refused(tmp_path: Path, m
         loaded(written(tmp_path / "head", described | {"speculators_config": other}, weights), model)
 
 
-def test_files_of_the_hub_are_fetched_without_pickles(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_hub_are_fetched_without_pickles_and_folders(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By id and revision; what the hub says is passed on."""
     folder = written(tmp_path / "models--a--b" / "snapshots" / "c", config(), tensors(config()))
     asked: list[Any] = []
@@ -612,7 +615,10 @@ def test_files_of_the_hub_are_fetched_without_pickles(tmp_path: Path, model: Mod
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     monkeypatch.setattr("alphaprof.profiling.heads.files.require_model", lambda *_: None)
     draft = loaded(Path("a/b"), model, revision="v2")
-    assert asked == [("a/b", {"revision": "v2", "allow_patterns": ["*.json", "*.safetensors"]})]
+    ((reference, how),) = asked
+    assert (reference, how.pop("revision")) == ("a/b", "v2")
+    held = ["config.json", "model.safetensors", "model.bin", "checkpoint-5/model.safetensors", "a/b/config.json"]
+    assert list(filter_repo_objects(held, **how)) == ["config.json", "model.safetensors"]
     assert draft.reference == "a/b"
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: 1 / 0)
     with pytest.raises(AlphaprofError, match="a/b cannot be downloaded: division by zero"):
@@ -663,6 +669,7 @@ def test_heads_of_eagle_1_draft_as_one_that_recomputes(tmp_path: Path, model: Mo
     ids = text[0].tolist()
     features = model.network.model(text).last_hidden_state
     assert (draft.network.layers, draft.method, draft.network.ids) == ((FINAL,), "eagle", None)
+    assert draft.facts().settings == {"speculative_algorithm": "EAGLE"}
     with torch.inference_mode():
         passes = list(draft.network.states(text, features, 5, 3))
         cache, read = draft.network.cache(), 0

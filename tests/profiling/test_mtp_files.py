@@ -7,15 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import modeling_layers
 
 from alphaprof.config.options import MtpDraft, TargetOptions
 from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.heads import wiring
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.mtp_files import load_mtp
 from alphaprof.profiling.models.load import Model, load_model
+from alphaprof.profiling.texts.continuations import given
+from alphaprof.profiling.texts.corpus import Document
 from tests.profiling.modules import GLM, NEEDS_MTP, modules_of, published, save, target
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread"), NEEDS_MTP]
@@ -69,6 +73,32 @@ def test_one_module_is_reused_and_several_need_a_choice(tmp_path: Path) -> None:
     assert all(word in caught.value.hint for word in ("vLLM", "SGLang", "use_mtp"))
     assert load(three, tmp_path / "three", reuse=True).reading["use of modules"] == "the first module at every depth"
     assert load(three, tmp_path / "three", reuse=False, depths=3).depths == 3
+
+
+def test_states_fed_back_before_the_norm_are_an_alternative(tmp_path: Path) -> None:
+    """On the same tensors: what depth 1 drafts stays, and depth 2 reads the state that the norm has not changed yet."""
+    served = checkpoint(tmp_path, 1)
+    draft = load(served, tmp_path)
+    (other,) = draft.alternatives
+    assert (other.changed, other.depth, other.engines) == ("states fed back before the norm", 2, ("vLLM",))
+    assert "GLM-4.5" in other.setting
+    own, theirs = ({each.data_ptr() for each in way.network.own.state_dict().values()} for way in (draft, other))  # type: ignore[attr-defined]
+    assert own == theirs
+    ids = torch.arange(12)[None] * 5 % 7
+    features = torch.randn(1, 12, 32, generator=torch.Generator().manual_seed(3))
+    (normed, after), (bare, fed) = (list(way.network.states(ids, features, 2, 0)) for way in (draft, other))
+    norm = draft.network.own[0].post_norm  # type: ignore[attr-defined]
+    torch.testing.assert_close(norm(bare), normed)
+    torch.testing.assert_close(other.network.logits(bare[0], 1), draft.network.logits(normed[0], 1))
+    assert not torch.allclose(other.network.logits(fed[0], 2), draft.network.logits(after[0], 2), atol=0.1)
+    profile: Any = SimpleNamespace(target=served, scorer=SimpleNamespace(width=7), options=SimpleNamespace(batch_tokens=64))
+    prompt, text = np.array([1, 2], np.int32), np.arange(30, dtype=np.int32) * 5 % 7
+    item = Document(0, "a", None, 0, 0, prompt, text, False, len(text), "logged", False)
+    checked, _ = wiring.checked(draft, [given(item, served.eos)], profile)
+    found = [(trial.changed, trial.depth, trial.positions) for trial in checked.trials]
+    assert found == [("", 1, 30), (other.changed, 2, 29)]
+    three = checkpoint(tmp_path / "three", 3)
+    assert not load(three, tmp_path / "three", reuse=False).alternatives
 
 
 PLACE = f"model.layers.{TARGET_LAYERS}"

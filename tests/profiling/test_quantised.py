@@ -204,6 +204,13 @@ BITS = {
         {"quant_method": "x", "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}}},
         None,
     ),
+    "groups that are no objects": (
+        {
+            "quant_method": "x",
+            "config_groups": {"a": [4], "b": None, "c": {"weights": 4}, "d": {"weights": {"num_bits": 4}}},
+        },
+        4,
+    ),
     "fp8": ({"quant_method": "fp8"}, None),
 }
 

@@ -27,7 +27,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another reading of a head's files: `changed` in words, the `setting` of its config.json that asks for it, the network
+    """Another reading of a head's files: `changed` in words, the `setting` that asks for it, as what to do, the network
     that it makes of the same tensors, the `depth` at which it shows, and the `engines` that read the files so.
     """
 

@@ -45,8 +45,8 @@ class HeadFiles:
         return ModelUnloadable(f"{self.name}: {problem}", hint)
 
     def require_values(self, settings: Mapping[str, Any], flags: Iterable[str] = (), numbers: Iterable[str] = ()) -> None:
-        """Raise `ModelUnloadable` unless flags in settings are true or false, and numbers finite and above 0. What is null or
-        missing is not looked at.
+        """Raise `ModelUnloadable` unless flags in settings are true or false, and numbers finite and above 0; a null or none
+        at all is no fault.
         """
         for names, kinds, words in ((flags, (bool,), "true or false"), (numbers, (int, float), "a finite number above 0")):
             for name in names:

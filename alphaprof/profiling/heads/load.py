@@ -98,6 +98,7 @@ def load_eagle1(
         draft.kind,
         draft.model,
         "eagle",
+        algorithm="EAGLE",
         depths=draft.depths or max(options.gammas),
         context=head.context,
         ranks_by_depth=draft.ranks_by_depth,

@@ -16,7 +16,7 @@ import torch
 from alphaprof.config.options import MtpDraft
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.depths import depths_of
-from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.files import FLOATS
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.models.checkpoint import INDEX, WEIGHTS
@@ -53,6 +53,7 @@ OTHER_KINDS = {
 # vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
 BLIND = ("deepseek_v3", "glm4_moe", "mimo")
 UNNORMED = "glm4_moe"
+FED_BEFORE = "take an engine that feeds back like this: vLLM 0.32 does for GLM-4.5"  # no config.json says it
 IMPORT = "serve it with an engine and import what that counts (alphaprof import)"
 PUBLISHED = "give the target as it was published, whole: conversions and quantisers often leave out or change MTP modules"
 
@@ -76,13 +77,19 @@ def load_mtp(
         "fed back": "the state after the module's final norm",
     }
     network: ReusedModule | ChainedModules
+    alternatives: list[Alternative] = []
     if reuse:
         if config.model_type == UNNORMED:
             reading["fed back"] += " (vLLM 0.32 feeds back the one before it here; SGLang this one)"
         blind = config.model_type.startswith(BLIND) or layout == MIMO
         if blind:
             reading["embedding at position 0"] = "zeros, as in vLLM"
-        network = ReusedModule(mtp, target.vocabulary, blind, _window(mtp.config))
+        window = _window(mtp.config)
+        network = ReusedModule(mtp, target.vocabulary, blind, window)
+        if mtp.layers[0].use_post_norm:
+            unnormed = ReusedModule(mtp, target.vocabulary, blind, window, normed=False)
+            engines = ("vLLM",) if config.model_type == UNNORMED else ()
+            alternatives.append(Alternative("states fed back before the norm", FED_BEFORE, unnormed, 2, engines))
     else:
         network = ChainedModules(mtp, target.vocabulary)
     _require_running(called, network, target)
@@ -98,6 +105,7 @@ def load_mtp(
         context=target.context,
         ranks_by_depth=draft.ranks_by_depth,
         reading=reading,
+        alternatives=alternatives,
     )
 
 

@@ -180,7 +180,7 @@ def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str,
 
 
 def _setting(measured: Reading, reading: Reading, target: Any) -> str:
-    """What to write into config.json so that engines read the files like this."""
+    """What to do so that engines read the files like this."""
     settings = []
     if reading.layers != measured.layers:
         earlier = [layer - 1 for layer in reading.layers]
@@ -188,4 +188,5 @@ def _setting(measured: Reading, reading: Reading, target: Any) -> str:
         settings.append(f"{IDS}: {list(reading.layers)}{sglang}")
     names = ("norm_before_residual", "norm_output", "norm_before_fc")
     changed = [name for name in names if getattr(reading, name) != getattr(measured, name)]
-    return ", ".join([*settings, *(f"{name}: {str(getattr(reading, name)).lower()}" for name in changed)])
+    keys = ", ".join([*settings, *(f"{name}: {str(getattr(reading, name)).lower()}" for name in changed)])
+    return f"set {keys} in its config.json"

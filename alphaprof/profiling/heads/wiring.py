@@ -168,7 +168,7 @@ def _better(draft: HeadDraft, trial: Trial, way: Alternative) -> dict[str, str]:
         f"draft {draft.name} may be read wrongly: with {trial.changed} it drafts {trial.acceptance:.3f} of "
         f"{trial.positions} tokens right at depth {trial.depth}, and {before:.3f} as it is read"
     )
-    return {"code": WARNING, "message": message, "remedy": f"if its training agrees, set {way.setting} in its config.json"}
+    return {"code": WARNING, "message": message, "remedy": f"if its training agrees, {way.setting}"}
 
 
 def _hopeless(draft: HeadDraft, base: Trial, others: int) -> dict[str, str]:

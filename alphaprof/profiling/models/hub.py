@@ -241,14 +241,14 @@ def fetch_descriptions(options: ModelOptions) -> None:
 
 
 def downloaded(options: ModelOptions) -> Path:
-    """The folder of the hub's cache with a repository's descriptions and safetensors; pickles are not fetched. Raises
-    `ModelUnloadable`.
+    """The folder of the hub's cache with a repository's descriptions and safetensors. Pickles, and what lies in folders
+    of the repository, are not fetched. Raises `ModelUnloadable`.
     """
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = ["*.json", "*.safetensors"]
-        return Path(snapshot_download(options.model, revision=options.revision, allow_patterns=wanted))
+        patterns = {"allow_patterns": ["*.json", "*.safetensors"], "ignore_patterns": ["*/*"]}  # * matches / too
+        return Path(snapshot_download(options.model, revision=options.revision, **patterns))
     except Exception as error:  # of the hub, of any HTTP library, of the disk
         hint = "check the id and your access rights (gated models need a token), or give a local path"
         raise ModelUnloadable(f"{options.model} cannot be downloaded: {first_line(error)[:300]}", hint) from error
