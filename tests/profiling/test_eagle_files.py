@@ -272,8 +272,10 @@ def test_other_readings_are_listed_with_what_asks_for_them_and_who_reads_so(tmp_
         "the residual taken after the norm": (Reading((1, 3, 4), norm_before_residual=True), 1, ()),
         "states fed back after the norm": (Reading((1, 3, 4), norm_output=True), 2, ()),
     }
-    assert found["states of the target one layer later"].setting == f"{IDS}: [2, 4, 5] ([1, 3, 4] for SGLang)"
-    assert found["the residual taken after the norm"].setting == "norm_before_residual: true"
+    assert found["states of the target one layer later"].setting == (
+        f"set {IDS}: [2, 4, 5] ([1, 3, 4] for SGLang) in its config.json"
+    )
+    assert found["the residual taken after the norm"].setting == "set norm_before_residual: true in its config.json"
     layers = [each.network.layers for each in draft.fallbacks]
     assert (2, 3, 4) in layers
     assert (1, 3, 4) not in layers
@@ -287,7 +289,7 @@ def test_an_engine_that_reads_two_things_otherwise_is_an_alternative_of_its_own(
     draft = loaded(written(tmp_path, described, tensors(described)), model)
     (sglang,) = [each for each in draft.alternatives if each.engines == ("SGLang",)]
     assert sglang.network.reading == Reading((2, 4, 5))  # type: ignore[attr-defined]
-    assert sglang.setting.endswith("norm_before_residual: false")
+    assert sglang.setting.endswith("norm_before_residual: false in its config.json")
 
 
 def test_files_without_layer_ids_are_doubted(tmp_path: Path) -> None:
