@@ -12,7 +12,11 @@ import yaml
 
 from alphaprof.config.load import load_profile
 from alphaprof.log.store import Run
+from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.models.drafts import load_drafts
+from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.profiling.run import pipeline
+from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, steps
 from tests.profiling.test_speculation import Silent
 
@@ -75,6 +79,23 @@ def test_every_round_is_the_recorded_one(run: Run, gamma: int) -> None:
     expected = [recorded(text, gamma) for text in TEXTS]
     assert rounds(run, gamma) == expected
     assert sum(map(len, expected)) > 350
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_real_decoding_has_the_recorded_rounds(run: Run, stories15m: Path) -> None:
+    """With caches of its own, on the target's states of verified tokens."""
+    options = load_profile(run.path.parent / "profile.yaml", [])
+    tokenizer, target = load_tokenizer(options.target), load_model("target", options.target, "float32")
+    (head,) = load_drafts(options, target, tokenizer)
+    total = 0
+    for gamma in GAMMAS:
+        engine = Speculation(target, head, parse_rule("strict"), gamma)
+        for text in TEXTS:
+            found = engine.decode(np.array(text["prompt"], dtype=np.int32), SIZE)
+            assert found.ids.tolist() == text["text"]
+            assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
+            total += len(found.accepted)
+    assert total > 1500
 
 
 @pytest.fixture(scope="module")
