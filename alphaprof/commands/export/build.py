@@ -193,9 +193,9 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
     for trial in acceptance.draft.trials:
         if trial.changed and form.engine in trial.engines:
             yield (
-                f"{form.engine} reads the files of {scope.side.label} otherwise ({trial.changed}): of some drafts at depth "
-                f"{trial.depth} it accepts {trial.acceptance:.3f}, and {trial.acceptance - trial.ahead:.3f} are accepted as "
-                f"measured here; profile with serve_as: {form.engine.lower()}"
+                f"{form.engine} reads the files of {scope.side.label} otherwise ({trial.changed}): on a few texts it accepts "
+                f"{trial.acceptance:.3f} of the drafts at depth {trial.depth}, where {trial.acceptance - trial.ahead:.3f} are "
+                f"accepted as measured here; profile with serve_as: {form.engine.lower()}"
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
