@@ -192,10 +192,11 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
     manifest, chosen, over = scope.side.run.manifest, acceptance.chosen, form.over or ALL
     for trial in acceptance.draft.trials:
         if trial.changed and form.engine in trial.engines:
+            here = trial.acceptance - trial.ahead
             yield (
-                f"{form.engine} reads the files of {scope.side.label} otherwise ({trial.changed}): on a few texts it accepts "
-                f"{trial.acceptance:.3f} of the drafts at depth {trial.depth}, where {trial.acceptance - trial.ahead:.3f} are "
-                f"accepted as measured here; profile with serve_as: {form.engine.lower()}"
+                f"{form.engine} reads the files of {scope.side.label} otherwise ({trial.changed}): on a few texts "
+                f"it accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, and {here:.3f} are accepted as measured; "
+                f"profile with serve_as: {form.engine.lower()}"
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
