@@ -195,8 +195,8 @@ def _warnings(scope: ExportScope, acceptance: Acceptance, form: Export) -> Itera
             here = trial.acceptance - trial.ahead
             yield (
                 f"{form.engine} reads the files of {scope.side.label} otherwise ({trial.changed}): on a few texts "
-                f"it accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, and {here:.3f} are accepted as measured; "
-                f"profile with serve_as: {form.engine.lower()}"
+                f"it accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, and {here:.3f} are accepted as "
+                f"measured; profile with serve_as: {form.engine.lower()}"
             )
     if manifest.status != "complete":
         yield f"{scope.side.run.path} is not complete: {many(manifest.documents, 'document')} so far"
