@@ -225,7 +225,7 @@ def _roofline(manifest: Manifest, options: Mapping[str, Any], gamma: int, contex
 
 def _heads(manifest: Manifest) -> list[str]:
     """The drafts whose first step of a round is one of its own."""
-    return [name for name, facts in manifest.drafts.items() if facts.depths is not None and facts.has_steps]
+    return [name for name, facts in manifest.drafts.items() if facts.by_depth and facts.has_steps]
 
 
 def _draft_shape(name: str, facts: DraftFacts, options: Mapping[str, Any]) -> ModelShape:

@@ -43,7 +43,7 @@ def render_terminal(report: Report, console: Console) -> None:
     for draft in report.run.drafts:
         mine = [result for result in report.results if result.draft == draft]
         alpha = wording.alpha_name(report.run, draft)
-        head = report.run.draft_models[draft].depths is not None
+        head = report.run.draft_models[draft].by_depth
         by_depth = head or report.run.imported is not None
         for rule in dict.fromkeys(result.rule for result in mine if result.verdict is not None):
             results = [result for result in mine if result.rule == rule and result.verdict is not None]
@@ -503,13 +503,13 @@ def _definitions(report: Report) -> list[str]:
         "verdict: where draft or gamma is auto, one half of the documents chooses and the other half is tested. The speedup "
         "of a domain is that of the tested half; of all: over all documents, too high on average if some chose gamma.",
     ]
-    if any(facts.depths is not None for facts in report.run.draft_models.values()):
+    if any(facts.by_depth for facts in report.run.draft_models.values()):
         lines[1:1] = [
             f"accept@1: {wording.ACCEPT_AT_1}",
             "A full round of a head costs first(1) + (gamma - 1) c + v: its first step reads one token after a round of "
             "which nothing was accepted.",
         ]
-    lines += _of_causes({report.run.draft_models[item.draft].depths is not None for item in report.attribution})
+    lines += _of_causes({report.run.draft_models[item.draft].by_depth for item in report.attribution})
     if any(result.concurrencies for result in report.results):
         lines.append(
             "by concurrency: the gamma of each is the best one of all documents, which can be another than the chosen one "

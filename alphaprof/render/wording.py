@@ -40,7 +40,7 @@ def any_engine(report: Report) -> str:
 
 def alpha_name(run: RunFacts, draft: str) -> str:
     """What alpha of a draft is called: a head's is that of depth 1 alone."""
-    return "alpha" if run.draft_models[draft].depths is None else "accept@1"
+    return "accept@1" if run.draft_models[draft].by_depth else "alpha"
 
 
 def without_mean_divergence(report: Report) -> dict[str, str]:

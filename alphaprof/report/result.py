@@ -49,7 +49,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
     best, decision = None, no_decision(not_defined(rule.id, pool.policy, key.facts))
     if pool.defined:
         # The textbook formula is of acceptance that is the same at every depth: not of a head's.
-        iid_alpha = alpha.value if alpha and coverage == 1 and key.facts.depths is None else None
+        iid_alpha = alpha.value if alpha and coverage == 1 and not key.facts.by_depth else None
         by_gamma, concurrencies, best, decision = _rounds(key, pool, iid_alpha, question, gammas)
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)

@@ -161,7 +161,7 @@ def _contradicted(results: Sequence[Result], certificates: Sequence[Certificate]
 
 def _heads(results: Sequence[Result], manifest: Manifest) -> Iterator[ReportWarning]:
     """What rounds of draft heads leave out that engines do with them."""
-    heads = [name for name, facts in manifest.drafts.items() if facts.depths is not None and manifest.imported is None]
+    heads = [name for name, facts in manifest.drafts.items() if facts.by_depth and manifest.imported is None]
     if not heads:
         return
     yield ReportWarning(

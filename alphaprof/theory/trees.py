@@ -297,7 +297,7 @@ def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
     facts = run.manifest.drafts[draft]
     if not facts.has_distribution:
         raise _without_ranks(run, draft)
-    if facts.depths is not None and not facts.ranks_by_depth:
+    if facts.by_depth and not facts.ranks_by_depth:
         raise OptionInvalid(
             f"the log of draft {draft} of {run.path} has no ranks by depth, which trees of a head need",
             f"profile again with ranks_by_depth: true of the draft (drafts.{draft}); --reuse-continuations keeps the text",
@@ -310,7 +310,7 @@ def read_ranks(run: Run, draft: str) -> Iterator[Ranks]:
         if ((log["proposed"].to_numpy() > 0) & (ranks == 0)).any():
             raise _without_ranks(run, draft)
         stop = np.cumsum(length).astype(np.int64)
-        if facts.depths is not None:
+        if facts.by_depth:
             ranks = np.stack([ranks, *(log[name].fill_null(0).to_numpy().astype(np.int64) for name in deeper)], 1)
         yield Ranks(ranks, stop - length, stop)
 

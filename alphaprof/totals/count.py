@@ -117,19 +117,19 @@ def has_rounds(rule: BoundRule, draft: DraftFacts) -> bool:
     """Whether the log of a draft holds what rounds of a rule are made of. A head's proposals depend on the depth: of rules
     that draw several tokens it holds no depths, and ranks by depth where they were asked for alone.
     """
-    if draft.depths is None:
+    if not draft.by_depth:
         return True
     return not rule.rule.logged and (draft.ranks_by_depth or not rule.rule.by_token)
 
 
 def needs_log(rule: BoundRule, draft: DraftFacts) -> bool:
     """Whether only a log that was written with the rule has its values for a draft: those of heads are needed by depth."""
-    return rule.rule.logged or (draft.depths is not None and by_chance(rule, draft))
+    return rule.rule.logged or (draft.by_depth and by_chance(rule, draft))
 
 
 def depth_columns(rule: BoundRule, draft: DraftFacts) -> list[str]:
     """Columns of a head's log that hold a_t at depth 2 and beyond, then beta_t; none where `accepted_run` says enough."""
-    if draft.depths is None or not has_rounds(rule, draft):
+    if not draft.by_depth or not has_rounds(rule, draft):
         return []
     if by_chance(rule, draft):
         return [name for kind in ("emitted", "accept") for name in deeper_names(f"{kind}_{rule.id}", draft.depths)]
@@ -168,7 +168,7 @@ def trace_of(columns: dict[str, Array], shape: Shape, kept: Array, target: Model
         run = run_lengths(kept == 1, shape.start, shape.stop)
     # Hugging Face stops the draft at the target's EOS ids; its prompt lookup never proposes them. Of a head `draft_top` is
     # what a round proposes that starts there, no other: its rounds seem to draft on, and accept the same.
-    ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0) & (draft.depths is None)
+    ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0) & (not draft.by_depth)
     looked_up = draft.starts_matter and not draft.has_steps
     return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up)
 

@@ -11,7 +11,7 @@ SCORE_BYTES = 64 << 20  # attention scores of a chunk of rows, in float32
 
 
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attention [batch, heads, n, size] of the last n of so many tokens, over themselves and those before them. Keys and
+    """Attention [batch, heads, n, size] of the last n tokens, over themselves and the tokens before them. Keys and
     values are [batch, groups, tokens, size]: each is read by heads / groups heads that follow each other.
     """
     rows, tokens = query.shape[2], key.shape[2]

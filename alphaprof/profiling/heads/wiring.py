@@ -1,7 +1,7 @@
 """Which reading of a head's files the target's states speak for: the measured one against others, on a few texts.
 
 The same key of a config means two things to two engines, and a head that is fed the wrong states still drafts, only worse.
-What each reading would get accepted is measured in the pass of a profile, so that it is told before anything is deployed.
+What each reading would get accepted is measured in the pass of a profile: a user learns of it before anything is deployed.
 The log keeps the reading that was asked for, whatever comes out here.
 """
 
@@ -45,8 +45,8 @@ def check_wiring(loaded: Loaded, progress: Progress) -> tuple[Loaded, Warnings]:
     for draft in loaded.drafts:
         if isinstance(draft, HeadDraft) and draft.name in wanted:
             warnings += draft.doubts
-            draft, told = checked(draft, texts, loaded)
-            warnings += told
+            draft, of_readings = checked(draft, texts, loaded)
+            warnings += of_readings
         drafts.append(draft)
     return dataclasses.replace(loaded, drafts=drafts), tuple(warnings)
 

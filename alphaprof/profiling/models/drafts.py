@@ -36,7 +36,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 class DraftPass(Protocol):
     """A draft in a teacher-forced pass over texts. `vocabulary`: how wide its distribution is in the target's ids; `depths`:
-    how many drafts of a round are told apart, where what is proposed depends on how many came before (`by_depth`); `ids`
+    how many depths it has logits for, where what is proposed depends on the depth (`by_depth`), else 1; `ids`
     [logits]: the target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...).
     """
 
@@ -50,7 +50,7 @@ class DraftPass(Protocol):
 
     @property
     def depths(self) -> int:
-        """How many drafts of a round are told apart; 1 where all are alike."""
+        """How many depths `logits` knows; 1 where all depths have the same logits."""
 
     @property
     def ids(self) -> torch.Tensor | None:

@@ -83,7 +83,7 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
     lookups = [name for name, facts in drafts.items() if not facts.has_steps]
     if isinstance(costs, TableCosts):
         models = [name for name in options.drafts if name not in lookups]  # those that could not be loaded among them
-        heads = [name for name in models if name not in drafts or drafts[name].depths is not None]
+        heads = [name for name in models if name not in drafts or drafts[name].by_depth]
         read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
     elif isinstance(costs, RooflineCosts):
         for name, facts in {TARGET: target, **drafts}.items():

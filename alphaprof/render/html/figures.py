@@ -328,7 +328,7 @@ def bursts(report: Report, style: Style) -> Figure:
     """Burstiness, and what the textbook formula gets wrong, by domain. Draft heads have neither: neighbouring positions are
     of different depths of a round.
     """
-    of_one_depth = [item for item in report.results if report.run.draft_models[item.draft].depths is None]
+    of_one_depth = [item for item in report.results if not report.run.draft_models[item.draft].by_depth]
     texts = by_text([item for item in of_one_depth if item.burstiness is not None and item.gammas])
     height = BAR * len(texts) + 110
     traces: list[Trace] = []
@@ -445,7 +445,7 @@ def _bars(items: Sequence[Attribution], name: str, report: Report) -> Trace:
 def _cause_said(item: Attribution, cause: Cause, draft: DraftFacts) -> str:
     now, then = reached(item.tokens_per_round, item.speedup), reached(cause.tokens_per_round, cause.speedup)
     what = "speedup" if cause.speedup is not None else "tokens per round"
-    most = "at most " if draft.depths is None else ""
+    most = "" if draft.by_depth else "at most "
     gained = f"{what} at γ {item.gamma}: {now} now, {most}{then} with it" if then != fmt.NOTHING else ""
     return hover_text(
         f"<b>{label(fmt.short(item.domain))}</b>, {label(item.draft)}, {item.rule}: {cause.name}",

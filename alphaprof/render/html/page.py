@@ -70,7 +70,7 @@ def render_html(report: Report) -> str:
         tables=list(_tables(report)),
         judged=list(dict.fromkeys(item.rule for item in report.results if item.verdict is not None)),
         others=list(_others(report.results)),
-        heads={name for name, facts in report.run.draft_models.items() if facts.depths is not None},
+        heads={name for name, facts in report.run.draft_models.items() if facts.by_depth},
         vocabulary=[(text_name(item, report.vocabulary, not item.on_policy), item) for item in report.vocabulary],
         wiring={name: lines for name, facts in report.run.draft_models.items() if (lines := list(wiring_lines(facts)))},
         uncertified=[said for draft, said in without_mean_divergence(report).items() if draft in uncertified(report)],

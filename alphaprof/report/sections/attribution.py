@@ -300,7 +300,7 @@ def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, sizes: tup
     mass = np.maximum(0.0, 1.0 - np.where(own, kept, beta))
     cause = _causes(rule, columns, texts, own, target, facts)
     of_cause = [cause == number for number in range(len(CAUSES))]
-    if facts.depths is not None:
+    if facts.by_depth:
         kept, accept = chances_by_depth(rule, facts, columns, (kept, accept))
     trace = trace_of(columns, shape, kept, target, facts)
     replay = LossReplay(trace, shape, kept, accept if by_chance(rule, facts) else None, *sizes, flavour)
