@@ -138,7 +138,7 @@ def _trials(
     as units, and at least that of a single position.
     """
     for way, rows in zip(ways, agreements, strict=True):
-        if way.depth > len(own) or not rows or not _size(rows):
+        if way.depth > len(own) or not own[way.depth - 1] or not rows or not _size(rows):
             continue
         ahead = [theirs.astype(float) - ours for theirs, ours in zip(rows, own[way.depth - 1], strict=True)]
         every = np.concatenate(ahead)
