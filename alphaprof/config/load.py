@@ -77,14 +77,15 @@ def load_profile(path: Path, overrides: list[str] | None = None, limit: int | No
 
 
 def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """A run's profile, as its manifest holds it, with what a report may still change: `decision.KEY=VALUE`, and another
-    source of step times, `costs.source=roofline` first. Relative paths start where the command runs.
+    """A run's profile, as its manifest holds it, with what a report may still change: `decision.KEY=VALUE`, `route.by=none`,
+    and another source of step times, `costs.source=roofline` first. Relative paths start where the command runs.
     """
     tree = copy.deepcopy(config)
     for override in _source_first(overrides):
-        if not override.startswith(("decision.", "costs.")):
+        if not override.startswith(("decision.", "route.", "costs.")):
             hint = "the rest was measured; profile again to change it"
-            raise ProfileInvalid(f"--set {cut(override, VALUE)}: a report can change decision.* and costs.* only", hint)
+            problem = f"--set {cut(override, VALUE)}: a report can change decision.*, route.* and costs.* only"
+            raise ProfileInvalid(problem, hint)
         apply_override(tree, override)
     options = validate(tree, "--set")
     if isinstance(options.costs, MeasuredCosts) and options.costs != validate(config, "the run").costs:

@@ -128,6 +128,9 @@ class DecisionOptions(Options):
         "and the report of an import from the engine does; default: the dtype that is measured",
     )
     weights: dict[str, float] | None = Field(None, description="share of output tokens per domain; default: as observed")
+    min_route_gain: float = Field(
+        0.03, ge=0, le=100, description="a second pool of servers is worth it where the lower bound of its gain reaches this"
+    )
 
     @field_validator("served_dtype")
     @classmethod
@@ -140,6 +143,12 @@ class DecisionOptions(Options):
         if weights is not None and not (min(weights.values(), default=0) >= 0 and abs(sum(weights.values()) - 1) <= 1e-6):
             raise ValueError(f"must be shares that add up to 1 (they add up to {sum(weights.values()):g})")
         return weights
+
+
+class RouteOptions(Options):
+    """What a router in front of several pools of servers can tell requests apart by."""
+
+    by: Literal["domain", "none"] = Field("domain", description="what the router knows of a request; none: nothing")
 
 
 class ProfileOptions(Options):
@@ -167,6 +176,7 @@ class ProfileOptions(Options):
     )
     costs: CostOptions = MeasuredCosts()
     decision: DecisionOptions = DecisionOptions()
+    route: RouteOptions = RouteOptions()
     thinking: Markers | None = Field(None, description="report thinking and answer separately; default: no phases")
     batch_tokens: Whole = Field(8192, ge=1, description="most padded tokens in one batch (a single document may exceed it)")
     shard_documents: Whole = Field(64, ge=1, description="documents per shard: the most that an interruption can lose")

@@ -47,6 +47,8 @@ class StepTime:
 
 
 NOTHING = StepTime(0.0, 0.0)
+Sums = tuple[Array, Array]  # time with a draft and without, in decode steps, [clusters] each
+Share = tuple[float, object, StepTime]  # of a time: how much of it, what identifies the step, and its time
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Timing:
 
 
 UNTIMED = Timing({}, "", {})
+Decoded = tuple[RoundCounts, StepTimes]  # how the documents of a domain are decoded, and what the steps take
 
 
 def free_draft(gamma: int) -> StepTimes:
@@ -261,73 +264,117 @@ def time_shares(counts: RoundCounts, times: StepTimes) -> Array:
     return np.asarray(parts / parts.sum())
 
 
-def _parts(times: StepTimes, gamma: int) -> list[StepTime]:
-    """What a round's time consists of: verification of n = 1..gamma+1, draft steps, first ones of their own, searches,
-    bookkeeping.
+def _parts(times: StepTimes, gamma: int) -> list[tuple[object, StepTime]]:
+    """What a round's time consists of, each part with what identifies its step: verification of n = 1..gamma+1, which is the
+    same step with any draft, draft steps, first ones of their own, searches, bookkeeping.
     """
-    verify = [times.target[n] for n in range(1, gamma + 2)]
-    return [*verify, times.draft, *times.first_steps(gamma).values(), times.lookup, times.bookkeeping]
+    verify = [(n, times.target[n]) for n in range(1, gamma + 2)]
+    others = [times.draft, *times.first_steps(gamma).values(), times.lookup, times.bookkeeping]
+    return [*verify, *((("step", id(time)), time) for time in others)]
+
+
+def _shares(decoded: Decoded, part: float) -> list[Share]:
+    """What a domain that takes `part` of the whole time spends it on."""
+    counts, times = decoded
+    shares = (part * time_shares(counts, times)).tolist()
+    return [(share, *each) for share, each in zip(shares, _parts(times, counts.drafted.shape[1]), strict=True)]
+
+
+def _decoding(times: StepTimes, part: float = 1.0) -> list[Share]:
+    """What time without a draft is spent on: decode steps, for `part` of it."""
+    return [(part, 1, times.decode)]
+
+
+def without_draft(counts: RoundCounts, times: StepTimes) -> Decoded:
+    """The same documents decoded without a draft: a decode step for every token."""
+    nothing = np.zeros((len(counts.tokens), 0))
+    plain = RoundCounts(counts.tokens, counts.tokens, nothing, nothing, np.zeros(len(counts.tokens)), counts.cluster)
+    return plain, StepTimes(times.target, NOTHING)
 
 
 def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
+    """Speedup of traffic whose output tokens fall on domains with known `weights`; None where a domain has no tokens."""
+    return _weighted([(counts, times) for counts in domains], weights)
+
+
+def _weighted(domains: Sequence[Decoded], weights: Sequence[float]) -> Speedup | None:
     """Speedup of traffic whose output tokens fall on domains with known `weights`; None where a domain has no tokens.
 
     1 / sum(w_d r_d) with r_d the relative time of a domain: shares of tokens weigh times, not speedups. Sampling errors
     of domains add up as independent ones, except for clusters that lie in several of them; Welch-Satterthwaite degrees of
     freedom. A domain of weight 0 does not matter.
     """
-    domains = [counts for counts, weight in zip(domains, weights, strict=True) if weight > 0]
+    domains = [decoded for decoded, weight in zip(domains, weights, strict=True) if weight > 0]
     weights = [weight for weight in weights if weight > 0]
-    if not domains or any(counts.tokens.sum() == 0 for counts in domains):
+    if not domains or any(counts.tokens.sum() == 0 for counts, _ in domains):
         return None
-    sums = [spent_and_base(counts, times) for counts in domains]
+    sums = [spent_and_base(*decoded) for decoded in domains]
     ratios = [ratio(*each) for each in sums]
     parts = [weight * one.value for weight, one in zip(weights, ratios, strict=True)]
     time = sum(parts)
+    whole = _added([counts for counts, _ in domains], weights, sums, ratios, time)
+    shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _shares(decoded, part / time)]
+    traffic = _speedup(whole, _bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
+    each = [_speedup(one, _bounds([decoded]), (0.0, math.inf)) for one, decoded in zip(ratios, domains, strict=True)]
+    slower = [part / time * one.unseen_slower for part, one in zip(parts, each, strict=True)]
+    faster = [part / time * one.unseen_faster for part, one in zip(parts, each, strict=True)]
+    apart = whole.documents == sum(one.documents for one in ratios)
+    together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
+    return replace(traffic, unseen_slower=together(*slower), unseen_faster=together(*faster))
+
+
+def _added(
+    domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[Sums], ratios: Sequence[Ratio], value: float
+) -> Ratio:
+    """The weighted sum of the ratios of domains, which is `value`, with its error."""
     variances = [(weight * one.stderr) ** 2 for weight, one in zip(weights, ratios, strict=True)]
-    shares = sum(part / time * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
     documents = distinct(np.concatenate([counts.cluster[counts.tokens > 0] for counts in domains]))
     apart = documents == sum(one.documents for one in ratios)
     variance = sum(variances) + (0.0 if apart else _covariance(domains, weights, sums))
     thirds = [weight**3 * one.third for weight, one in zip(weights, ratios, strict=True)]
     third = sum(thirds) if apart else sum(map(math.cbrt, thirds)) ** 3
-    whole = Ratio(time, math.sqrt(variance), documents, _freedom(variances, ratios, documents), third)
-    gamma = domains[0].drafted.shape[1]
-    bounds = cost_bounds(times, gamma)
-    each = [_speedup(one, bounds, (0.0, math.inf)) for one in ratios]
-    slower = [part / time * one.unseen_slower for part, one in zip(parts, each, strict=True)]
-    faster = [part / time * one.unseen_faster for part, one in zip(parts, each, strict=True)]
-    together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
-    traffic = _speedup(whole, bounds, _timing_error(np.asarray(shares), times, gamma))
-    return replace(traffic, unseen_slower=together(*slower), unseen_faster=together(*faster))
+    return Ratio(value, math.sqrt(variance), documents, _freedom(variances, ratios, documents), third)
 
 
-def speedup_as_sampled(domains: Sequence[RoundCounts], times: StepTimes, strata: Array | None) -> Speedup | None:
+def _as_sampled(domains: Sequence[Decoded], strata: Array | None) -> Speedup | None:
     """Speedup of the traffic that all these documents were drawn from: one ratio over them, whose error includes that of the
     domains' shares. None where there are no tokens.
 
     `strata` [units]: the stratum of each cluster, by its number; a fixed number of documents was drawn from each. None: all
     were drawn from one.
     """
-    domains = [counts for counts in domains if counts.tokens.sum() > 0]
+    domains = [decoded for decoded in domains if decoded[0].tokens.sum() > 0]
     if not domains:
         return None
-    sums = [spent_and_base(counts, times) for counts in domains]
+    sums = [spent_and_base(*decoded) for decoded in domains]
+    spent, time = _ratio_of_all([counts for counts, _ in domains], sums, strata)
+    parts = [float(each.sum() / spent) for each, _ in sums]
+    shares = [share for part, decoded in zip(parts, domains, strict=True) for share in _shares(decoded, part)]
+    return _speedup(time, _bounds(domains), _timing_error(shares, _decoding(domains[0][1])))
+
+
+def _ratio_of_all(domains: Sequence[RoundCounts], sums: Sequence[Sums], strata: Array | None) -> tuple[float, Ratio]:
+    """The sum of what all domains spent, and its ratio to what they would spend without a draft. `strata`: those of all
+    clusters, by their numbers.
+    """
     clusters = np.concatenate([present(counts.cluster) for counts in domains])
     spent, base = (np.concatenate(side) for side in zip(*sums, strict=True))
     if len(domains) > 1 and np.bincount(clusters).max() > 1:  # else there is nothing to add up
         (spent, base), clusters = by_cluster(clusters, spent, base), present(clusters)
-    time = ratio(spent, base, strata[clusters] if strata is not None and strata.any() else None)
-    parts = [each.sum() / spent.sum() for each, _ in sums]
-    shares = sum(part * time_shares(counts, times) for part, counts in zip(parts, domains, strict=True))
-    gamma = domains[0].drafted.shape[1]
-    return _speedup(time, cost_bounds(times, gamma), _timing_error(np.asarray(shares), times, gamma))
+    return float(spent.sum()), ratio(spent, base, strata[clusters] if strata is not None and strata.any() else None)
+
+
+def _bounds(domains: Sequence[Decoded]) -> tuple[float, float]:
+    """The least and the most that a token can cost in any of some domains."""
+    each = [cost_bounds(times, counts.drafted.shape[1]) for counts, times in domains]
+    return min(least for least, _ in each), max(most for _, most in each)
 
 
 @dataclass(frozen=True)
 class Mix:
     """How the domains of a traffic are put together: by given `weights` (shares of output tokens), or, where these are None,
-    as the documents of `domains` were drawn, from `strata` (see `speedup_as_sampled`).
+    as the documents of `domains` were drawn, from `strata` [units]: the stratum of each cluster, by its
+    number; a fixed number of documents was drawn from each (None: all were drawn from one).
     """
 
     domains: tuple[str, ...]
@@ -342,9 +389,62 @@ class Mix:
 
     def speedup(self, counts: Sequence[RoundCounts], times: StepTimes) -> Speedup | None:
         """The speedup of the traffic from the rounds of each domain, in their order."""
+        return self.routed([(each, times) for each in counts])
+
+    def routed(self, domains: Sequence[Decoded]) -> Speedup | None:
+        """The same where each domain is decoded in its own way."""
         if self.weights is None:
-            return speedup_as_sampled(counts, times, self.strata)
-        return speedup(counts, self.weights, times)
+            return _as_sampled(domains, self.strata)
+        return _weighted(domains, self.weights)
+
+    def value(self, domains: Sequence[Decoded]) -> float | None:
+        """The value of `routed` alone, which takes a fraction of its time."""
+        sums = [tuple(float(part.sum()) for part in spent_and_base(*decoded)) for decoded in domains]
+        if self.weights is None:
+            spent, base = map(sum, zip(*sums, strict=True))
+            return base / spent if base > 0 else None
+        if any(base == 0 for (_, base), weight in zip(sums, self.weights, strict=True) if weight > 0):
+            return None
+        return 1 / sum(weight * spent / base for (spent, base), weight in zip(sums, self.weights, strict=True) if weight > 0)
+
+    def gain(self, first: Sequence[Decoded], second: Sequence[Decoded]) -> Speedup | None:
+        """How many times as fast the `second` way to decode the documents is as the `first`; None where there are no tokens.
+
+        With T = sum(w_d spent_d / base_d) of each way and R = T_2 / T_1, the error of R is that of
+        sum(w_d (spent_2d - R spent_1d) / base_d) / T_1: what a document costs either way cancels out.
+        """
+        given = self.weights or (1.0,) * len(first)
+        kept = [place for place, (counts, _) in enumerate(first) if given[place] > 0 and counts.tokens.sum() > 0]
+        if not kept or (self.weights and len(kept) < sum(weight > 0 for weight in given)):
+            return None
+        weights, ways = [given[place] for place in kept], [[way[place] for place in kept] for way in (first, second)]
+        one, two = ([spent_and_base(*decoded) for decoded in way] for way in ways)
+        bases = [float(base.sum()) for _, base in one]
+        scale = [weight / (base if self.weights else sum(bases)) for weight, base in zip(weights, bases, strict=True)]
+        parts = [[each * float(spent.sum()) for each, (spent, _) in zip(scale, way, strict=True)] for way in (one, two)]
+        whole, time = sum(parts[0]), sum(parts[1]) / sum(parts[0])
+        off = [(after - time * before, base) for (before, base), (after, _) in zip(one, two, strict=True)]
+        counts = [each for each, _ in ways[0]]
+        if self.weights:
+            error = _added(counts, weights, off, [ratio(*each) for each in off], 0.0)
+        else:
+            _, error = _ratio_of_all(counts, off, self.strata)
+        relative = Ratio(time, error.stderr / whole, error.documents, error.freedom, error.third / whole**3)
+        before, after = (
+            [share for part, decoded in zip(side, way, strict=True) for share in _shares(decoded, part / sum(side))]
+            for side, way in zip(parts, ways, strict=True)
+        )
+        return _speedup(relative, _gain_bounds(*ways), _timing_error(after, before))
+
+
+def _gain_bounds(first: Sequence[Decoded], second: Sequence[Decoded]) -> tuple[float, float]:
+    """The least and the most that a token can take the second way, in units of what it takes the first way."""
+    bounds = [(1.0, 1.0)]
+    for one, two in zip(first, second, strict=True):
+        if one is not two:
+            (least, most), (low, high) = _bounds([one]), _bounds([two])
+            bounds.append((low / most, high / least))
+    return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
 def _speedup(time: Ratio, bounds: tuple[float, float], timing: tuple[float, float]) -> Speedup:
@@ -382,8 +482,8 @@ def with_prefill(counts: RoundCounts, times: StepTimes, target: Array, draft: Ar
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
     time = ratio(spent + prompts + more, base + prompts)
     decoding = spent.sum() / (spent + prompts + more).sum()
-    shares, before = decoding * time_shares(counts, times), base.sum() / (base + prompts).sum()
-    return _speedup(time, (min(best, 1.0), slowest), _timing_error(shares, times, gamma, before))
+    shares, before = _shares((counts, times), decoding), float(base.sum() / (base + prompts).sum())
+    return _speedup(time, (min(best, 1.0), slowest), _timing_error(shares, _decoding(times, before)))
 
 
 def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: Sequence[tuple[Array, Array]]) -> float:
@@ -401,27 +501,25 @@ def _covariance(domains: Sequence[RoundCounts], weights: Sequence[float], sums: 
     return max(0.0, float((joint**2).sum() - (each**2).sum()))
 
 
-def _timing_error(shares: Array, times: StepTimes, gamma: int, base: float = 1.0) -> tuple[float, float]:
-    """Relative error that step times give a speedup, and its degrees of freedom. `shares`: of the time with the draft, as in
-    `time_shares`; `base`: the share that decode steps have of the time without. A time that stands for several parts has one
-    error.
+def _timing_error(spent: Sequence[Share], base: Sequence[Share]) -> tuple[float, float]:
+    """Relative error that step times give the ratio of two times, and its degrees of freedom: of what it is `spent` on with
+    the draft, and of the `base`, decode steps. A step that has several shares has one error.
 
-    Times of interleaved rounds give a speedup for each round, whose median has an interval. Times with an error of their own
-    are independent: the derivative of the speedup's logarithm by each, times its error, add up as squares. The decode step
-    stands in the numerator too, so its derivative is its share there minus that of the time with the draft.
+    Times of interleaved rounds give a ratio for each round, whose median has an interval. Times with an error of their own
+    are independent: the derivative of the ratio's logarithm by each, its share of one time less that of the other, times
+    its error, add up as squares.
     """
-    sums: dict[int, tuple[float, StepTime]] = {}
-    for share, part in zip(shares.tolist(), _parts(times, gamma), strict=True):
-        sums[id(part)] = (sums[id(part)][0] + share if id(part) in sums else share), part
-    used = [(share, part) for share, part in sums.values() if share > 0]
-    rounds = min(len(part.rounds) for part in (times.decode, *(part for _, part in used)))
-    if rounds:
-        decode = _relative(times.decode, rounds)
-        spent = sum(share * _relative(part, rounds) for share, part in used)
-        return median_error(np.log1p(base * decode) - np.log1p(spent))
-    errors = [(base - float(shares[0])) * times.decode.relative_error]
-    errors += [share * part.relative_error for share, part in used if part is not times.decode]
-    return math.sqrt(sum(error**2 for error in errors)), math.inf
+    sums: dict[object, tuple[StepTime, list[float]]] = {}
+    for side, each in enumerate((base, spent)):
+        for share, key, time in each:
+            sums.setdefault(key, (time, [0.0, 0.0]))[1][side] += share
+    used = [item for item in sums.values() if max(item[1]) > 0]
+    if rounds := min(len(time.rounds) for time, _ in used):
+        before, after = (
+            np.log1p(np.sum([shares[side] * _relative(time, rounds) for time, shares in used], axis=0)) for side in (0, 1)
+        )
+        return median_error(before - after)
+    return math.hypot(*((before - after) * time.relative_error for time, (before, after) in used)), math.inf
 
 
 def _relative(time: StepTime, rounds: int) -> Array:

@@ -26,7 +26,7 @@ from alphaprof.report.sections.certificates import Certificates, build_certifica
 from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
 from alphaprof.report.sections.predictability import Predictability, predictability
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
-from alphaprof.report.verdict import judge_traffic
+from alphaprof.report.traffic import judge_traffic
 from alphaprof.report.warnings import report_warnings
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.files import write_totals

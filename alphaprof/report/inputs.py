@@ -43,7 +43,8 @@ class ReportInputs:
         """From a run and what is asked of it."""
         order = order_of(run.manifest, flavour)
         measured = None if run.imported else run.manifest.target.computes_in
-        question = Question(**config["decision"], measured_dtype=measured, order=order)
+        by = config.get("route", {}).get("by", "domain")
+        question = Question(**config["decision"], measured_dtype=measured, order=order, route_by=by)
         documents = run.documents()
         # Step times must not depend on documents that they judge, where these come one after the other.
         first = documents.slice(0, max(order.choosing, FIRST)) if order else documents

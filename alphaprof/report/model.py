@@ -100,6 +100,65 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A draft and gamma, chosen on some documents and judged on the others where there was a choice."""
+
+    draft: str | None  # None: nothing could be chosen
+    gamma: int | None
+    acceptance: Interval | None  # as alpha; of an imported run the share of rounds whose first draft was kept
+    tokens_per_round: Interval | None  # over all documents
+    speedup: Interval | None  # two-sided, over the documents that the verdict rests on
+    verdict: VerdictName
+    reason: str
+    documents_needed: int | None  # independent documents in all that would settle it
+
+
+@dataclass(frozen=True)
+class DomainAnswer:
+    """What to use for one domain by itself."""
+
+    domain: str
+    share: float  # of output tokens
+    documents: int
+    best: Choice
+    next_best: Choice | None  # of the other drafts; None: there is none
+
+
+@dataclass(frozen=True)
+class ServerPool:
+    """Servers with one speculative configuration, and the domains that they serve."""
+
+    draft: str | None  # None: no speculation
+    gamma: int | None
+    domains: tuple[str, ...]
+    share: float  # of output tokens
+
+
+@dataclass(frozen=True)
+class Route:
+    """Domains on several pools of servers, against all of them on one. Some documents chose it, the others tested it."""
+
+    pools: tuple[ServerPool, ...]  # the largest share first
+    speedup: Interval  # against decoding without drafts
+    gain: Interval  # how much faster than the one pool, as a share of its speed; paired
+    over: ServerPool  # that one pool
+    documents: int  # independent documents that tested it
+    worth_it: bool  # whether the lower end of the gain reaches decision.min_route_gain
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the verdict holds for."""
+
+    concurrency: int  # sequences decoded at a time
+    context: float | None  # tokens in the cache that step times are for; None: no step times
+    engine: str | None  # whose step times they are; "yours": a table's
+    device: str | None
+    dtype: str
+    rule: str
+
+
+@dataclass(frozen=True)
 class Traffic:
     """The verdict on the whole traffic: one draft, one rule, one gamma."""
 

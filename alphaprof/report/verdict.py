@@ -10,24 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, StepTimes, Timing, cost_bounds, free_draft, time_spent
+from alphaprof.costs.speedup import Decoded, Mix, Speedup, StepTimes, Timing, cost_bounds, time_spent
 from alphaprof.log.manifest import DraftFacts, Manifest
 from alphaprof.report.decision import Decision, Mask, by_times_alone, decide, held_out
-from alphaprof.report.format import short
-from alphaprof.report.model import Traffic
-from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
-from alphaprof.rules import default_rule, parse_rule, rules_of
-from alphaprof.stats.estimate import Interval
+from alphaprof.rules import default_rule, parse_rule
 from alphaprof.stats.sequential import Bounds, Sequential, decide_sequentially
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import Flavour
 
-IMPORT_DECIDES = (
-    "for the target in {} (decision.served_dtype) import the engine's metrics and compare them (alphaprof compare RUN "
-    "IMPORT): the report of the import decides"
-)
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
 Pair = tuple[str, int]  # a draft and a gamma
 Pools = Mapping[str, Mapping[str, DocumentTotals]]  # by draft, then domain
@@ -74,6 +65,8 @@ class Question:
     served_dtype: str | None = None
     measured_dtype: str | None = None
     order: Order | None = None
+    min_route_gain: float = 0.03
+    route_by: str = "domain"
 
     @property
     def stand_in(self) -> str:
@@ -121,11 +114,17 @@ def pooled_speedup(
     candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None = None
 ) -> Speedup | None:
     """Speedup of one draft and gamma on some documents of each domain (default: on all)."""
+    return mix.routed(_decoded(candidates, option, times, mix, rows))
+
+
+def _decoded(
+    candidates: Pools, option: Pair, times: Mapping[str, StepTimes], mix: Mix, rows: Mapping[str, Mask] | None
+) -> list[Decoded]:
     draft, gamma = option
     counts = [candidates[draft][domain].counts(gamma) for domain in mix.domains]
     if rows is not None:
         counts = [each.rows(rows[domain]) for domain, each in zip(mix.domains, counts, strict=True)]
-    return mix.speedup(counts, times[draft])
+    return [(each, times[draft]) for each in counts]
 
 
 def judge(
@@ -144,14 +143,9 @@ def judge(
             "documents came in the mixture of domains that the data has, and weights ask for another one"
         )
     order, best, testing = question.order, only, None
-    if only is None:
-        pools = {domain: next(iter(candidates.values()))[domain] for domain in mix.domains}
-        if order is None:
-            testing = held_out({domain: pool.units.lots for domain, pool in pools.items()})
-            best = _fastest(candidates, timing, mix, options, {domain: ~mask for domain, mask in testing.items()})
-        elif order.seen >= order.choosing:
-            choosing = {domain: pool["document"] < order.choosing for domain, pool in pools.items()}
-            best = _fastest(candidates, timing, mix, options, choosing)
+    parts = None if only else halves({domain: next(iter(candidates.values()))[domain] for domain in mix.domains}, order)
+    if parts is not None:
+        best, testing = _fastest(candidates, timing, mix, options, parts[0]), parts[1]
     if order is None:
         speedup = pooled_speedup(candidates, best, timing.times, mix, testing) if best else None
         decision = decide(speedup, question.min_speedup, question.confidence, held_out=only is None)
@@ -173,10 +167,23 @@ def judge(
     return best, dataclasses.replace(decision, reason=reason)
 
 
+def halves(pools: Mapping[str, DocumentTotals], order: Order | None) -> tuple[Mapping[str, Mask], Mapping[str, Mask]] | None:
+    """The documents of each domain that choose what is auto, and those that test it; [documents] each. None where documents
+    come in random order and those that choose are not all there, or none choose.
+    """
+    if order is None:
+        testing = held_out({domain: pool.units.lots for domain, pool in pools.items()})
+        return {domain: ~mask for domain, mask in testing.items()}, testing
+    if not order.choosing or order.seen < order.choosing:
+        return None
+    choosing = {domain: pool["document"] < order.choosing for domain, pool in pools.items()}
+    return choosing, {domain: ~mask for domain, mask in choosing.items()}
+
+
 def _fastest(candidates: Pools, timing: Timing, mix: Mix, options: Sequence[Pair], rows: Mapping[str, Mask]) -> Pair | None:
     """The option that makes some documents of each domain fastest, all together; None where no speedup is known."""
-    speedups = {option: pooled_speedup(candidates, option, timing.times, mix, rows) for option in options}
-    known = {option: speedup.value for option, speedup in speedups.items() if speedup is not None}
+    values = {option: mix.value(_decoded(candidates, option, timing.times, mix, rows)) for option in options}
+    known = {option: value for option, value in values.items() if value is not None}
     return max(known, key=lambda option: known[option], default=None)
 
 
@@ -249,66 +256,3 @@ class Evidence:
     undefined: Mapping[str, str]
     observed: Mapping[str, float]
     strata: Array
-
-
-def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
-    """One draft, one gamma, one verdict for the whole traffic."""
-    timing = book.timing(question.concurrency) if book else UNTIMED
-    candidates = evidence.candidates
-    if question.draft != "auto":
-        candidates = {question.draft: candidates[question.draft]}
-    weights = question.weights or dict(evidence.observed)
-    observed = Mix(tuple(domain for domain, weight in weights.items() if weight > 0), None, evidence.strata)
-    mix = Mix.of(weights) if question.weights is not None else observed
-    if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
-        book, timing = None, UNTIMED
-    times = timing.times
-    best: Pair | None = None
-    if reason := why_undecidable(weights, evidence, next(iter(candidates.values()))):
-        decision = no_decision(reason)
-    else:
-        best, decision = judge(candidates, timing, mix, question, gammas)
-        decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))
-    reason = decision.reason
-    if question.stand_in:
-        reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
-    timed = best is not None and best[0] in times
-    whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
-    free = pooled_speedup(candidates, best, {best[0]: free_draft(best[1])}, mix) if best else None
-    several = by_concurrency(candidates[best[0]], book, best[0], mix, gammas, question.confidence) if best else ()
-    return Traffic(
-        verdict=decision.verdict,
-        reason=reason,
-        draft=best[0] if best else None,
-        rule=" and ".join(evidence.rules) or question.rule,
-        gamma=best[1] if best else None,
-        tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
-        break_even_length=free.value / whole.value if free and whole else None,
-        speedup=speedup_interval(decision.speedup, question.confidence),
-        speedup_of_all=speedup_interval(whole, question.confidence),
-        tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
-        chosen=len(candidates) * len(question.gammas(gammas)) > 1,
-        documents=decision.speedup.documents if decision.speedup else 0,
-        documents_needed=decision.documents_needed,
-        min_speedup=question.min_speedup,
-        weights=dict(weights),
-        weights_observed=question.weights is None,
-        served_dtype=question.served_dtype if question.stand_in else None,
-        concurrencies=several,
-        pays_up_to=pays_up_to(several),
-    )
-
-
-def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:
-    """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
-    if not evidence.observed:
-        return "no document is complete yet"
-    if odd := sorted(set(weights) ^ set(evidence.observed)):
-        return f"weights and data do not have the same domains ({', '.join(map(short, odd))})"
-    # A domain is judged by all of its text or not at all: its weight is that of all of it.
-    without = {domain: "no rounds" for domain in weights if domain not in rounds} | dict(evidence.undefined)
-    if undefined := [domain for domain in without if weights.get(domain, 0) > 0]:
-        reasons = dict.fromkeys(without[domain] for domain in undefined)
-        advice = ": decision.weights can leave it out with weight 0" if rounds else ""
-        return f"{'; '.join(reasons)} ({', '.join(map(short, undefined))}){advice}"
-    return ""

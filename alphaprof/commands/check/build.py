@@ -34,7 +34,8 @@ from alphaprof.log.store import Run
 from alphaprof.report.build import build_report
 from alphaprof.report.format import many, percent, short, text_kind
 from alphaprof.report.inputs import ReportInputs, by_domain, draft_pools, evidence_of
-from alphaprof.report.verdict import judge_traffic, not_defined
+from alphaprof.report.traffic import judge_traffic
+from alphaprof.report.verdict import not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, bounded_interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.gates import Gate, GateResult, Outcome, judge, together

@@ -18,7 +18,8 @@ from alphaprof.log.manifest import CHAIN, DraftFacts
 from alphaprof.log.run_draft import RunDraft
 from alphaprof.report.format import many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.verdict import Evidence, Question, judge, not_defined, why_undecidable
+from alphaprof.report.traffic import why_undecidable
+from alphaprof.report.verdict import Evidence, Question, judge, not_defined
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.theory.trees import Tree, expected_tokens, optimal_tree, replayed
 from alphaprof.totals.count import by_chance

@@ -94,7 +94,7 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ."""
     before, now = earlier.manifest.config, options.model_dump(mode="json")
-    if changed := [key for key in now if key != "decision" and before.get(key) != now[key]]:
+    if changed := [key for key in now if key not in ("decision", "route") and before.get(key) != now[key]]:
         hint = "resume with the profile and options of the first call, or choose another --out"
         raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
 

@@ -1,0 +1,189 @@
+"""The verdict on the whole traffic, what to use for each domain by itself, and the route that both lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from alphaprof.costs.cost_model import CostModel
+from alphaprof.costs.speedup import UNTIMED, Mix, Speedup, Timing, free_draft
+from alphaprof.report.format import short
+from alphaprof.report.model import Choice, DomainAnswer, Route, Traffic
+from alphaprof.report.route import find_route
+from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
+from alphaprof.report.verdict import Evidence, Pair, Pools, Question, judge, no_decision, pooled_speedup, without_times
+from alphaprof.rules import rules_of
+from alphaprof.stats.estimate import Interval, pooled_share
+from alphaprof.totals.pool import DocumentTotals, accepted_of
+
+IMPORT_DECIDES = (
+    "for the target in {} (decision.served_dtype) import the engine's metrics and compare them (alphaprof compare RUN "
+    "IMPORT): the report of the import decides"
+)
+
+
+def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question, gammas: Sequence[int]) -> Traffic:
+    """One draft, one gamma, one verdict for the whole traffic."""
+    book, timing, candidates, mix, weights = _asked(evidence, book, question)
+    times = timing.times
+    best: Pair | None = None
+    if reason := why_undecidable(weights, evidence, next(iter(candidates.values()))):
+        decision = no_decision(reason)
+    else:
+        best, decision = judge(candidates, timing, mix, question, gammas)
+        decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))
+    reason = decision.reason
+    if question.stand_in:
+        reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
+    timed = best is not None and best[0] in times
+    whole = pooled_speedup(candidates, best, times, mix) if best and timed else None
+    free = _tokens_per_round(candidates, best, mix) if best else None
+    several = by_concurrency(candidates[best[0]], book, best[0], mix, gammas, question.confidence) if best else ()
+    return Traffic(
+        verdict=decision.verdict,
+        reason=reason,
+        draft=best[0] if best else None,
+        rule=" and ".join(evidence.rules) or question.rule,
+        gamma=best[1] if best else None,
+        tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
+        break_even_length=free.value / whole.value if free and whole else None,
+        speedup=speedup_interval(decision.speedup, question.confidence),
+        speedup_of_all=speedup_interval(whole, question.confidence),
+        tested=Interval(decision.speedup.value, decision.low, decision.high) if decision.speedup else None,
+        chosen=len(candidates) * len(question.gammas(gammas)) > 1,
+        documents=decision.speedup.documents if decision.speedup else 0,
+        documents_needed=decision.documents_needed,
+        min_speedup=question.min_speedup,
+        weights=dict(weights),
+        weights_observed=question.weights is None,
+        served_dtype=question.served_dtype if question.stand_in else None,
+        concurrencies=several,
+        pays_up_to=pays_up_to(several),
+    )
+
+
+def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:
+    """What stands against a verdict on the whole traffic; empty where nothing does. `rounds`: domains that have rounds."""
+    if not evidence.observed:
+        return "no document is complete yet"
+    if odd := sorted(set(weights) ^ set(evidence.observed)):
+        return f"weights and data do not have the same domains ({', '.join(map(short, odd))})"
+    # A domain is judged by all of its text or not at all: its weight is that of all of it.
+    without = {domain: "no rounds" for domain in weights if domain not in rounds} | dict(evidence.undefined)
+    if undefined := [domain for domain in without if weights.get(domain, 0) > 0]:
+        reasons = dict.fromkeys(without[domain] for domain in undefined)
+        advice = ": decision.weights can leave it out with weight 0" if rounds else ""
+        return f"{'; '.join(reasons)} ({', '.join(map(short, undefined))}){advice}"
+    return ""
+
+
+def _asked(
+    evidence: Evidence, book: CostModel | None, question: Question
+) -> tuple[CostModel | None, Timing, Pools, Mix, Mapping[str, float]]:
+    """What a verdict on the whole traffic is made of: step times, drafts that may be chosen, and how domains are mixed."""
+    candidates = evidence.candidates
+    if question.draft != "auto":
+        candidates = {question.draft: candidates[question.draft]}
+    weights = question.weights or dict(evidence.observed)
+    observed = Mix(tuple(domain for domain, weight in weights.items() if weight > 0), None, evidence.strata)
+    mix = Mix.of(weights) if question.weights is not None else observed
+    if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
+        book = None
+    return book, book.timing(question.concurrency) if book else UNTIMED, candidates, mix, weights
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What stands beside the verdict on the whole traffic: what to use for each domain by itself, the largest share first;
+    every draft by itself on the whole traffic, the fastest first; and the route (None: see `find_route`).
+    """
+
+    domains: tuple[DomainAnswer, ...]
+    drafts: tuple[Choice, ...]
+    route: Route | None
+
+
+def judge_parts(
+    evidence: Evidence,
+    book: CostModel | None,
+    question: Question,
+    gammas: Sequence[int],
+    documents: Mapping[str, int],
+) -> Parts:
+    """The answers for parts of the traffic, each as of a traffic of its own. `documents`: how many there are of a domain.
+
+    Drafts that have no step times are left out where others have some.
+    """
+    _, timing, candidates, mix, weights = _asked(evidence, book, question)
+    every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
+    allowed = {draft: pools for draft, pools in candidates.items() if draft in every}
+    choose = partial(_choice, timing=timing, question=question, gammas=gammas)
+    domains = []
+    for domain, share in sorted(weights.items(), key=lambda item: -item[1]):
+        here, alone = {draft: pools for draft, pools in every.items() if domain in pools}, Mix.of({domain: 1.0})
+        best, others = _nothing(evidence.undefined.get(domain, "no rounds")), dict[str, Mapping[str, DocumentTotals]]()
+        if domain not in evidence.undefined and here.keys() & allowed.keys():
+            best = choose({draft: pools for draft, pools in here.items() if draft in allowed}, mix=alone)
+            others = {draft: pools for draft, pools in here.items() if draft != best.draft}
+        next_best = choose(others, mix=alone) if others else None
+        domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, next_best))
+    if not allowed or why_undecidable(weights, evidence, next(iter(allowed.values()))):
+        return Parts(tuple(domains), (), None)
+    drafts = sorted((choose({draft: pools}, mix=mix) for draft, pools in every.items()), key=_speed, reverse=True)
+    route = find_route(allowed, timing.times, mix, question, gammas, weights) if timing.times else None
+    return Parts(tuple(domains), tuple(drafts), route)
+
+
+def _nothing(reason: str) -> Choice:
+    return Choice(None, None, None, None, None, "UNDECIDED", reason, None)
+
+
+def _speed(choice: Choice) -> float:
+    return choice.speedup.value if choice.speedup else 0.0
+
+
+def _choice(candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]) -> Choice:
+    """The best of some drafts. Without step times that is the one that emits most tokens per round at the largest gamma, and
+    nothing is decided.
+    """
+    if timing.times:
+        best, decision = judge(candidates, timing, mix, question, gammas)
+    else:
+        gamma = max(question.gammas(gammas))
+        lengths = {draft: _tokens_per_round(candidates, (draft, gamma), mix) for draft in candidates}
+        best = max(lengths, key=lambda draft: each.value if (each := lengths[draft]) else 0.0), gamma
+        decision = no_decision(without_times([], timing.lacks(candidates)))
+    if best is None:
+        return _nothing(decision.reason)
+    pools = [candidates[best[0]][domain] for domain in mix.domains]
+    return Choice(
+        draft=best[0],
+        gamma=best[1],
+        acceptance=_acceptance(pools, best[1], question.confidence) if mix.weights is None or len(pools) == 1 else None,
+        tokens_per_round=tokens_interval(_tokens_per_round(candidates, best, mix), best[1], question.confidence),
+        speedup=speedup_interval(decision.speedup, question.confidence),
+        verdict=decision.verdict,
+        reason=decision.reason,
+        documents_needed=decision.documents_needed,
+    )
+
+
+def _tokens_per_round(candidates: Pools, pair: Pair, mix: Mix) -> Speedup | None:
+    return pooled_speedup(candidates, pair, {pair[0]: free_draft(pair[1])}, mix)
+
+
+def _acceptance(pools: Sequence[DocumentTotals], gamma: int, confidence: float) -> Interval | None:
+    """Alpha over all these documents; of an imported run, whose positions are not known, the share of rounds whose first
+    draft was kept, where that is known.
+    """
+    observed = all(pool.observed for pool in pools)
+    sums = [accepted_of(pool, None if observed else gamma) for pool in pools]
+    if not observed:
+        sums = [(pool[f"accepted_depths_{gamma}"][:, 0], drafted) for pool, (_, drafted) in zip(pools, sums, strict=True)]
+    accepted, counts = (np.concatenate(side) for side in zip(*sums, strict=True))
+    if np.isnan(accepted).any():
+        return None
+    return pooled_share(np.concatenate([pool.cluster for pool in pools]), accepted, counts, confidence)
