@@ -248,12 +248,12 @@ def of_input(outcome: Outcome, place: str) -> Outcome:
 
 
 def figures(text: str) -> tuple[dict[str, str], object]:
-    """The numbers and verdicts of a JSON answer by their place, and its warnings; of other text its lines."""
+    """The numbers and verdicts of a JSON answer by their place, and its notes; of other text its lines."""
     try:
         tree = json.loads(text)
     except ValueError:
         return {f"line {number}": line for number, line in enumerate(text.splitlines())}, None
-    said = tree.pop("warnings", None) if isinstance(tree, dict) else None
+    said = tree.pop("notes", None) if isinstance(tree, dict) else None
     values = {place: node[key] for node, key, place in spots(tree) if not isinstance(node[key], dict | list)}
     return {place: repr(value) for place, value in values.items() if not isinstance(value, str) or value in VERDICTS}, said
 

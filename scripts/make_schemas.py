@@ -86,7 +86,7 @@ GLOSSARY = {  # what a name means wherever it stands; CLASS.NAME goes first
     "truncated": "texts or prompts that were cut, by which of them and why",
     "value": "the point estimate",
     "verdict": "GO, NO-GO or UNDECIDED",
-    "warnings": "what to know before believing the numbers",
+    "notes": "what to know before believing the numbers",
     "weights": "shares of output tokens by domain",
     "weights_observed": "true: the weights are the shares that the run has, none were given",
 }

@@ -49,7 +49,7 @@ def only(report: Report, domain: str, draft: str = "small", rule: str | None = N
 
 def codes(report: Report) -> set[str]:
     """The codes of its warnings."""
-    return {warning.code for warning in report.warnings}
+    return {warning.code for warning in report.notes}
 
 
 def as_terminal(report: Report, width: int = 100) -> str:

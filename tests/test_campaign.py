@@ -61,13 +61,13 @@ def fails(error: BaseException) -> Callable[[], None]:
     return command
 
 
-BEFORE = '{"alpha": {"value": 0.5}, "verdict": "GO", "name": "a", "warnings": []}'
+BEFORE = '{"alpha": {"value": 0.5}, "verdict": "GO", "name": "a", "notes": []}'
 ENDS: dict[str, tuple[Callable[[], object], str]] = {
     "the same": (prints(BEFORE), "same answer"),
     "another name": (prints(BEFORE.replace('"a"', '"b"')), "same answer"),
     "another number": (prints(BEFORE.replace("0.5", "0.51")), "silently different"),
     "another verdict": (prints(BEFORE.replace("GO", "NO-GO"), code=10), "silently different"),
-    "a number less": (prints('{"verdict": "GO", "warnings": []}'), "silently different"),
+    "a number less": (prints('{"verdict": "GO", "notes": []}'), "silently different"),
     "another number with a warning": (prints(BEFORE.replace("0.5", "1").replace("[]", '["damaged"]')), "warned"),
     "another number and a word on stderr": (prints(BEFORE.replace("0.5", "1"), "made again\n"), "warned"),
     "an error of ours": (fails(DataEmpty("no rows", "add some")), "refused"),

@@ -65,9 +65,7 @@ def report_markdown(report: Report) -> str:
         share = fmt.share_with_interval(item.proposable)
         text = escaped(text_name(item, report.vocabulary, not item.on_policy))
         lines += [f"- {text}: draft {escaped(item.draft)} can propose {share} of the tokens, and no more are accepted."]
-    lines += [
-        f"- {escaped_sentence(note.message)}. {escaped_sentence(fmt.sentence(note.remedy))}." for note in report.warnings
-    ]
+    lines += [f"- {escaped_sentence(note.message)}. {escaped_sentence(fmt.sentence(note.remedy))}." for note in report.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -54,7 +54,7 @@ def render_terminal(report: Report, console: Console) -> None:
                 _depths(title, results, console)
             _requests(title, results, not head, console)
             _concurrencies(title, results, console)
-            _causes(title, [item for item in report.attribution if (item.draft, item.rule) == (draft, rule)], console)
+            _causes(title, [item for item in report.causes if (item.draft, item.rule) == (draft, rule)], console)
         others = [result for result in mine if result.verdict is None]
         _others(f"draft {draft}: {alpha} under other rules", others, console)
         shown = {result.gammas for result in mine if result.verdict is not None}  # rules can coincide (prompt lookup)
@@ -70,14 +70,14 @@ def render_terminal(report: Report, console: Console) -> None:
         _certificates(report, report.certificates, console)
     if report.predictability:
         _predictability(report.predictability, console)
-    if report.cost is not None:
-        first, *rest = wording.times_lines(report.cost, report.run.mean_context)
+    if report.times is not None:
+        first, *rest = wording.times_lines(report.times, report.run.mean_context)
         console.print(plain(first))
         for line in rest:
             console.print(plain(f"  {line}"), highlight=False)
         console.print()
     _notes(_definitions(report), console)
-    for warning in report.warnings:
+    for warning in report.notes:
         console.print()
         console.print(Text("note: ", "yellow").append_text(plain(warning.message)))
         console.print(plain(f"      {warning.remedy}"))
@@ -116,9 +116,9 @@ def _traffic(report: Report, console: Console) -> None:
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
     lines.append("\n").append_text(plain(f"weights ({origin}): {shares}"))
-    if traffic.concurrencies:
-        each = ", ".join(f"{item.concurrency}: {wording.best_at(item)}" for item in traffic.concurrencies)
-        last = wording.pays(traffic.pays_up_to, [item.concurrency for item in traffic.concurrencies])
+    if traffic.load:
+        each = ", ".join(f"{item.concurrency}: {wording.best_at(item)}" for item in traffic.load)
+        last = wording.pays(traffic.pays_up_to, [item.concurrency for item in traffic.load])
         limit = {"none": "it pays at none of these", "all": "it pays at all of these"}.get(last, f"it pays up to {last}")
         lines.append(f"\nby sequences decoded at a time (best gamma of all documents): {each}; {limit}")
     console.print(Panel(lines, title="verdict", title_align="left", expand=False))
@@ -297,14 +297,14 @@ def _requests(title: str, results: Sequence[Result], formula: bool, console: Con
 
 def _concurrencies(title: str, results: Sequence[Result], console: Console) -> None:
     """Print the best speedup at every concurrency, and up to which of them the draft pays."""
-    shown = [result for result in results if result.concurrencies]
-    known = list(dict.fromkeys(item.concurrency for result in shown for item in result.concurrencies))
+    shown = [result for result in results if result.load]
+    known = list(dict.fromkeys(item.concurrency for result in shown for item in result.load))
     if not known:
         return
     rows = []
     for name, result in zip(_names(shown, results), shown, strict=True):
         cells = dict.fromkeys(map(str, known), fmt.NOTHING) | {"pays up to": wording.pays(result.pays_up_to, known)}
-        rows.append((name, cells | {str(item.concurrency): wording.best_at(item) for item in result.concurrencies}))
+        rows.append((name, cells | {str(item.concurrency): wording.best_at(item) for item in result.load}))
     parts = _side_by_side(dict.fromkeys(map(str, known), CONCURRENCY_WIDTH), console.width - NAME_WIDTH - LIMIT_WIDTH)
     title = f"{title}: best speedup (gamma) of all documents, by sequences decoded at a time"
     _tables(title, rows, console, ([*part, "pays up to"] for part in parts))
@@ -509,8 +509,8 @@ def _definitions(report: Report) -> list[str]:
             "A full round of a head costs first(1) + (gamma - 1) c + v: its first step reads one token after a round of "
             "which nothing was accepted.",
         ]
-    lines += _of_causes({report.run.draft_models[item.draft].by_depth for item in report.attribution})
-    if any(result.concurrencies for result in report.results):
+    lines += _of_causes({report.run.draft_models[item.draft].by_depth for item in report.causes})
+    if any(result.load for result in report.results):
         lines.append(
             "by concurrency: the gamma of each is the best one of all documents, which can be another than the chosen one "
             "of the other tables, and too high on average."

@@ -19,7 +19,7 @@ from alphaprof.costs.speedup import UNTIMED
 from alphaprof.log.store import Run
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import ReportWarning, Result, RunFacts, Traffic
+from alphaprof.report.model import Note, Result, RunFacts, Traffic
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.sections.attribution import Attribution, ResultOnText, attribution
 from alphaprof.report.sections.certificates import Certificates, build_certificates
@@ -48,18 +48,16 @@ class Report:
     confidence: float
     replay: Flavour
     run: RunFacts
-    cost: Cost | None  # where step times come from; None: there are none
+    times: Cost | None  # where step times come from; None: there are none
     traffic: Traffic  # the verdict on all domains together
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
-    attribution: tuple[
-        Attribution, ...
-    ]  # why drafts are rejected, under the rules of the verdict and those that keep the text
+    causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
     vocabulary: tuple[VocabularyCoverage, ...]  # of drafts that cannot propose every token of the target
     difficulty: tuple[Decile, ...]  # by tenths of the positions; empty without a complete shard
     documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
     predictability: tuple[Predictability, ...]  # empty where a draft model was measured and the log holds no thresholds
-    warnings: tuple[ReportWarning, ...]
+    notes: tuple[Note, ...]
 
 
 def build_report(
@@ -92,16 +90,16 @@ def build_report(
         confidence=question.confidence,
         replay=flavour,
         run=facts,
-        cost=cost,
+        times=cost,
         traffic=traffic,
         results=tuple(results),
-        attribution=attribution(part, judged, flavour, timing, question.confidence),
+        causes=attribution(part, judged, flavour, timing, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
         documents=extremes(at_best, timing.times, documents),
         certificates=certificates,
         predictability=predictability(part, results, question.confidence),
-        warnings=report_warnings(run, facts, results, certified, cost, (config or run.manifest.config)["costs"]["source"]),
+        notes=report_warnings(run, facts, results, certified, cost, (config or run.manifest.config)["costs"]["source"]),
     )
 
 

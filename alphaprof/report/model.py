@@ -87,7 +87,7 @@ class Result:
     speedup: Interval | None  # at best_gamma, over the documents that the verdict rests on
     chosen: bool  # other documents than these chose best_gamma
     tested_clusters: int  # independent units among the documents that the verdict rests on
-    concurrencies: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
+    load: tuple[AtConcurrency, ...]  # empty where step times of one concurrency are all there is
     pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
     verdict: VerdictName | None  # None: the verdict concerns another rule
     reason: str
@@ -179,7 +179,7 @@ class Traffic:
     weights: dict[str, float]
     weights_observed: bool
     served_dtype: str | None  # that the target is served in, where another one was measured: then nothing is decided
-    concurrencies: tuple[AtConcurrency, ...]  # of the chosen draft
+    load: tuple[AtConcurrency, ...]  # of the chosen draft
     pays_up_to: int | None  # the last of them before the best gamma makes decoding slower; None: not even the first
 
 
@@ -209,10 +209,10 @@ class RunFacts:
 
 
 @dataclass(frozen=True)
-class ReportWarning:
+class Note:
     """Something to know: cause and remedy."""
 
-    code: str  # name of the warning, which does not change
+    code: str  # name of the note, which does not change
     message: str  # what is so, and why it matters
     remedy: str  # what to do about it
 

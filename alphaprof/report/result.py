@@ -45,12 +45,12 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
     alpha = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
     by_gamma: tuple[GammaResult, ...] = ()
-    concurrencies: tuple[AtConcurrency, ...] = ()
+    load: tuple[AtConcurrency, ...] = ()
     best, decision = None, no_decision(not_defined(rule.id, pool.policy, key.facts))
     if pool.defined:
         # The textbook formula is of acceptance that is the same at every depth: not of a head's.
         iid_alpha = alpha.value if alpha and coverage == 1 and not key.facts.by_depth else None
-        by_gamma, concurrencies, best, decision = _rounds(key, pool, iid_alpha, question, gammas)
+        by_gamma, load, best, decision = _rounds(key, pool, iid_alpha, question, gammas)
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
     decides = decisive == rule.id
@@ -80,8 +80,8 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         speedup=speeds.speedup_interval(decision.speedup, question.confidence),
         chosen=len(question.gammas(gammas)) > 1,
         tested_clusters=decision.speedup.documents if decision.speedup else 0,
-        concurrencies=concurrencies,
-        pays_up_to=speeds.pays_up_to(concurrencies),
+        load=load,
+        pays_up_to=speeds.pays_up_to(load),
         verdict=decision.verdict if decides else None,
         reason=decision.reason if decides or not pool.defined else f"the verdict concerns {decisive} only",
         documents_needed=decision.documents_needed if decides else None,
@@ -106,8 +106,8 @@ def _rounds(
         decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    concurrencies = speeds.by_concurrency(pools, book, draft, mix, gammas, question.confidence)
-    return by_gamma, concurrencies, best[1] if best else None, decision
+    load = speeds.by_concurrency(pools, book, draft, mix, gammas, question.confidence)
+    return by_gamma, load, best[1] if best else None, decision
 
 
 def contradiction(pool: DocumentTotals) -> str:

@@ -60,7 +60,7 @@ def judge_traffic(evidence: Evidence, book: CostModel | None, question: Question
         weights=dict(weights),
         weights_observed=question.weights is None,
         served_dtype=question.served_dtype if question.stand_in else None,
-        concurrencies=several,
+        load=several,
         pays_up_to=pays_up_to(several),
     )
 

@@ -153,9 +153,9 @@ def test_a_roofline_knows_the_shapes_of_the_models_of_a_run(profile: Path, tmp_p
     assert (target.shape["layers"], target.shape["hidden"], target.shape["weight_bytes"]) == (4, 32, 4.0)
     assert target.shape["parameters"] == pytest.approx(target.parameters, rel=0.02)
     report = build_report(run)
-    assert report.cost is not None
-    assert (report.cost.source, report.cost.concurrency, report.cost.device) == ("roofline", 8, "h200")
-    assert all(time > 0 for time in report.cost.target_ms.values())
+    assert report.times is not None
+    assert (report.times.source, report.times.concurrency, report.times.device) == ("roofline", 8, "h200")
+    assert all(time > 0 for time in report.times.target_ms.values())
 
 
 def test_steps_that_cannot_be_timed_end_the_command(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

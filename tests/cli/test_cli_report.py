@@ -211,9 +211,9 @@ def test_a_report_on_damaged_totals_says_so_and_keeps_its_numbers(tmp_path: Path
         content[50] ^= 1
         (run.path / name).write_bytes(content)
     found = answered(alphaprof, run.path)
-    warnings = found["warnings"][: len(names)]
+    warnings = found["notes"][: len(names)]
     assert [(item["code"], item["message"].split()[0]) for item in warnings] == [("damaged", name) for name in names]
-    assert found | {"warnings": found["warnings"][len(names) :]} == expected
+    assert found | {"notes": found["notes"][len(names) :]} == expected
     code, output, errors = alphaprof("report", run.path, "--verify")
     assert (code, output) == (6, "")
     assert "is damaged: its content is not what was written (and 1 more of 9 files)" in errors

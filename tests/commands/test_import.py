@@ -1071,7 +1071,7 @@ def test_requests_without_rounds_are_counted_or_kept(tmp_path: Path) -> None:
         "drafts of several lengths, in metrics that are not detailed": 1,
         "more rounds than their tokens allow": 1,
     }
-    notes = {warning.code: warning.message for warning in report.warnings}
+    notes = {warning.code: warning.message for warning in report.notes}
     assert notes["no_steps"].startswith("1 of 2 requests have no round with a draft")
     assert notes["plain_steps"].startswith("9 rounds without a draft, in 1 of 2 requests")
     assert "skipped" in notes
@@ -1102,7 +1102,7 @@ def test_errors_alone_say_what_the_engine_said(answer: dict[str, Any], tmp_path:
 
 def test_a_field_that_means_nothing_here_is_said(tmp_path: Path) -> None:
     report = build_report(imported(tmp_path, [changed(novel=1)]))
-    assert next(note.message for note in report.warnings if note.code == "unread_fields").endswith("'novel' (1)")
+    assert next(note.message for note in report.notes if note.code == "unread_fields").endswith("'novel' (1)")
 
 
 @pytest.mark.parametrize(

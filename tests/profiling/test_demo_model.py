@@ -207,7 +207,7 @@ def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
         assert found.self_check is not None
         assert found.self_check.low <= 0.005
         assert found.self_check.high >= -0.005
-    assert not {"off_policy_sample", "outside_support"} & {warning.code for warning in report.warnings}
+    assert not {"off_policy_sample", "outside_support"} & {warning.code for warning in report.notes}
     (own,) = (found for found in drawn if (found.draft, found.rule) == ("self", "lossless"))
     assert own.alpha is not None
     assert own.alpha.value == pytest.approx(1, abs=1e-3)

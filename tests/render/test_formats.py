@@ -161,7 +161,7 @@ def test_models_whose_shapes_are_known_and_other_step_times_are_valid(runs: Call
     run = test_docs_commands.with_shapes(write_run(tmp_path / "run", RECIPES["sampled"]))
     config = changed_question(run.manifest.config, ["costs.source=roofline", "costs.accelerator=h100-sxm"])
     content = assert_valid(build_report(run, config=config))
-    assert content["cost"]["source"] == "roofline"
+    assert content["times"]["source"] == "roofline"
 
 
 def test_nulls_and_infinities_are_there_to_be_seen(runs: Callable[[str], Run]) -> None:
@@ -171,7 +171,7 @@ def test_nulls_and_infinities_are_there_to_be_seen(runs: Callable[[str], Run]) -
     content = assert_valid(dataclasses.replace(report, traffic=unbounded))
     assert content["traffic"]["speedup_of_all"]["high"] == "inf"
     untimed = assert_valid(build_report(runs("no step times")))
-    assert untimed["cost"] is None
+    assert untimed["times"] is None
     assert untimed["results"][0]["best_gamma"] is None
 
 
@@ -195,7 +195,7 @@ def wrong(report: Any) -> dict[str, Any]:
     changed("not a number", lambda content: gamma(content)["speedup"].update(high="nan"))
     changed("a null that cannot be", lambda content: content["results"][0].update(documents=None))
     changed("half a document", lambda content: content["results"][0].update(documents=0.5))
-    changed("a step of no tokens", lambda content: content["cost"]["target_ms"].update(decode=1.0))
+    changed("a step of no tokens", lambda content: content["times"]["target_ms"].update(decode=1.0))
     changed("one number for an interval", lambda content: gamma(content).update(speedup=1.5))
     return found
 

@@ -104,7 +104,7 @@ def page_of(path: Path, recipe: Recipe) -> tuple[Report, Page]:
 def test_the_page_says_what_the_report_says(tmp_path: Path, name: str) -> None:
     report, page = page_of(tmp_path, RECIPES[name])
     assert report.traffic.reason[1:] in page.text
-    assert all(note.message[1:] in page.text and note.remedy[1:] in page.text for note in report.warnings)
+    assert all(note.message[1:] in page.text and note.remedy[1:] in page.text for note in report.notes)
     for result in report.results:
         assert fmt.share_with_interval(result.alpha) in page.text
         best = [item for item in result.gammas if item.gamma == result.best_gamma and result.verdict]
@@ -178,9 +178,9 @@ def test_figures_hold_every_number_of_the_report_and_no_other(tmp_path: Path, na
     bursty = [item.burstiness.value for item in rounds if item.burstiness is not None]
     shown = figures.get("bursts", {"data": []})["data"]
     assert sorted(x for trace in shown if "xaxis" not in trace for x in trace["x"]) == sorted(bursty)
-    if report.cost is not None:
+    if report.times is not None:
         (target,) = [trace for trace in figures["steps"]["data"] if "meta" not in trace]
-        assert dict(zip(target["x"], target["y"], strict=True)) == report.cost.target_ms
+        assert dict(zip(target["x"], target["y"], strict=True)) == report.times.target_ms
     if report.certificates is not None:
         deciles = [item for item in report.difficulty if item.axis == "margin" and item.certified is not None]
         both = [(item.place, share.value) for item in deciles for share in (item.certified, item.accepted) if share]
@@ -219,8 +219,8 @@ def test_a_report_of_a_run_without_its_position_log_says_what_is_missing(tmp_pat
     shutil.rmtree(run.path / "positions")
     report = build_report(run)
     assert report.results == whole.results
-    assert (report.difficulty, report.attribution, report.certificates, report.predictability) == ((), (), None, ())
-    assert "no_log" in {note.code for note in report.warnings}
+    assert (report.difficulty, report.causes, report.certificates, report.predictability) == ((), (), None, ())
+    assert "no_log" in {note.code for note in report.notes}
     assert "no position log" in Page(render_html(report)).text
 
 
@@ -231,7 +231,7 @@ def test_bars_of_the_causes_are_the_reports(tmp_path: Path) -> None:
     told = {(bar["meta"]["draft"], bar["meta"]["rule"], bar["name"]): sorted(bar["x"]) for bar in bars}
     expected: dict[tuple[str, str, str], list[float]] = {}
     judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
-    for item in [item for item in report.attribution if (item.draft, item.rule) in judged]:
+    for item in [item for item in report.causes if (item.draft, item.rule) in judged]:
         for cause in item.causes:
             expected.setdefault((item.draft, item.rule, cause.name), []).append(cause.share.value)
     assert told == {key: sorted(values) for key, values in expected.items()}

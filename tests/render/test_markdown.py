@@ -49,7 +49,7 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
         assert row[9].endswith(str(result.verdict))
     assert rows[2][0] == "a\0b &lt;i\\>"
     notes = [html.unescape(line.replace("\\", "")) for line in text.splitlines() if line.startswith("- ")]
-    assert notes == [f"- {note.message}. {note.remedy[0].upper()}{note.remedy[1:]}." for note in report.warnings]
+    assert notes == [f"- {note.message}. {note.remedy[0].upper()}{note.remedy[1:]}." for note in report.notes]
 
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))

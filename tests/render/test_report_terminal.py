@@ -155,7 +155,7 @@ def test_the_search_of_a_lookup_draft_has_its_time(report: Report) -> None:
     assert "  lookup, ms a search, once a round: 0.023" in lines
     assert "  small, ms a step: 1.0  (c = 0.10)" in lines
     assert not any(line.startswith("  lookup, ms a step") for line in lines)
-    assert "ms a search" not in as_terminal(dataclasses.replace(report, cost=None))
+    assert "ms a search" not in as_terminal(dataclasses.replace(report, times=None))
 
 
 MARKS = {"*": "* off-policy:", "~": "~ lossy:"}
@@ -217,7 +217,7 @@ def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path
     }
     recipe = Recipe(domains=domains, rules=("strict", "one_hot", "lossless", "additive_0p1"), thinking=0.5)
     found = build_report(write_run(tmp_path / "run", recipe))
-    assert "off_policy_sample" in {warning.code for warning in found.warnings}
+    assert "off_policy_sample" in {warning.code for warning in found.notes}
     text = as_terminal(found)
     assert all(char.isprintable() or char == "\n" for char in text)
     assert max(map(cell_len, text.splitlines())) <= 100

@@ -68,7 +68,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def of(report: Report, domain: str, draft: str = "small", rule: str = "strict") -> Attribution:
-    (found,) = [item for item in report.attribution if (item.domain, item.draft, item.rule) == (domain, draft, rule)]
+    (found,) = [item for item in report.causes if (item.domain, item.draft, item.rule) == (domain, draft, rule)]
     return found
 
 
@@ -175,9 +175,9 @@ def test_what_lies_beyond_the_drafts_context_is_told_apart(context: int, tmp_pat
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRequest) -> None:
     report = build_report(request.getfixturevalue(kind))
-    rules = {item.rule for item in report.attribution}
+    rules = {item.rule for item in report.causes}
     assert rules == ({"strict"} if kind == "greedy" else {"one_hot", "lossless"})
-    for item in report.attribution:
+    for item in report.causes:
         result = only(report, item.domain, item.draft, item.rule)
         assert result.alpha is not None
         assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage, abs=1e-12)
@@ -194,7 +194,7 @@ def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRe
 
 def test_with_the_flavour_of_hugging_face_the_numbers_stay_the_reports_own(greedy: Run) -> None:
     report = build_report(greedy, flavour="hf")
-    for item in report.attribution:
+    for item in report.causes:
         result = only(report, item.domain, item.draft, item.rule)
         best = next(one for one in result.gammas if one.gamma == result.best_gamma)
         assert best.tokens_per_round is not None
@@ -202,7 +202,7 @@ def test_with_the_flavour_of_hugging_face_the_numbers_stay_the_reports_own(greed
 
 
 def test_no_cause_can_bring_more_than_to_lose_nothing(sampled: Run) -> None:
-    for item in build_report(sampled).attribution:
+    for item in build_report(sampled).causes:
         assert max(cause.speedup or 0 for cause in item.causes if cause.name != "no proposal") <= (item.perfect_speedup or 0)
 
 
@@ -344,7 +344,7 @@ def test_expected_rounds_without_a_cause_are_those_of_the_definition(sampled: Ru
 def test_with_many_documents_expected_rounds_stay_the_reports_own(tmp_path: Path) -> None:
     domain = Domain(documents=14, alpha=0.6, temperature=1.0, continuation="sampled", shortest=10, longest=20)
     report = reported(tmp_path, Recipe(domains={"d": domain}, rules=("lossless",), decision={"rule": "lossless"}))
-    (item,) = report.attribution
+    (item,) = report.causes
     best = next(one for one in report.results[0].gammas if one.gamma == item.gamma)
     assert best.tokens_per_round is not None
     assert item.tokens_per_round == best.tokens_per_round.value
@@ -416,8 +416,8 @@ def test_by_lot_what_was_right_is_lost_to_the_target_and_ties_are_no_noise(tmp_p
 
 def test_prompt_lookup_is_no_remedy_for_prompt_lookup(tmp_path: Path) -> None:
     report = reported(tmp_path, Recipe(domains={"d": Domain()}, drafts={}, lookups=("ngram", "other")))
-    assert {item.draft for item in report.attribution} == {"ngram", "other"}
-    assert all("prompt lookup" not in shares(item) for item in report.attribution)
+    assert {item.draft for item in report.causes} == {"ngram", "other"}
+    assert all("prompt lookup" not in shares(item) for item in report.causes)
 
 
 def test_the_ceiling_of_one_hot_is_the_mean_top_probability(sampled: Run) -> None:
@@ -455,7 +455,7 @@ def test_the_terminal_cuts_no_number(width: int, greedy: Run) -> None:
 
 def test_the_json_holds_it(greedy: Run) -> None:
     report = build_report(greedy)
-    for data, item in zip(as_json(report)["attribution"], report.attribution, strict=True):
+    for data, item in zip(as_json(report)["causes"], report.causes, strict=True):
         assert {cause["name"]: cause["share"]["value"] for cause in data["causes"]} == shares(item)
         assert data["best"] == item.best
 
@@ -472,7 +472,7 @@ def test_names_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
 def test_a_run_without_documents_has_no_causes(greedy: Run, tmp_path: Path) -> None:
     from tests.synthetic import interrupted
 
-    assert build_report(interrupted(greedy, tmp_path / "run", 0)).attribution == ()
+    assert build_report(interrupted(greedy, tmp_path / "run", 0)).causes == ()
 
 
 def test_runs_of_agreement_are_counted_as_the_tests_count_them() -> None:

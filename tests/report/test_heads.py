@@ -151,9 +151,9 @@ FIRST_MS = {1: 2.5, 2: 6.8, 3: 2.1}
 
 def timed(report: Report) -> Report:
     """The same with step times of the head, whose first step of a round is one of its own."""
-    assert report.cost is not None
+    assert report.times is not None
     times = {"target_ms": {1: 10.0, 2: 10.5, 3: 11.0}, "draft_ms": {"small": 1.0, "head": 3.9}}
-    return dataclasses.replace(report, cost=dataclasses.replace(report.cost, draft_first_ms={"head": FIRST_MS}, **times))
+    return dataclasses.replace(report, times=dataclasses.replace(report.times, draft_first_ms={"head": FIRST_MS}, **times))
 
 
 def figures_of(report: Report) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def test_wiring_stands_in_terminal_and_json(report: Report) -> None:
 
 def test_notes_say_what_chains_and_tokens_leave_out(tmp_path: Path, report: Report) -> None:
     assert {"chain", "token_by_token"} <= codes(report)
-    (note,) = [item.message for item in report.warnings if item.code == "token_by_token"]
+    (note,) = [item.message for item in report.notes if item.code == "token_by_token"]
     assert "at least" in note
     assert "token_by_token" not in codes(reported(tmp_path / "a", dataclasses.replace(RECIPE, rules=("strict", "one_hot"))))
     assert not {"chain", "token_by_token"} & codes(reported(tmp_path / "b", dataclasses.replace(RECIPE, heads={})))
@@ -270,7 +270,7 @@ def test_rules_without_depths_in_the_log_say_what_to_do(tmp_path: Path) -> None:
 def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: Report) -> None:
     """Its share: positions of tokens outside of the vocabulary, none of which is accepted."""
     log = log_of(run, "code")
-    (item,) = [each for each in report.attribution if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
+    (item,) = [each for each in report.causes if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
     causes = {cause.name: cause for cause in item.causes}
     tied = np.isclose(log["target_top_prob"], log["target_second_prob"], rtol=0.13) & (log["token"] != log["draft_top"])
     outside = ~log["in_draft_vocabulary"].astype(bool) & ~tied
@@ -300,7 +300,7 @@ def rounds_of(log: pd.DataFrame, gamma: int, granted: set[tuple[int, int]]) -> f
 def test_rounds_without_a_cause_are_those_of_a_plain_loop(run: Run, report: Report) -> None:
     """Positions of a cause are accepted at every depth; the others as the log has it."""
     log = log_of(run, "code")
-    (item,) = [each for each in report.attribution if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
+    (item,) = [each for each in report.causes if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
     assert item.gamma is not None
     assert item.tokens_per_round == pytest.approx(rounds_of(log, item.gamma, set()))
     causes = {cause.name: cause for cause in item.causes}
@@ -341,7 +341,7 @@ def test_compare_says_that_alpha_is_of_first_drafts(run: Run) -> None:
 def test_attribution_starts_from_the_rounds_of_the_results(report: Report) -> None:
     """Facts and expectations by depth alike; what nothing is lost to accepts every draft of its rounds."""
     seen = set()
-    for item in (each for each in report.attribution if each.draft == "head" and each.gamma is not None):
+    for item in (each for each in report.causes if each.draft == "head" and each.gamma is not None):
         result = only(report, item.domain, "head", item.rule)
         (best,) = [each for each in result.gammas if each.gamma == item.gamma]
         assert best.tokens_per_round is not None

@@ -93,7 +93,7 @@ def test_a_whole_log_is_told_as_it_always_was(reports: tuple[Report, Report, Rep
 def test_results_do_not_hang_on_how_much_of_the_log_is_read(reports: tuple[Report, Report, Report]) -> None:
     """Verdicts and results rest on totals; so do the documents at either end."""
     _, part, whole = reports
-    for name in ("traffic", "results", "documents", "cost"):
+    for name in ("traffic", "results", "documents", "times"):
         assert getattr(part, name) == getattr(whole, name)
 
 
@@ -103,12 +103,12 @@ def test_what_is_told_from_a_part_says_so(reports: tuple[Report, Report, Report]
     told = part.run.log_documents
     assert told is not None
     assert told < part.run.documents
-    (warning,) = [warning for warning in part.warnings if warning.code == "part_of_log"]
+    (warning,) = [warning for warning in part.notes if warning.code == "part_of_log"]
     assert f"{told} of {part.run.documents} documents" in warning.message
     assert "--whole-log" in warning.remedy
     for some, every in ((part, whole),):
-        assert len(some.attribution) == len(every.attribution) > 0
-        for mine, other in zip(some.attribution, every.attribution, strict=True):
+        assert len(some.causes) == len(every.causes) > 0
+        for mine, other in zip(some.causes, every.causes, strict=True):
             assert mine.documents <= other.documents
             assert (mine.positions < other.positions) == (mine.documents < other.documents)
         assert sum(item.positions for item in some.difficulty) < sum(item.positions for item in every.difficulty)
@@ -117,7 +117,7 @@ def test_what_is_told_from_a_part_says_so(reports: tuple[Report, Report, Report]
         assert len(some.certificates.certificates) == len(every.certificates.certificates)
         assert len(some.predictability) == len(every.predictability) > 0
     for rule in ("strict",):
-        of_code = [item for item in part.attribution if (item.rule, item.draft) == (rule, "small")]
+        of_code = [item for item in part.causes if (item.rule, item.draft) == (rule, "small")]
         assert sum(item.documents for item in of_code) <= told
 
 
@@ -127,7 +127,7 @@ def test_losses_of_a_part_are_those_of_its_documents(run: Run, reports: tuple[Re
     chosen = set(part.documents.numbers.tolist())
     (found,) = [
         item
-        for item in reports[1].attribution
+        for item in reports[1].causes
         if (item.domain, item.draft, item.rule, item.continuation) == ("chat", "small", "strict", "greedy")
     ]
     lost = positions = 0.0

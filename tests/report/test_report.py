@@ -212,9 +212,9 @@ def test_weight_zero_leaves_off_policy_text_out(tmp_path: Path) -> None:
 # design.md, section 8: the least that the JSON holds.
 INTERVAL = {"value": None, "low": None, "high": None}
 KEYS: dict[str, Any] = {
-    **dict.fromkeys(("format", "version", "alphaprof", "confidence", "warnings")),
+    **dict.fromkeys(("format", "version", "alphaprof", "confidence", "notes")),
     "run": dict.fromkeys(("path", "complete", "documents", "positions")),
-    "cost": dict.fromkeys(("source", "engine", "device", "dtype", "concurrency", "context", "overhead_ms")),
+    "times": dict.fromkeys(("source", "engine", "device", "dtype", "concurrency", "context", "overhead_ms")),
     "traffic": {**dict.fromkeys(("verdict", "reason", "draft", "rule", "gamma")), "speedup": INTERVAL},
 }
 RESULT_KEYS: dict[str, Any] = {
@@ -245,7 +245,7 @@ def test_json_holds_what_was_promised(tmp_path: Path) -> None:
     for result in content["results"]:
         assert missing(RESULT_KEYS, result) == []
         assert [name for item in result["gammas"] for name in missing(GAMMA_KEYS, item)] == []
-    assert all(set(warning) == {"code", "message", "remedy"} for warning in content["warnings"])
+    assert all(set(note) == {"code", "message", "remedy"} for note in content["notes"])
 
 
 def test_json_holds_the_report(report: Report) -> None:
@@ -254,7 +254,7 @@ def test_json_holds_the_report(report: Report) -> None:
     found, result = content["results"][0], report.results[0]
     assert found["alpha"] == dataclasses.asdict(result)["alpha"]
     assert [item["rounds"] for item in found["gammas"]] == [item.rounds for item in result.gammas]
-    assert content["cost"]["target_ms"] == {str(n): 10 + 0.5 * (n - 1) for n in range(1, 6)}
+    assert content["times"]["target_ms"] == {str(n): 10 + 0.5 * (n - 1) for n in range(1, 6)}
 
 
 def test_unknown_is_null_and_unbounded_is_inf(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_unknown_is_null_and_unbounded_is_inf(tmp_path: Path) -> None:
         (1.0, gamma + 1.0) for gamma in Recipe().gammas
     ]
     assert result["best_gamma"] is None or result["verdict"] == "UNDECIDED"
-    assert content["cost"]["overhead_ms"] is None
+    assert content["times"]["overhead_ms"] is None
 
 
 def test_nan_never_reaches_the_json(report: Report) -> None:
@@ -287,7 +287,7 @@ def test_an_interrupted_run_gives_the_numbers_of_its_shards(
     partial = build_report(copy)
     assert sorted(copy.path.rglob("*")) == before
     assert not partial.run.complete
-    assert "partial" in {warning.code for warning in partial.warnings}
+    assert "partial" in {note.code for note in partial.notes}
     assert "PARTIAL" in as_terminal(partial)
     write_totals(copy)
     assert build_report(copy) == partial
@@ -378,14 +378,14 @@ def test_weights_for_other_domains_give_no_verdict(tmp_path: Path, weights: dict
 
 def test_without_step_times_acceptance_is_reported_alone(tmp_path: Path) -> None:
     found = reported(tmp_path, Recipe(latency=False))
-    assert found.cost is None
+    assert found.times is None
     assert {result.verdict for result in found.results} == {"UNDECIDED"}
     assert "no step times" in found.traffic.reason
-    assert "no_step_times" in {warning.code for warning in found.warnings}
+    assert "no_step_times" in {warning.code for warning in found.notes}
     for item in only(found, "code").gammas:
         assert item.tokens_per_round is not None
         assert (item.speedup, item.break_even_length, item.draft_cost, item.verify_cost) == (None, None, None, None)
-    assert as_json(found)["cost"] is None
+    assert as_json(found)["times"] is None
     assert "UNDECIDED" in as_terminal(found)
 
 
@@ -471,7 +471,7 @@ def test_clear_cases_are_clear(tmp_path: Path, alpha: float, verdict: str) -> No
 
 def test_verification_that_seems_free_is_doubted(tmp_path: Path) -> None:
     found = reported(tmp_path, Recipe(extra_ms=-0.5))
-    assert "slow_baseline" in {warning.code for warning in found.warnings}
+    assert "slow_baseline" in {warning.code for warning in found.notes}
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
@@ -645,15 +645,15 @@ def test_a_go_that_rests_on_a_slow_baseline_says_so(tmp_path: Path) -> None:
     found = [result for result in report.results if result.draft == "small" and result.verdict == "GO"]
     assert found
     assert all("decoding is slow here (v = 0.50 < 1)" in result.reason for result in found)
-    assert "slow_baseline" in {warning.code for warning in report.warnings}
+    assert "slow_baseline" in {warning.code for warning in report.notes}
 
 
 def test_step_times_at_another_context_are_pointed_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     report = build_report(run)
     assert report.run.mean_context is not None
-    ratio = report.run.mean_context / report.cost.context
-    assert ("other_context" in {warning.code for warning in report.warnings}) == (not 0.5 <= ratio <= 2)
+    ratio = report.run.mean_context / report.times.context
+    assert ("other_context" in {warning.code for warning in report.notes}) == (not 0.5 <= ratio <= 2)
 
 
 def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:

@@ -420,7 +420,7 @@ def test_certified_positions_that_were_rejected_are_an_alarm(tmp_path: Path) -> 
     assert [(item.domain, item.draft, item.contradicted) for item in held(found).certificates if item.contradicted] == [
         ("chat", "large", 3)
     ]
-    (warning,) = [warning for warning in found.warnings if warning.code == "contradicted"]
+    (warning,) = [warning for warning in found.notes if warning.code == "contradicted"]
     assert warning.message == "3 certified positions were rejected, which should be impossible: chat (large, strict)"
     assert "report it" in warning.remedy
     for width in (100, 150):
@@ -673,8 +673,8 @@ def test_a_run_of_draft_models_without_thresholds_has_neither_section(tmp_path: 
         text = as_terminal(found, width)
         assert "certified" not in text
         assert "the target alone" not in text
-    assert (found.results, found.traffic, found.cost) == (with_them.results, with_them.traffic, with_them.cost)
-    assert found.warnings == tuple(warning for warning in with_them.warnings if warning.code != "contradicted")
+    assert (found.results, found.traffic, found.times) == (with_them.results, with_them.traffic, with_them.times)
+    assert found.notes == tuple(warning for warning in with_them.notes if warning.code != "contradicted")
 
 
 def test_text_of_one_kind_that_the_target_did_and_did_not_write_is_told_apart(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_text_that_was_drawn_from_another_distribution_is_found_out(tmp_path: Pa
         check = only(found, "false", rule=rule).self_check
         assert check is not None
         assert not check.low <= 0 <= check.high
-    (warning,) = [warning for warning in found.warnings if warning.code == "off_policy_sample"]
+    (warning,) = [warning for warning in found.notes if warning.code == "off_policy_sample"]
     assert f"false ({continuation} at temperature 0.7; small, one_hot) -0." in warning.message
     assert f"false ({continuation} at temperature 0.7; small, lossless) +0." in warning.message
     assert "honest" not in warning.message
@@ -148,7 +148,7 @@ def test_what_rounding_may_make_is_no_accusation(tmp_path: Path) -> None:
         check = only(found, "story", rule="lossless").self_check
         assert check is not None
         assert check.value == pytest.approx(-share, abs=1e-6)
-        assert ("lossless" in " ".join(warning.message for warning in found.warnings)) == accused
+        assert ("lossless" in " ".join(warning.message for warning in found.notes)) == accused
 
 
 def impossible(share: float) -> Callable[[pd.DataFrame], None]:
@@ -173,7 +173,7 @@ def test_tokens_outside_the_support_are_counted_and_said(tmp_path: Path, share: 
         assert only(found, domain, rule="one_hot").impossible == (mine["target_token_prob"] == 0).mean()
     assert ("outside_support" in codes(found)) == warned
     if warned:
-        (warning,) = [warning for warning in found.warnings if warning.code == "outside_support"]
+        (warning,) = [warning for warning in found.notes if warning.code == "outside_support"]
         whole = (rows["target_token_prob"] == 0).mean()
         assert warning.message.startswith(f"{whole:.2%} of sampled tokens")
 

@@ -154,8 +154,8 @@ def test_times_are_interpolated_at_the_documents_context_and_every_part_of_a_rou
 
 def test_speedups_at_every_concurrency(run: Run, report: Report) -> None:
     result = only(report, "code", "small", "strict")
-    assert [item.concurrency for item in result.concurrencies] == [1, 16, 64]
-    for item in result.concurrencies:
+    assert [item.concurrency for item in result.load] == [1, 16, 64]
+    for item in result.load:
         values = []
         for gamma, speedup in zip(item.gammas, item.speedups, strict=True):
             spent, plain = spent_of(run, "code", "small", gamma, item.concurrency)
@@ -164,7 +164,7 @@ def test_speedups_at_every_concurrency(run: Run, report: Report) -> None:
             assert speedup.low < speedup.value < speedup.high
             values.append(speedup.value)
         assert item.best_gamma == item.gammas[int(np.argmax(values))]
-    one = result.concurrencies[0]
+    one = result.load[0]
     assert one.speedups == tuple(item.speedup for item in result.gammas)
     assert one.request_speedups == tuple(item.request_speedup for item in result.gammas)
 
@@ -176,13 +176,13 @@ def test_whole_requests_read_their_prompts_alone_and_share_the_batch(run: Run, r
     reading = 20 * (1 + 10 * (prompts - 2) / 1000)
     spent, plain = spent_of(run, "code", "small", 3, batch)
     expected = (reading + plain / batch).sum() / (reading * 1.2 + spent / batch).sum()
-    item = next(one for one in only(report, "code", "small", "strict").concurrencies if one.concurrency == batch)
+    item = next(one for one in only(report, "code", "small", "strict").load if one.concurrency == batch)
     found = item.request_speedups[1]
     assert found is not None
     assert found.value == pytest.approx(expected)
     # Prompt lookup reads nothing.
     spent, plain = spent_of(run, "code", "ngram", 3, batch)
-    item = next(one for one in only(report, "code", "ngram", "strict").concurrencies if one.concurrency == batch)
+    item = next(one for one in only(report, "code", "ngram", "strict").load if one.concurrency == batch)
     found = item.request_speedups[1]
     assert found is not None
     assert found.value == pytest.approx((reading + plain / batch).sum() / (reading + spent / batch).sum())
@@ -234,11 +234,11 @@ def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> Non
     found = at(report, "code", "small", 3).speedup
     assert found is not None
     assert found.value == pytest.approx(plain.sum() / spent.sum())
-    assert report.cost is not None
-    assert report.cost.concurrency == 64
+    assert report.times is not None
+    assert report.times.concurrency == 64
     between = build_report(run, config=config | {"decision": config["decision"] | {"concurrency": 40}})
-    assert between.cost is not None
-    assert between.cost.target_ms[4] == pytest.approx(verified(4, 40, context_of(run)))
+    assert between.times is not None
+    assert between.times.target_ms[4] == pytest.approx(verified(4, 40, context_of(run)))
 
 
 def test_a_concurrency_outside_has_no_times_and_the_reason_says_so(run: Run) -> None:
@@ -254,9 +254,9 @@ def test_a_concurrency_outside_has_no_times_and_the_reason_says_so(run: Run) -> 
 
 def test_a_context_outside_takes_the_nearest_and_a_note_says_so(tmp_path: Path) -> None:
     report = build_report(timed(tmp_path / "run", rows(contexts=(1000, 2000)), context=[1000, 2000]))
-    assert report.cost is not None
-    assert (report.cost.context, report.cost.contexts) == (1000, (1000, 2000))
-    assert report.cost.target_ms[1] == verified(1, 1, 1000)
+    assert report.times is not None
+    assert (report.times.context, report.times.contexts) == (1000, (1000, 2000))
+    assert report.times.target_ms[1] == verified(1, 1, 1000)
     assert "other_context" in codes(report)
     assert "timed at 1000, 2000; documents:" in as_terminal(report)
 
@@ -265,12 +265,12 @@ def test_prompts_longer_than_any_that_was_timed_are_told(tmp_path: Path) -> None
     short = [row | {"tokens": row["tokens"] // 500 + 1} if row["step"] == "prefill" else row for row in rows()]
     report = build_report(timed(tmp_path / "run", short))
     assert "beyond_prefill" in codes(report)
-    assert report.cost is not None
-    assert 0 < (report.cost.beyond_prefill or 0) <= 1
+    assert report.times is not None
+    assert 0 < (report.times.beyond_prefill or 0) <= 1
     without = build_report(timed(tmp_path / "none", [row for row in rows() if row["step"] != "prefill"]))
     assert at(without, "code", "small", 3).request_speedup is None
-    assert without.cost is not None
-    assert without.cost.beyond_prefill is None
+    assert without.times is not None
+    assert without.times.beyond_prefill is None
 
 
 def test_a_table_without_contexts_stands_for_all(tmp_path: Path) -> None:
@@ -290,21 +290,21 @@ def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
     report = build_report(timed(tmp_path / "run", part))
     assert at(report, "code", "ngram", 3).speedup is None
     assert "lookup of draft ngram" in only(report, "code", "ngram", "strict").reason
-    assert [item.concurrency for item in only(report, "code", "ngram", "strict").concurrencies] == [16, 64]
+    assert [item.concurrency for item in only(report, "code", "ngram", "strict").load] == [16, 64]
     assert at(report, "code", "small", 3).speedup is not None
     assert report.traffic.verdict == "UNDECIDED"
 
 
 def test_a_latency_table_without_a_decode_step_is_none(tmp_path: Path) -> None:
     report = build_report(timed(tmp_path / "run", [row for row in rows() if row["step"] == "prefill"]))
-    assert report.cost is None
+    assert report.times is None
     assert "no_step_times" in codes(report)
 
 
 def test_times_of_one_batch_make_no_table_of_concurrencies(tmp_path: Path) -> None:
     report = build_report(timed(tmp_path / "run", rows(batches=(1,)), concurrency=[1]))
-    assert all(result.concurrencies == () for result in report.results)
-    assert report.traffic.concurrencies == ()
+    assert all(result.load == () for result in report.results)
+    assert report.traffic.load == ()
     assert "sequences decoded at a time" not in as_terminal(report)
 
 
@@ -316,9 +316,9 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     run.write_manifest(dataclasses.replace(run.manifest, config=run.manifest.config | {"costs": {"source": "none"}}))
     run = Run.open(run.path)
     plain = build_report(run)
-    assert (plain.cost, plain.traffic.verdict, plain.traffic.speedup) == (None, "UNDECIDED", None)
+    assert (plain.times, plain.traffic.verdict, plain.traffic.speedup) == (None, "UNDECIDED", None)
     assert all(result.alpha is not None and result.gammas[0].tokens_per_round is not None for result in plain.results)
-    (warning,) = [item for item in plain.warnings if item.code == "no_step_times"]
+    (warning,) = [item for item in plain.notes if item.code == "no_step_times"]
     assert "no step times were asked for (costs.source: none)" in warning.message
     assert "--set costs.source=table" in warning.remedy
     assert warning.message in " ".join(as_terminal(plain).split())
@@ -326,7 +326,7 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     path.write_text(Latency.of(timed(tmp_path / "timed")).csv())
     config = changed_question(run.manifest.config, ["costs.source=table", f"costs.path={path}"])
     later = build_report(run, config=config)
-    assert later.cost is not None
+    assert later.times is not None
     assert later.traffic.speedup is not None
     assert "no_step_times" not in codes(later)
     with pytest.raises(ProfileInvalid, match="step times are measured during a run"):
@@ -335,12 +335,12 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
 
 def test_a_report_may_leave_measured_times_out(run: Run) -> None:
     report = build_report(run, config=changed_question(run.manifest.config, ["costs.source=none"]))
-    assert report.cost is None
+    assert report.times is None
     assert "no step times were asked for" in " ".join(as_terminal(report).split())
 
 
 def values(report: Report) -> list[Any]:
-    return [as_json(report)["results"], as_json(report)["traffic"]["speedup"], as_json(report)["traffic"]["concurrencies"]]
+    return [as_json(report)["results"], as_json(report)["traffic"]["speedup"], as_json(report)["traffic"]["load"]]
 
 
 def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, report: Report, tmp_path: Path) -> None:
@@ -355,9 +355,9 @@ def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, re
     other = build_report(run, config=config)
     for mine, measured in zip(other.results, report.results, strict=True):
         assert mine.gammas == measured.gammas
-        assert mine.concurrencies == measured.concurrencies
-    assert other.cost is not None
-    assert (other.cost.source, other.cost.device) == ("table", "h100.csv")
+        assert mine.load == measured.load
+    assert other.times is not None
+    assert (other.times.source, other.times.device) == ("table", "h100.csv")
     assert other.traffic.reason.startswith("by the step times in h100.csv, ")
     overhead = build_report(run, config=changed_question(config, ["costs.overhead_ms=1000"]))
     # Where every target step takes a second, drafting is free: the speedup is tokens per round.
@@ -385,13 +385,13 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     report = build_report(run, config=changed_question(run.manifest.config, overrides))
     assert report.traffic.reason.startswith("by step times computed for 2 x h100-sxm, not measured, ")
     assert "not_measured" in codes(report)
-    assert report.cost is not None
+    assert report.times is not None
     target = ModelShape.from_config(LLAMA)
     setting = RooflineSetting("h100-sxm", tp=2)
     for tokens in (1, 4):
         context = round(context_of(run))
-        assert report.cost.target_ms[tokens] == pytest.approx(setting.ms(target, True, tokens, 1, context) + 0.5, rel=1e-3)
-    (memory,) = report.cost.memory
+        assert report.times.target_ms[tokens] == pytest.approx(setting.ms(target, True, tokens, 1, context) + 0.5, rel=1e-3)
+    (memory,) = report.times.memory
     small = ModelShape.from_config(QWEN3)
     assert (memory.draft, memory.weight_bytes) == ("small", small.total_weight_bytes)
     assert memory.kv_share == pytest.approx(
@@ -400,15 +400,15 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     assert memory.lost_share is not None
     assert memory.kv_share < memory.lost_share < memory.kv_share + 0.05
     assert "of the context that fits beside the target" in as_terminal(report)
-    assert [item.concurrency for item in report.traffic.concurrencies] == [1, 8, 32, 64, 128, 256]
+    assert [item.concurrency for item in report.traffic.load] == [1, 8, 32, 64, 128, 256]
     # An 8B target on one 24 GB device holds; on a memory that it does not fit, no share is claimed.
     tight = [*overrides[:1], "costs.accelerator=l4", "costs.weight_bytes=4"]
     other = build_report(run, config=changed_question(run.manifest.config, tight))
-    assert other.cost is not None
-    assert other.cost.memory[0].lost_share is None
+    assert other.times is not None
+    assert other.times.memory[0].lost_share is None
     halved = build_report(run, config=changed_question(run.manifest.config, [*overrides, "costs.weight_bytes=1"]))
-    assert halved.cost is not None
-    assert halved.cost.target_ms[1] < report.cost.target_ms[1]
+    assert halved.times is not None
+    assert halved.times.target_ms[1] < report.times.target_ms[1]
 
 
 def test_a_roofline_needs_shapes(run: Run) -> None:

@@ -377,7 +377,7 @@ def test_a_tree_is_never_timed(run: Run, options: dict[str, Any]) -> None:
 
 def test_a_tree_is_not_said_to_want_step_times_that_were_measured(run: Run) -> None:
     found = asked(run, rule="tree_2", weights=WITHOUT_TEXT)
-    assert found.cost is not None
+    assert found.times is not None
     assert "no step times were measured" not in found.traffic.reason
 
 
@@ -513,8 +513,8 @@ def test_json_holds_every_result_of_every_rule(report: Report) -> None:
         assert (found["rule"], found["lossy"], found["sampling"]) == (result.rule, result.lossy, result.sampling)
         assert found["verdict"] == result.verdict
         assert found["self_check"] == (dataclasses.asdict(result.self_check) if result.self_check else None)
-    assert content["cost"]["lookup_ms"] == {"lookup": 0.4}
-    assert set(content["cost"]["draft_ms"]) == {"small", "large"}
+    assert content["times"]["lookup_ms"] == {"lookup": 0.4}
+    assert set(content["times"]["draft_ms"]) == {"small", "large"}
 
 
 @pytest.mark.parametrize("flavour", ["engine", "llamacpp", "hf"])

@@ -279,7 +279,7 @@ def test_the_command_stops_says_what_it_saved_and_reports_what_it_found(tiny: Pa
     report = build_report(Run.open(run))
     assert report.traffic.verdict == "NO-GO"
     assert "whatever is accepted" in report.traffic.reason
-    assert "stopped" in {warning.code for warning in report.warnings}
+    assert "stopped" in {warning.code for warning in report.notes}
     refused = CliRunner().invoke(app, [*arguments, "--reuse-continuations", str(run)])
     assert refused.exit_code != 0
 

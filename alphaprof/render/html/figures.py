@@ -366,7 +366,7 @@ def _textbook(item: Result) -> tuple[float | None, str]:
 
 def step_times(report: Report, style: Style) -> Figure | None:
     """What a target step takes by the tokens that it verifies, and a draft step."""
-    cost = report.cost
+    cost = report.times
     if cost is None or not cost.target_ms:
         return None
     tokens = list(cost.target_ms)
@@ -395,7 +395,7 @@ def causes(report: Report, style: Style) -> Figure:
     """What is lost under the rules of the verdict, in shares of the positions; causes in the order in which they apply."""
     judged = {(item.draft, item.rule) for item in report.results if item.verdict is not None}
     groups: dict[tuple[str, str], list[Attribution]] = {}
-    for item in report.attribution:
+    for item in report.causes:
         if (item.draft, item.rule) in judged:
             groups.setdefault((item.draft, item.rule), []).append(item)
     known = {cause.name for items in groups.values() for item in items for cause in item.causes}

@@ -74,7 +74,7 @@ def render_html(report: Report) -> str:
         vocabulary=[(text_name(item, report.vocabulary, not item.on_policy), item) for item in report.vocabulary],
         wiring={name: lines for name, facts in report.run.draft_models.items() if (lines := list(wiring_lines(facts)))},
         uncertified=[said for draft, said in without_mean_divergence(report).items() if draft in uncertified(report)],
-        times=list(times_lines(report.cost, report.run.mean_context)) if report.cost else [],
+        times=list(times_lines(report.times, report.run.mean_context)) if report.times else [],
         profile=_pretty(report.run.profile),
         environment=_pretty(report.run.environment),
         glossary=json.loads(texts["glossary.json"]),
