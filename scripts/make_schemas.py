@@ -95,7 +95,7 @@ GLOSSARY = {  # what a name means wherever it stands; CLASS.NAME goes first
 def pages() -> Iterable[tuple[Path, str]]:
     """All schemas with their paths."""
     for answer in ANSWERS:
-        yield FOLDER / f"{answer.format}-{answer.version}.json", json.dumps(schema_of(answer), indent=1) + "\n"
+        yield FOLDER / f"{answer.format}-{answer.version.split('.')[0]}.json", json.dumps(schema_of(answer), indent=1) + "\n"
 
 
 def schema_of(answer: type[Published]) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def schema_of(answer: type[Published]) -> dict[str, Any]:
     root = of_dataclass(answer, definitions)
     given = {
         "format": {"const": answer.format, "description": "name of the format"},
-        "version": {
+        "schema_version": {
             "const": answer.version,
-            "description": "of the format; rises where a field goes or changes meaning",
+            "description": "of the format, MAJOR.MINOR: the first number rises where a field goes or changes its meaning",
         },
     }
     root["properties"] = given | root["properties"] | extras(answer)

@@ -86,7 +86,7 @@ class Comparison:
     """
 
     format: ClassVar[str] = "alphaprof-compare"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     first: str  # run and draft
     second: str  # run and draft

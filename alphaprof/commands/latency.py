@@ -26,7 +26,7 @@ class Latency:
     """Step times and where they were measured."""
 
     format: ClassVar[str] = "alphaprof-latency"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     alphaprof: str
     target: str

@@ -48,7 +48,7 @@ class Prediction:
     """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
 
     format: ClassVar[str] = "alphaprof-predict"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     alpha: float  # share of positions where the draft's proposal is kept
     burstiness: float  # correlation of acceptance from one position to the next

@@ -114,7 +114,7 @@ class TreesReport:
     """
 
     format: ClassVar[str] = "alphaprof-trees"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     alphaprof: str
     run: str

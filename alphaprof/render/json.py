@@ -15,11 +15,13 @@ PREFIX = "alphaprof-"
 
 
 class Published(Protocol):
-    """A dataclass whose fields are a published JSON format. `version` rises where a field goes or changes its meaning."""
+    """A dataclass whose fields are a published JSON format. In `version`, MAJOR.MINOR, the first number rises where a field
+    goes or changes its meaning, and the second where one comes.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     format: ClassVar[str]
-    version: ClassVar[int]
+    version: ClassVar[str]
 
 
 def render_json(value: Published) -> str:
@@ -27,7 +29,7 @@ def render_json(value: Published) -> str:
 
     Unknown values are null, an infinite bound is the string "inf". Raises `ValueError` for NaN, which no answer holds.
     """
-    content = {"format": value.format, "version": value.version} | plain_values(dataclasses.asdict(value))
+    content = {"format": value.format, "schema_version": value.version} | plain_values(dataclasses.asdict(value))
     return json.dumps(content, indent=2, allow_nan=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,17 +17,20 @@ import pyarrow.compute as pc
 from alphaprof.costs.cost_model import Cost, cost_of
 from alphaprof.costs.speedup import UNTIMED
 from alphaprof.log.store import Run
+from alphaprof.report.decision import VerdictName
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import Note, Result, RunFacts, Traffic
+from alphaprof.report.model import Choice, Conditions, DomainAnswer, Note, Result, Route, RunFacts, ServerPool, Traffic
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.sections.attribution import Attribution, ResultOnText, attribution
 from alphaprof.report.sections.certificates import Certificates, build_certificates
 from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
 from alphaprof.report.sections.predictability import Predictability, predictability
 from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
-from alphaprof.report.traffic import judge_traffic
+from alphaprof.report.traffic import Parts, judge_parts, judge_traffic
+from alphaprof.report.verdict import Question
 from alphaprof.report.warnings import report_warnings
+from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.files import write_totals
 from alphaprof.totals.log_sample import LIMIT, LogPart
@@ -42,14 +45,24 @@ class Report:
     """The answer. `replay` says which flavour of rounds the numbers follow (engine, llamacpp or hf)."""
 
     format: ClassVar[str] = "alphaprof-report"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
+    verdict: VerdictName
+    draft: str | None  # that the verdict concerns
+    gamma: int | None
+    speedup: Interval | None  # over the documents that the verdict rests on
+    tokens_per_round: Interval | None  # over all documents
+    route: tuple[ServerPool, ...]  # what to deploy: a pool a configuration, without a draft where none pays; empty: none yet
+    conditions: Conditions  # what the verdict holds for
     alphaprof: str
     confidence: float
     replay: Flavour
     run: RunFacts
     times: Cost | None  # where step times come from; None: there are none
     traffic: Traffic  # the verdict on all domains together
+    domains: tuple[DomainAnswer, ...]  # what to use for each domain by itself, the largest share first
+    drafts: tuple[Choice, ...]  # every draft by itself on the whole traffic, the fastest first
+    routing: Route | None  # domains on several pools of servers; None: nothing would leave the one pool, or none can choose
     results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
     causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
     certificates: Certificates | None  # None: the log holds no thresholds
@@ -77,7 +90,7 @@ def build_report(
     question, book, documents = inquiry.question, inquiry.book, inquiry.documents
     shown = list(dict.fromkeys([*inquiry.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else LIMIT)
-    judged, pools, traffic = _judged(inquiry, shown, part)
+    judged, pools, traffic, parts = _judged(inquiry, shown, part)
     results = [item.result for item in judged]
     decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
     at_best = [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
@@ -86,12 +99,22 @@ def build_report(
     facts, certificates = _facts(run, documents, part), build_certificates(part, question.confidence)
     certified = certificates.certificates if certificates else ()
     return Report(
+        verdict=traffic.verdict,
+        draft=traffic.draft,
+        gamma=traffic.gamma,
+        speedup=traffic.speedup,
+        tokens_per_round=traffic.tokens_per_round,
+        route=_to_deploy(traffic, parts.route),
+        conditions=_conditions(question, facts, traffic, cost),
         alphaprof=__version__,
         confidence=question.confidence,
         replay=flavour,
         run=facts,
         times=cost,
         traffic=traffic,
+        domains=parts.domains,
+        drafts=parts.drafts,
+        routing=parts.route,
         results=tuple(results),
         causes=attribution(part, judged, flavour, timing, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),
@@ -105,9 +128,9 @@ def build_report(
 
 def _judged(
     inquiry: ReportInputs, shown: Sequence[str], part: LogPart
-) -> tuple[list[ResultOnText], list[DraftPool], Traffic]:
-    """The result of every pool, the pools that the verdicts concern, and the verdict on the traffic. Other threads work
-    them out while this one reads what comes next; what verdicts concern comes first, of all drafts.
+) -> tuple[list[ResultOnText], list[DraftPool], Traffic, Parts]:
+    """The result of every pool, the pools that the verdicts concern, and the answers for the traffic and its parts. Other
+    threads work them out while this one reads what comes next; what verdicts concern comes first, of all drafts.
     """
     question, book, gammas = inquiry.question, inquiry.book, inquiry.run.gammas
     of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.documents.groups}
@@ -132,11 +155,36 @@ def _judged(
                     decisive.append(item)
                 collect(AHEAD)
             if rules is deciding:
-                traffic = threads.submit(judge_traffic, evidence_of(inquiry, decisive), book, question, gammas)
+                evidence, counts = evidence_of(inquiry, decisive), Counter[str]()
+                for group in inquiry.documents.groups:
+                    counts[group.domain] += len(group.rows)
+                traffic = threads.submit(judge_traffic, evidence, book, question, gammas)
+                parts = threads.submit(judge_parts, evidence, book, question, gammas, counts)
         collect(0)
     order = {(reader.draft, rule): place for place, (reader, rule) in enumerate(itertools.product(readers, shown))}
     judged.sort(key=lambda item: order[item.result.draft, item.rule.id])
-    return judged, decisive, traffic.result()
+    return judged, decisive, traffic.result(), parts.result()
+
+
+def _to_deploy(traffic: Traffic, route: Route | None) -> tuple[ServerPool, ...]:
+    """The pools of servers that the verdicts call for."""
+    if route is not None and route.worth_it:
+        return route.pools
+    if traffic.verdict == "UNDECIDED":
+        return ()
+    used = (traffic.draft, traffic.gamma) if traffic.verdict == "GO" else (None, None)
+    return (ServerPool(*used, tuple(traffic.weights), 1.0),)
+
+
+def _conditions(question: Question, facts: RunFacts, traffic: Traffic, cost: Cost | None) -> Conditions:
+    return Conditions(
+        concurrency=question.concurrency,
+        context=cost.context if cost else None,
+        engine=cost.engine if cost else None,
+        device=cost.device if cost else None,
+        dtype=facts.dtype,
+        rule=traffic.rule,
+    )
 
 
 def settled(run: Run) -> str | None:

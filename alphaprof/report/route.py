@@ -57,7 +57,7 @@ def find_route(
         for used in dict.fromkeys(assigned)
     ]
     pools.sort(key=lambda each: -each.share)
-    worth_it = more.low >= question.min_route_gain
+    worth_it = more.low >= question.min_route_gain and speedup.low >= question.min_speedup
     return Route(tuple(pools), speedup, more, pool(single, mix.domains), gain.documents, worth_it)
 
 

@@ -47,7 +47,7 @@ def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path) -> 
     assert text.stderr.count("3 rounds of all steps") == 4
     assert "\\n" not in text.stdout
     found = json.loads(called("latency", profile, *SMALL, "--format", "json").stdout)
-    assert (found["format"], found["version"], found["dtype"]) == ("alphaprof-latency", 1, "float32")
+    assert (found["format"], found["schema_version"], found["dtype"]) == ("alphaprof-latency", "1.0", "float32")
     # 3 target steps, bookkeeping twice, 2 draft steps and a search for each of four cells; prefills of two models.
     assert len(found["steps"]) == 4 * 8 + 2 * 2
     assert {row["mode"] for row in found["steps"]} == {"eager"}

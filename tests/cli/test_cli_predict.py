@@ -84,7 +84,7 @@ def test_every_cost_and_burstiness_reach_the_formula(
 def test_json_holds_the_librarys_numbers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(printed(monkeypatch, capsys, *CLAIM, "--burstiness", 0.3, "--format", "json"))
     assert found == as_json(build_prediction(0.75, 0.3, RoundCost(0.04)))
-    assert (found["format"], found["version"], found["best_gamma"]) == ("alphaprof-predict", 1, 8)
+    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "1.0", 8)
     assert (found["alpha"], found["burstiness"], found["engine_rate"]) == (0.75, 0.3, None)
     assert found["cost"] == {"draft": 0.04, "verify": 1.0, "verify_slope": 0.0, "overhead": 0.0}
     item = found["gammas"][3]

@@ -365,7 +365,7 @@ def test_the_json_holds_checks_and_facts_and_no_nan() -> None:
     text = answer_text(build_preflight(seen(estimate=estimated(UNKNOWN, SPEED, STORAGE, 64))), "json")
     content = json.loads(text, parse_constant=pytest.fail)
     jsonschema.validate(content, json.loads(json_schema("preflight")))
-    assert (content["format"], content["version"], content["stops"]) == ("alphaprof-preflight", 1, False)
+    assert (content["format"], content["schema_version"], content["stops"]) == ("alphaprof-preflight", "1.0", False)
     assert {"name", "subject", "level", "cause", "remedy", "stops"} == set(content["checks"][0])
     assert content["seen"]["estimate"]["seconds"] is None
 

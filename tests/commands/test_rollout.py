@@ -177,7 +177,7 @@ def test_on_sampled_text_another_draw_is_no_departure_and_regret_stands_beside_i
 def test_both_renderings_hold_the_numbers_and_no_verdict() -> None:
     found = built(rolled(), rolled(regret=np.zeros(4), tested=np.zeros((4, 2)), accepted=np.zeros((4, 2))))
     content = json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
-    assert (content["format"], content["version"]) == ("alphaprof-rollout", 1)
+    assert (content["format"], content["schema_version"]) == ("alphaprof-rollout", "1.0")
     first, second = content["texts"][0]["ways"]
     assert first["alpha"]["value"] == pytest.approx(0.48)
     assert (second["alpha"], second["conditional"]) == (None, [None, None])

@@ -396,7 +396,7 @@ def test_other_rounds_and_texts_are_counted(tmp_path: Path) -> None:
 def test_both_renderings_hold_the_comparison(tmp_path: Path) -> None:
     found = compared(tmp_path, 1.25)
     content = json.loads(answer_text(found, "json"), parse_constant=pytest.fail)
-    assert (content["format"], content["version"], content["outcome"]) == ("alphaprof-validate", 1, "outside")
+    assert (content["format"], content["schema_version"], content["outcome"]) == ("alphaprof-validate", "1.0", "outside")
     assert content["cells"][0]["error"]["value"] == pytest.approx(-0.2)
     assert content["wall"]["median"] == pytest.approx(0.2)
     assert content["wall"]["low"] < content["wall"]["median"] < content["wall"]["high"]

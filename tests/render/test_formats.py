@@ -91,7 +91,7 @@ def test_a_schema_is_a_schema_and_knows_its_own_version(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     answer = next(answer for answer in MADE["ANSWERS"] if f"alphaprof-{name}" == answer.format)
     assert schema["properties"]["format"]["const"] == answer.format
-    assert schema["properties"]["version"]["const"] == answer.version
+    assert schema["properties"]["schema_version"]["const"] == answer.version
 
 
 def test_every_answer_has_a_schema() -> None:

@@ -240,7 +240,7 @@ def missing(wanted: Mapping[str, Any], found: Any, path: str = "") -> list[str]:
 
 def test_json_holds_what_was_promised(tmp_path: Path) -> None:
     content = as_json(reported(tmp_path))
-    assert (content["format"], content["version"], content["confidence"]) == ("alphaprof-report", 1, 0.95)
+    assert (content["format"], content["schema_version"], content["confidence"]) == ("alphaprof-report", "1.0", 0.95)
     assert missing(KEYS, content) == []
     for result in content["results"]:
         assert missing(RESULT_KEYS, result) == []

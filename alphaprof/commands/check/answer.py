@@ -58,7 +58,7 @@ class Check:
     """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
 
     format: ClassVar[str] = "alphaprof-check"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     outcome: Outcome  # of all thresholds together
     reason: str

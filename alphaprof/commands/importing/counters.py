@@ -170,7 +170,7 @@ class Counters:
     """
 
     format: ClassVar[str] = "alphaprof-counters"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     alphaprof: str
     target: str | None  # the model_name of the counters

@@ -44,7 +44,7 @@ class Preflight:
     """All checks, and the facts that they are about."""
 
     format: ClassVar[str] = "alphaprof-preflight"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     checks: tuple[Finding, ...]  # by name, in the order of the docs
     stops: bool  # whether the run would stop

@@ -145,7 +145,7 @@ class Rollout:
     """
 
     format: ClassVar[str] = "alphaprof-rollout"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     target: str
     device: str

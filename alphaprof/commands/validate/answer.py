@@ -128,7 +128,7 @@ class Validation:
     """
 
     format: ClassVar[str] = "alphaprof-validate"
-    version: ClassVar[int] = 1
+    version: ClassVar[str] = "1.0"
 
     run: str | None
     target: str
