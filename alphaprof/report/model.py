@@ -110,7 +110,8 @@ class Choice:
     speedup: Interval | None  # two-sided, over the documents that the verdict rests on
     verdict: VerdictName
     reason: str
-    documents_needed: int | None  # independent documents in all that would settle it
+    documents: int  # independent ones that there are
+    documents_needed: int | None  # independent ones in all that would settle it
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class DomainAnswer:
     documents: int
     best: Choice
     next_best: Choice | None  # of the other drafts; None: there is none
+    ahead: Interval | None  # how many times as fast as the next best it is, paired; on documents that chose neither
 
 
 @dataclass(frozen=True)

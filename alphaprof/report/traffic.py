@@ -14,9 +14,19 @@ from alphaprof.report.format import short
 from alphaprof.report.model import Choice, DomainAnswer, Route, Traffic
 from alphaprof.report.route import find_route
 from alphaprof.report.speeds import by_concurrency, pays_up_to, speedup_interval, tokens_interval
-from alphaprof.report.verdict import Evidence, Pair, Pools, Question, judge, no_decision, pooled_speedup, without_times
+from alphaprof.report.verdict import (
+    Evidence,
+    Pair,
+    Pools,
+    Question,
+    halves,
+    judge,
+    no_decision,
+    pooled_speedup,
+    without_times,
+)
 from alphaprof.rules import rules_of
-from alphaprof.stats.estimate import Interval, pooled_share
+from alphaprof.stats.estimate import Interval, distinct, pooled_share
 from alphaprof.totals.pool import DocumentTotals, accepted_of
 
 IMPORT_DECIDES = (
@@ -129,7 +139,8 @@ def judge_parts(
             best = choose({draft: pools for draft, pools in here.items() if draft in allowed}, mix=alone)
             others = {draft: pools for draft, pools in here.items() if draft != best.draft}
         next_best = choose(others, mix=alone) if others else None
-        domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, next_best))
+        ahead = _ahead(here, best, next_best, domain, timing, question) if next_best else None
+        domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, next_best, ahead))
     if not allowed or why_undecidable(weights, evidence, next(iter(allowed.values()))):
         return Parts(tuple(domains), (), None)
     drafts = sorted((choose({draft: pools}, mix=mix) for draft, pools in every.items()), key=_speed, reverse=True)
@@ -137,8 +148,25 @@ def judge_parts(
     return Parts(tuple(domains), tuple(drafts), route)
 
 
+def _ahead(
+    candidates: Pools, best: Choice, next_best: Choice, domain: str, timing: Timing, question: Question
+) -> Interval | None:
+    """How many times as fast one choice is as another, on the documents of a domain that chose neither."""
+    if best.speedup is None or next_best.speedup is None:
+        return None
+    parts = halves({domain: next(iter(candidates.values()))[domain]}, question.order)
+    if parts is None:
+        return None
+    ways = [
+        [(candidates[draft][domain].counts(gamma).rows(parts[1][domain]), timing.times[draft])]
+        for draft, gamma in ((choice.draft, choice.gamma) for choice in (next_best, best))
+        if draft is not None and gamma is not None
+    ]
+    return speedup_interval(Mix.of({domain: 1.0}).gain(*ways), question.confidence)
+
+
 def _nothing(reason: str) -> Choice:
-    return Choice(None, None, None, None, None, "UNDECIDED", reason, None)
+    return Choice(None, None, None, None, None, "UNDECIDED", reason, 0, None)
 
 
 def _speed(choice: Choice) -> float:
@@ -167,6 +195,7 @@ def _choice(candidates: Pools, timing: Timing, mix: Mix, question: Question, gam
         speedup=speedup_interval(decision.speedup, question.confidence),
         verdict=decision.verdict,
         reason=decision.reason,
+        documents=distinct(np.concatenate([pool.cluster for pool in pools])),
         documents_needed=decision.documents_needed,
     )
 
