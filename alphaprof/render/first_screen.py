@@ -100,7 +100,7 @@ def _run(report: Report) -> str:
 def _about(report: Report) -> Iterator[str]:
     """The draft, its speedup and what was asked for; where nothing is decided, why."""
     traffic = report.traffic
-    asked = f"you asked for {fmt.number(traffic.min_speedup)}x"
+    asked = f"asked {fmt.number(traffic.min_speedup)}x"
     if report.draft is None or report.speedup is None:
         yield f"the speedup is not known; {asked}"
         yield fmt.sentence(report.traffic.reason)
