@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
+from alphaprof.render.sections.blocks import Block, Table
 from alphaprof.report.format import short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:])")
@@ -33,3 +35,36 @@ def heading(outcome: str, about: str, reason: str) -> list[str]:
 def row(*cells: str) -> str:
     """A row of a table."""
     return f"| {' | '.join(cells)} |"
+
+
+def block_lines(blocks: Iterable[Block]) -> Iterator[str]:
+    """Yields the lines of blocks: tables below their titles, and lists of the lines between them, indented as these are."""
+    item = False
+    for block in blocks:
+        if item and (isinstance(block, Table) or not block):
+            yield ""
+        if isinstance(block, Table):
+            yield from _table_lines(block)
+        elif block:
+            yield f"{'  ' if item and block.startswith(' ') else ''}- {escaped_sentence(block.strip())}"
+        item = isinstance(block, str) and bool(block)
+    if item:
+        yield ""
+
+
+def _table_lines(table: Table) -> Iterator[str]:
+    """Yields a table with empty lines around it, and what stands below it as a list."""
+    yield from (f"**{escaped_sentence(table.title)}**", "")
+    yield row(table.named, *map(_cell, table.columns))
+    yield f"|---|{''.join('---|' if column in table.left else '--:|' for column in table.columns)}"
+    for name, cells in (*table.rows, *table.footer):
+        yield row(escaped(name), *(_cell(cells.get(column, "")) for column in table.columns))
+    yield ""
+    if table.below:
+        yield from (f"- {escaped_sentence(line.strip())}" for line in table.below)
+        yield ""
+
+
+def _cell(text: str) -> str:
+    """A heading or cell; its line breaks stay."""
+    return "<br>".join(map(escaped_sentence, text.split("\n")))
