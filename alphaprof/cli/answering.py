@@ -43,7 +43,7 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        Literal["terminal", "json", "md", "html"], Option("--format", help="terminal, json, md or html.")
+        Literal["terminal", "json", "md", "html", "csv"], Option("--format", help="terminal, json, md, html or csv.")
     ] = "terminal",
     out: OutFile = None,
     overrides: Annotated[
@@ -69,7 +69,7 @@ def report(
         bool, Option("--verify", help="First check every byte of the run's files against the manifest.")
     ] = False,
 ) -> None:
-    """Print the answer per domain: alpha, tokens per round, speedup, and GO, NO-GO or UNDECIDED."""
+    """Print the answer on one screen: GO, NO-GO or UNDECIDED, the route, and what to use for each domain."""
     from alphaprof.log.store import Run
     from alphaprof.render.report import ReportAnswer
     from alphaprof.render.sections.contents import known_sections

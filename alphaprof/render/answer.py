@@ -38,5 +38,6 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
     colour = sys.stdout.isatty() and not to_file
     width = shutil.get_terminal_size().columns if colour else PLAIN_WIDTH
     buffer = io.StringIO()
-    answer.terminal(Console(file=buffer, force_terminal=colour, width=max(width, LEAST_WIDTH)))
+    least = 1 if getattr(answer, "any_width", False) else LEAST_WIDTH
+    answer.terminal(Console(file=buffer, force_terminal=colour, width=max(width, least)))
     return buffer.getvalue()

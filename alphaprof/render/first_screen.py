@@ -1,6 +1,6 @@
 """The first screen of a report: verdict, route, conditions, one table, load, notes, what to paste, and what else there is.
 
-In a terminal it fits 40 lines of 100 columns for five drafts and twelve domains; what is cut there says where it is whole.
+Terminal, Markdown and HTML draw the same texts.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
-
+from alphaprof.render.sections.contents import ALL, chosen
 from alphaprof.render.wording import reached
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
@@ -28,11 +25,9 @@ IMPORTANCE = (  # of notes, by code: what can make the answer wrong, then what m
     *("halved_batches", "stopped", "token_by_token", "chain"),
 )
 DRAFT_ALONE = "one draft"
-COLUMNS = ("domain", "share", "docs", "draft", "γ", "accept@1", "tokens/round", "speedup", "verdict", "next best")
+COLUMNS = ("domain", "share", "docs", "draft", "γ", "alpha", "tokens/round", "speedup", "verdict", "next best")
 WORDS = ("domain", "draft", "verdict", "next best")  # columns of words, which begin at the left
-LESS = ("docs", "next best", "share", "tokens/round", "accept@1")  # columns that a narrow terminal goes without, in turn
 SAME = "≈"  # marks a next best that is not told apart
-SECTIONS = "--show drafts|gammas|causes|load|wiring|times|notes|all;  --format html|json|md|csv"
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class FirstScreen:
     about: tuple[str, ...]  # behind the verdict, and below it
     route: tuple[str, ...]  # empty: there is none to speak of
     times: str
-    level: str  # of the table's intervals
+    headings: tuple[str, ...]  # of COLUMNS
     rows: tuple[tuple[str, ...], ...]  # cells of COLUMNS, a domain each
     total: tuple[str, ...]  # the one draft for all; empty: there is none
     below: tuple[str, ...]
@@ -53,6 +48,7 @@ class FirstScreen:
     notes: tuple[str, ...]
     more_notes: int  # of other kinds
     serve: tuple[str, ...]  # commands
+    sections: tuple[str, ...]  # names of those that have something to show
 
 
 def first_screen(report: Report) -> FirstScreen:
@@ -67,7 +63,7 @@ def first_screen(report: Report) -> FirstScreen:
         about=tuple(_about(report)),
         route=tuple(_route(report)),
         times=_times(report),
-        level=fmt.level(report.confidence),
+        headings=tuple(_headings(report)),
         rows=tuple(_row(fmt.short(item.domain), item.share, item.documents, item.best, item) for item in report.domains),
         total=_total(report),
         below=tuple(_below(report)),
@@ -76,6 +72,7 @@ def first_screen(report: Report) -> FirstScreen:
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
         more_notes=max(len(by_code) - NOTES, 0),
         serve=tuple(_serve(report)),
+        sections=tuple(section.name for section in chosen([ALL], report)),
     )
 
 
@@ -100,7 +97,7 @@ def _run(report: Report) -> str:
 def _about(report: Report) -> Iterator[str]:
     """The draft, its speedup and what was asked for; where nothing is decided, why."""
     traffic = report.traffic
-    asked = f"asked {fmt.number(traffic.min_speedup)}x"
+    asked = f"asked {traffic.min_speedup:g}x"
     if report.draft is None or report.speedup is None:
         yield f"the speedup is not known; {asked}"
         yield fmt.sentence(report.traffic.reason)
@@ -108,8 +105,8 @@ def _about(report: Report) -> Iterator[str]:
     best = "" if report.verdict == "GO" or len(report.drafts) < 2 else " (the best)"
     measured = " (Hugging Face times)" if report.times and report.times.source == "measured" else ""
     tokens = f"{report.gamma} speculative token{'' if report.gamma == 1 else 's'}"
-    where = ", all traffic" if len(report.domains) > 1 else ""
-    yield f"{report.draft}{best}, {tokens}{where}: {fmt.interval(report.speedup, 'x')}, {asked}{measured}"
+    where = " everywhere" if len(report.domains) > 1 else ""
+    yield f"{report.draft}{best}{where}, {tokens}: {fmt.interval(report.speedup, 'x')}, {asked}{measured}"
     if report.verdict != "UNDECIDED":
         return
     if more := _more_documents(_mine(report)):
@@ -144,18 +141,18 @@ def _route(report: Report) -> Iterator[str]:
             and report.speedup is not None
             and report.run.profile.get("route", {}).get("by") != "none"
         ):
-            yield "one pool: no domain would gain by another draft or γ, or by none"
+            yield "one pool: no domain would gain by another draft or γ, or by none."
         return
     if route.over.draft is not None:
         over = f"{route.over.draft} (γ {route.over.gamma}) alone"
-    faster, pools = fmt.interval(route.speedup, "x"), f"{len(route.pools)} server pools"
-    yield (
-        f"{_parts(route)}: {faster}, {pools}"
-        if route.worth_it
-        else f"one pool; not worth {pools}: {_parts(route)}, {faster}"
-    )
-    yield f"{'Routing gains' if route.worth_it else 'That would gain'} {_signed(route.gain)} over {over}."
-    yield f"Tested on {fmt.many(route.documents, 'document')} that chose neither drafts nor γ."
+    faster, tested = fmt.interval(route.speedup, "x"), f"on {fmt.many(route.documents, 'document')} that did not choose them"
+    if route.worth_it:
+        yield f"{_parts(route)}: {faster}, {len(route.pools)} server pools."
+        yield f"Routing gains {_signed(route.gain)} over {over}, {tested}."
+        return
+    number = "a second pool" if len(route.pools) == 2 else f"{len(route.pools)} pools"
+    yield f"one pool: not worth {number}, with a gain of {_signed(route.gain)} over {over}."
+    yield f"Tried: {_parts(route)}: {faster}, {tested}."
 
 
 def _signed(gain: Interval) -> str:
@@ -185,7 +182,7 @@ def _times(report: Report) -> str:
     load = "one sequence" if conditions.concurrency == 1 else f"{conditions.concurrency} sequences"
     where = f"{load} at a time, context {cost.context:.0f}"
     if cost.source == "measured":
-        return f"{where}, {cost.device} {cost.dtype}; measured here with Hugging Face: not your engine"
+        return f"{where}, {cost.device}; measured here with Hugging Face: not your engine"
     if cost.source == "table":
         return f"{where}; from your table {cost.device}"
     return f"{where}; computed by a roofline of {cost.device}: not measured"
@@ -213,6 +210,12 @@ def _next_best(choice: Choice | None, ahead: Interval | None) -> str:
     if choice.speedup is None:
         return f"{choice.draft} {reached(choice.tokens_per_round.value if choice.tokens_per_round else None, None)}"
     return f"{choice.draft} {fmt.number(choice.speedup.value)}{same}"
+
+
+def _headings(report: Report) -> Iterator[str]:
+    heads = report.run.imported is not None or any(facts.by_depth for facts in report.run.draft_models.values())
+    named = {"alpha": "accept@1" if heads else "alpha", "speedup": f"speedup [{fmt.level(report.confidence)}]"}
+    return (named.get(name, name) for name in COLUMNS)
 
 
 def _total(report: Report) -> tuple[str, ...]:
@@ -284,120 +287,6 @@ def _serve(report: Report) -> Iterator[str]:
     """The commands that write what the engine is started with, for each draft that is to be deployed."""
     for draft in dict.fromkeys(pool.draft for pool in report.route if pool.draft is not None):
         yield f"alphaprof export {report.run.path}:{draft} --to vllm"
-
-
-COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow"}
-WIDTH = 100  # columns, however wide the terminal is
-LABEL = 7  # columns of what a line is about
-MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
-
-
-def render_first_screen(report: Report, console: Console) -> None:
-    """Prints the first screen in 100 columns, or in those of a narrower terminal."""
-    screen, page = first_screen(report), _Page(console, min(console.width, WIDTH))
-    page.say("", screen.run, indent=0)
-    page.say("")
-    for place, line in enumerate(screen.about):
-        page.say(screen.verdict if place == 0 else "", line, style=COLOURS[screen.verdict], most=3)
-    for place, line in enumerate(screen.route):
-        page.say("ROUTE" if place == 0 else "", line)
-    page.say("Times", screen.times)
-    page.say("")
-    page.table(screen)
-    for line in screen.below:
-        page.say("", line, indent=0)
-    page.say("")
-    page.load(screen)
-    for place, note in enumerate(screen.notes):
-        page.say("Notes" if place == 0 else "", f"{place + 1} {note}", cut=" (--show notes)", hang=2)
-    if screen.more_notes:
-        page.say("", f"{screen.more_notes} more: --show notes")
-    for place, command in enumerate(screen.serve):
-        page.say("Serve" if place == 0 else "", command)
-    page.say("More", SECTIONS)
-
-
-@dataclass(frozen=True)
-class _Page:
-    """Lines of text for a terminal."""
-
-    console: Console
-    width: int
-
-    def say(
-        self,
-        label: str,
-        text: str = "",
-        *,
-        style: str = "bold",
-        indent: int = LABEL,
-        hang: int = 0,
-        most: int = 2,
-        cut: str = "",
-    ) -> None:
-        """Prints a text of at most `most` lines beside its label, all but the first `hang` columns further in. What is cut
-        off ends in an ellipsis and `cut`.
-        """
-        indent = max(indent, cell_len(label) + 2) if label else indent
-        lines = Text(fmt.visible(text)).wrap(self.console, self.width - indent - hang)
-        for place, line in enumerate(lines[:most]):
-            line.rstrip()
-            if place == most - 1 and len(lines) > most:
-                line.truncate(self.width - indent - hang - len(cut) - 2)
-                line.append(f" \N{HORIZONTAL ELLIPSIS}{cut}")
-            before = Text(label.ljust(indent), style) if place == 0 else Text(" " * (indent + hang))
-            self._print(before.append_text(line))
-        if not lines:
-            self._print(Text())
-
-    def _print(self, line: Text) -> None:
-        line.rstrip()
-        self.console.print(line, soft_wrap=True, highlight=False)
-
-    def table(self, screen: FirstScreen) -> None:
-        """Prints the domains, without the columns that a narrow terminal has no place for."""
-        heading = [f"speedup [{screen.level}]" if name == "speedup" else name for name in COLUMNS]
-        rows = [heading, *screen.rows, *((screen.total,) if screen.total else ())]
-        cells = [[_cut(cell, MOST.get(name)) for name, cell in zip(COLUMNS, row, strict=True)] for row in rows]
-        widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
-        shown, gap = list(range(len(COLUMNS))), 2
-        for name in LESS:
-            gap = 2 if sum(widths[place] + 2 for place in shown) - 2 <= self.width else 1
-            if sum(widths[place] + gap for place in shown) - gap > self.width:
-                shown.remove(COLUMNS.index(name))
-        rule = Text("-" * min(sum(widths[place] + gap for place in shown) - gap, self.width))
-        for number, row in enumerate(cells):
-            if number == len(rows) - 1 and screen.total:
-                self._print(rule.copy())
-            for place in shown:
-                row[place].align("left" if COLUMNS[place] in WORDS else "right", widths[place])
-            if number:
-                row[COLUMNS.index("verdict")].stylize(COLOURS[rows[number][COLUMNS.index("verdict")].split()[0]])
-            self._print(Text(" " * gap).join(row[place] for place in shown))
-            if number == 0:
-                self._print(rule.copy())
-        if len(shown) < len(COLUMNS):
-            left_out = ", ".join(name for place, name in enumerate(COLUMNS) if place not in shown)
-            self.say("", f"left out, the terminal is narrow: {left_out}", indent=0)
-
-    def load(self, screen: FirstScreen) -> None:
-        """Prints the best speedups by concurrency."""
-        if not screen.load:
-            return
-        columns = list(zip(*screen.load, strict=True))
-        first = max(cell_len(cell) for cell in columns[0])
-        widths = [max(len(cell) for cell in column) for column in columns[1:]]
-        for place, (name, *row) in enumerate(screen.load):
-            cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            told = f"   {screen.pays}" if place == 1 else ""
-            self.say("Load" if place == 0 else "", f"{name.ljust(first)}  {cells}{told}")
-
-
-def _cut(cell: str, most: int | None) -> Text:
-    text = Text(fmt.visible(cell))
-    if most is not None:
-        text.truncate(most, overflow="ellipsis")
-    return text
 
 
 CSV = (

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from rich.console import Console
 
+from alphaprof.render.first_screen import COLUMNS, WORDS, first_screen, first_screen_csv
 from alphaprof.render.html.page import render_html
-from alphaprof.render.markdown import SIGNS, block_lines, escaped, escaped_sentence, heading, row
+from alphaprof.render.markdown import SIGNS, block_lines, escaped_sentence, row
 from alphaprof.render.sections.contents import ALL, chosen
 from alphaprof.render.terminal import render_terminal
-from alphaprof.render.wording import ACCEPT_AT_1, alpha_name, any_engine, at_best, of_all, speedup_lines
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.report.model import Result
 
 COMMENT = 65_000  # characters: a comment on GitHub holds 65,536, and needs room for what an action adds
 
@@ -21,6 +21,7 @@ COMMENT = 65_000  # characters: a comment on GitHub holds 65,536, and needs room
 class ReportAnswer(Report):
     """A report with its texts, which the folder `report` cannot import, and the sections that its reader asked for."""
 
+    any_width: ClassVar[bool] = True  # its terminal text fits any
     _show: tuple[str, ...] = ()
 
     @classmethod
@@ -33,8 +34,12 @@ class ReportAnswer(Report):
         return answer
 
     def terminal(self, console: Console) -> None:
-        """Prints the sections that were asked for, or the whole report."""
-        render_terminal(self, console, *([self._show] if self._show else []))
+        """Prints the first screen, or the sections that were asked for."""
+        render_terminal(self, console, self._show)
+
+    def csv(self) -> str:
+        """Returns the one table: a row a domain, then the whole traffic."""
+        return first_screen_csv(self)
 
     def md(self) -> str:
         """Returns the verdict, the domains and the sections, for pull requests."""
@@ -46,17 +51,17 @@ class ReportAnswer(Report):
 
 
 def report_markdown(report: Report, show: Sequence[str] = ()) -> str:
-    """Returns the report's verdict and its domains, then all sections folded, or those of `show` alone and unfolded."""
-    traffic = report.traffic
-    about = f"speculative decoding, at least {traffic.min_speedup:g}x wanted"
-    lines = heading(traffic.verdict, about, traffic.reason)
-    if traffic.tokens_per_round is not None:
-        emits = fmt.interval(traffic.tokens_per_round)
-        setting = f"Draft {escaped(str(traffic.draft))}, rule {escaped(traffic.rule)}, gamma {traffic.gamma}"
-        lines += [f"{setting}: a round emits {emits} tokens {escaped_sentence(any_engine(report))}.", ""]
-    for line in speedup_lines(traffic, report.confidence):
-        lines += [f"{fmt.sentence(line)}.", ""]
-    lines += _domains(report)
+    """Returns the first screen, then all sections folded, or those of `show` alone and unfolded."""
+    screen = first_screen(report)
+    lines = [f"## {SIGNS[screen.verdict]} {screen.verdict}: {escaped_sentence(screen.about[0])}", ""]
+    for line in (*screen.about[1:], " ".join(screen.route), screen.times, screen.run):
+        lines += [f"{escaped_sentence(fmt.sentence(line))}", ""] if line else []
+    lines += [row(*map(escaped_sentence, screen.headings)), row(*("---" if name in WORDS else "--:" for name in COLUMNS))]
+    for cells in (*screen.rows, *([screen.total] if screen.total else [])):
+        named = dict(zip(COLUMNS, map(escaped_sentence, cells), strict=True))
+        verdict = cells[COLUMNS.index("verdict")]
+        lines.append(row(*(named | {"verdict": f"{SIGNS[verdict]} {verdict}"}).values()))
+    lines += ["", *(f"{escaped_sentence(fmt.sentence(line))}\n" for line in screen.below)]
     lines += _unfolded(report, show) if show else _folded(report, COMMENT - sum(len(line) + 1 for line in lines))
     return "\n".join(lines).rstrip() + "\n"
 
@@ -81,33 +86,3 @@ def _folded(report: Report, room: int) -> Iterator[str]:
             yield from lines
     if left_out:
         yield f"Too long for a comment on GitHub: {', '.join(left_out)}. `alphaprof report --show NAME` prints one."
-
-
-def _domains(report: Report) -> Iterator[str]:
-    """Yields the one table, a row for each domain, draft and rule of the verdict; nothing where there are none."""
-    judged = [result for result in report.results if result.verdict is not None]
-    if not judged:
-        return
-    heads = {draft for draft in report.run.drafts if alpha_name(report.run, draft) != "alpha"}
-    level = fmt.level(report.confidence)
-    yield f"| domain | draft | rule | documents | alpha | gamma | tokens/round | speedup ({level}) | of all | |"
-    yield "|---|---|---|--:|--:|--:|--:|--:|--:|---|"
-    yield from (_row(result, " @1" if result.draft in heads else "") for result in judged)
-    yield ""
-    if any(result.draft in heads for result in judged):
-        yield f"@1: accept@1, {ACCEPT_AT_1}"
-        yield ""
-
-
-def _row(result: Result, mark: str) -> str:
-    best = at_best(result)
-    return row(
-        *map(escaped, (result.domain, result.draft, result.rule)),
-        fmt.documents(result.documents, result.clusters),
-        fmt.share_with_interval(result.alpha) + mark,
-        str(best.gamma) if best else fmt.NOTHING,
-        fmt.interval(best.tokens_per_round if best else None),
-        fmt.interval(result.speedup, "x"),
-        of_all(result),
-        f"{SIGNS[str(result.verdict)]} {result.verdict}",
-    )

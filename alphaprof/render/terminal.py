@@ -3,31 +3,150 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from alphaprof.render.first_screen import COLUMNS, WORDS, FirstScreen, first_screen
 from alphaprof.render.sections.blocks import Row, Table
 from alphaprof.render.sections.contents import ALL, Section, chosen
 from alphaprof.render.tables import NAME_LEAST, NAME_WIDTH, named_table, plain
+from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow", "note:": "yellow"}
 EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
+WIDTH = 100  # columns, however wide the terminal is
+LABEL = 7  # columns of what a line is about
+MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
+LESS = ("docs", "next best", "share", "tokens/round", "alpha")  # columns that a narrow terminal goes without, in turn
 
 
-def render_terminal(report: Report, console: Console, show: Sequence[str] = (ALL,)) -> None:
-    """Print the run, then the sections that `show` names. Text from the data is printed as it is, without control characters
-    or markup.
+def render_terminal(report: Report, console: Console, show: Sequence[str] = ()) -> None:
+    """Print the first screen, or the sections that `show` names; both for `all`. Text from the data is printed as it is,
+    without control characters or markup.
     """
-    run = report.run
-    console.print(plain(f"alphaprof {report.alphaprof}   run {run.path} ({'complete' if run.complete else 'PARTIAL'})"))
+    if not show or ALL in show:
+        _first_screen(report, console)
+    else:
+        run = report.run
+        console.print(plain(f"alphaprof {report.alphaprof}   run {run.path} ({'complete' if run.complete else 'PARTIAL'})"))
     for section in chosen(show, report):
         console.print()
         console.print(Text(f"{section.name}: {section.title}", "bold"))
         console.print()
         _draw(section, report, console)
+
+
+def _first_screen(report: Report, console: Console) -> None:
+    """Prints the first screen in 100 columns, or in those of a narrower terminal: 40 lines for five drafts and twelve
+    domains. What is cut says where it is whole.
+    """
+    screen, page = first_screen(report), _Page(console, min(console.width, WIDTH))
+    page.say("", screen.run, indent=0)
+    page.say("")
+    for place, line in enumerate(screen.about):
+        page.say(screen.verdict if place == 0 else "", line, style=COLOURS[screen.verdict], most=3)
+    for place, line in enumerate(screen.route):
+        page.say("ROUTE" if place == 0 else "", line)
+    page.say("Times", screen.times)
+    page.say("")
+    page.table(screen)
+    for line in screen.below:
+        page.say("", line, indent=0)
+    page.say("")
+    page.load(screen)
+    for place, note in enumerate(screen.notes):
+        page.say("Notes" if place == 0 else "", f"{place + 1} {note}", cut=" (--show notes)", hang=2)
+    if screen.more_notes:
+        page.say("", f"{screen.more_notes} more: --show notes")
+    for place, command in enumerate(screen.serve):
+        page.say("Serve" if place == 0 else "", command)
+    page.say("More", f"--show {', '.join(screen.sections)} or {ALL}; --format html, json, md or csv", most=3)
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Lines of text for a terminal."""
+
+    console: Console
+    width: int
+
+    def say(
+        self,
+        label: str,
+        text: str = "",
+        *,
+        style: str = "bold",
+        indent: int = LABEL,
+        hang: int = 0,
+        most: int = 2,
+        cut: str = "",
+    ) -> None:
+        """Prints a text of at most `most` lines beside its label, all but the first `hang` columns further in. What is cut
+        off ends in an ellipsis and `cut`.
+        """
+        indent = max(indent, cell_len(label) + 2) if label else indent
+        lines = Text(fmt.visible(text)).wrap(self.console, self.width - indent - hang)
+        for place, line in enumerate(lines[:most]):
+            line.rstrip()
+            if place == most - 1 and len(lines) > most:
+                line.truncate(self.width - indent - hang - len(cut) - 2)
+                line.append(f" \N{HORIZONTAL ELLIPSIS}{cut}")
+            before = Text(label.ljust(indent), style) if place == 0 else Text(" " * (indent + hang))
+            self._print(before.append_text(line))
+        if not lines:
+            self._print(Text())
+
+    def _print(self, line: Text) -> None:
+        line.rstrip()
+        self.console.print(line, soft_wrap=True, highlight=False)
+
+    def table(self, screen: FirstScreen) -> None:
+        """Prints the domains, without the columns that a narrow terminal has no place for."""
+        rows = [screen.headings, *screen.rows, *((screen.total,) if screen.total else ())]
+        cells = [[_cut(cell, MOST.get(name)) for name, cell in zip(COLUMNS, row, strict=True)] for row in rows]
+        widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
+        shown, gap = list(range(len(COLUMNS))), 2
+        for name in LESS:
+            gap = 2 if sum(widths[place] + 2 for place in shown) - 2 <= self.width else 1
+            if sum(widths[place] + gap for place in shown) - gap > self.width:
+                shown.remove(COLUMNS.index(name))
+        rule = Text("-" * min(sum(widths[place] + gap for place in shown) - gap, self.width))
+        for number, row in enumerate(cells):
+            if number == len(rows) - 1 and screen.total:
+                self._print(rule.copy())
+            for place in shown:
+                row[place].align("left" if COLUMNS[place] in WORDS else "right", widths[place])
+            if number:
+                row[COLUMNS.index("verdict")].stylize(COLOURS[rows[number][COLUMNS.index("verdict")].split()[0]])
+            self._print(Text(" " * gap).join(row[place] for place in shown))
+            if number == 0:
+                self._print(rule.copy())
+        if len(shown) < len(COLUMNS):
+            left_out = ", ".join(name for place, name in enumerate(screen.headings) if place not in shown)
+            self.say("", f"left out, the terminal is narrow: {left_out}", indent=0)
+
+    def load(self, screen: FirstScreen) -> None:
+        """Prints the best speedups by concurrency."""
+        if not screen.load:
+            return
+        columns = list(zip(*screen.load, strict=True))
+        first = max(cell_len(cell) for cell in columns[0])
+        widths = [max(len(cell) for cell in column) for column in columns[1:]]
+        for place, (name, *row) in enumerate(screen.load):
+            cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            told = f"   {screen.pays}" if place == 1 else ""
+            self.say("Load" if place == 0 else "", f"{name.ljust(first)}  {cells}{told}")
+
+
+def _cut(cell: str, most: int | None) -> Text:
+    text = Text(fmt.visible(cell))
+    if most is not None:
+        text.truncate(most, overflow="ellipsis")
+    return text
 
 
 def _draw(section: Section, report: Report, console: Console) -> None:
