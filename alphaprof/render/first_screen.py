@@ -99,20 +99,28 @@ def _about(report: Report) -> Iterator[str]:
     traffic = report.traffic
     asked = f"asked {traffic.min_speedup:g}x"
     if report.draft is None or report.speedup is None:
-        yield f"the speedup is not known; {asked}"
+        longest = _mine(report) or next(iter(report.drafts), None)
+        if longest is not None and longest.tokens_per_round is not None:
+            emits = f"{fmt.interval(longest.tokens_per_round)} tokens per round on any engine"
+            yield f"{longest.draft}, {_tokens(longest.gamma)}: {emits}; speedup not known, {asked}"
+        else:
+            yield f"speedup not known, {asked}"
         yield fmt.sentence(report.traffic.reason)
         return
     best = "" if report.verdict == "GO" or len(report.drafts) < 2 else " (the best)"
     measured = " (Hugging Face times)" if report.times and report.times.source == "measured" else ""
-    tokens = f"{report.gamma} speculative token{'' if report.gamma == 1 else 's'}"
     where = " everywhere" if len(report.domains) > 1 else ""
-    yield f"{report.draft}{best}{where}, {tokens}: {fmt.interval(report.speedup, 'x')}, {asked}{measured}"
+    yield f"{report.draft}{best}{where}, {_tokens(report.gamma)}: {fmt.interval(report.speedup, 'x')}, {asked}{measured}"
     if report.verdict != "UNDECIDED":
         return
     if more := _more_documents(_mine(report)):
         yield f"About {fmt.many(more, 'more document')} would settle it, if this speedup holds"
     else:
         yield fmt.sentence(traffic.reason)
+
+
+def _tokens(gamma: int | None) -> str:
+    return fmt.many(gamma or 0, "speculative token")
 
 
 def _mine(report: Report) -> Choice | None:
@@ -205,7 +213,7 @@ def _row(name: str, share: float, documents: int, choice: Choice, item: DomainAn
 
 def _next_best(choice: Choice | None, ahead: Interval | None) -> str:
     if choice is None or choice.draft is None:
-        return fmt.NOTHING
+        return "\N{EN DASH}"
     same = f" {SAME}" if ahead is not None and ahead.low <= 1 <= ahead.high else ""
     if choice.speedup is None:
         return f"{choice.draft} {reached(choice.tokens_per_round.value if choice.tokens_per_round else None, None)}"

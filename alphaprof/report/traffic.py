@@ -169,8 +169,9 @@ def _nothing(reason: str) -> Choice:
     return Choice(None, None, None, None, None, "UNDECIDED", reason, 0, None)
 
 
-def _speed(choice: Choice) -> float:
-    return choice.speedup.value if choice.speedup else 0.0
+def _speed(choice: Choice) -> tuple[float, float]:
+    speedup, tokens = choice.speedup, choice.tokens_per_round
+    return speedup.value if speedup else 0.0, tokens.value if tokens else 0.0
 
 
 def _choice(candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int]) -> Choice:
