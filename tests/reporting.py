@@ -53,9 +53,18 @@ def codes(report: Report) -> set[str]:
 
 
 def as_terminal(report: Report, width: int = 100) -> str:
-    """What a terminal of that width gets."""
+    """What a terminal of that width gets with --show all."""
+    return _drawn(report, width, ("all",))
+
+
+def as_first_screen(report: Report, width: int = 100) -> str:
+    """What a terminal of that width gets by itself."""
+    return _drawn(report, width, ())
+
+
+def _drawn(report: Report, width: int, show: Sequence[str]) -> str:
     buffer = io.StringIO()
-    render_terminal(report, Console(file=buffer, width=width))
+    render_terminal(report, Console(file=buffer, width=width), show)
     return buffer.getvalue()
 
 

@@ -47,7 +47,7 @@ class FirstScreen:
     pays: str
     notes: tuple[str, ...]
     more_notes: int  # of other kinds
-    serve: tuple[str, ...]  # commands
+    serve: str  # what writes the engine's configuration; empty: nothing is to be deployed
     sections: tuple[str, ...]  # names of those that have something to show
 
 
@@ -71,7 +71,7 @@ def first_screen(report: Report) -> FirstScreen:
         pays=pays,
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
         more_notes=max(len(by_code) - NOTES, 0),
-        serve=tuple(_serve(report)),
+        serve=_serve(report),
         sections=tuple(section.name for section in chosen([ALL], report)),
     )
 
@@ -291,10 +291,13 @@ def _load(report: Report) -> tuple[tuple[tuple[str, ...], ...], str]:
     ].concurrency else f"reaches {asked} up to {reached}"
 
 
-def _serve(report: Report) -> Iterator[str]:
-    """The commands that write what the engine is started with, for each draft that is to be deployed."""
-    for draft in dict.fromkeys(pool.draft for pool in report.route if pool.draft is not None):
-        yield f"alphaprof export {report.run.path}:{draft} --to vllm"
+def _serve(report: Report) -> str:
+    """The command that writes what the engine is started with, and the other drafts that are to be deployed."""
+    drafts = list(dict.fromkeys(pool.draft for pool in report.route if pool.draft is not None))
+    if not drafts:
+        return ""
+    others = f"; the same for {' and '.join(drafts[1:])}" if len(drafts) > 1 else ""
+    return f"alphaprof export {report.run.path}:{drafts[0]} --to vllm{others}"
 
 
 CSV = (

@@ -18,7 +18,7 @@ from alphaprof.report.build import Report
 
 COLOURS = {"GO": "bold green", "NO-GO": "bold red", "UNDECIDED": "bold yellow", "note:": "yellow"}
 EDGES, GAP = 3, 2  # columns beside a table's first one, and between any two
-WIDTH = 100  # columns, however wide the terminal is
+WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
 LESS = ("docs", "next best", "share", "tokens/round", "alpha")  # columns that a narrow terminal goes without, in turn
@@ -41,30 +41,42 @@ def render_terminal(report: Report, console: Console, show: Sequence[str] = ()) 
 
 
 def _first_screen(report: Report, console: Console) -> None:
-    """Prints the first screen in 100 columns, or in those of a narrower terminal: 40 lines for five drafts and twelve
-    domains. What is cut says where it is whole.
+    """Prints the first screen in 100 columns, or in those of a narrower terminal. In 100 columns five drafts and twelve
+    domains fit 40 lines: notes are cut for that, then what stands below the table. What is cut says where it is whole.
     """
-    screen, page = first_screen(report), _Page(console, min(console.width, WIDTH))
-    page.say("", screen.run, indent=0)
+    screen = first_screen(report)
+    for note_lines, others in ((2, 2), (1, 2), (1, 1)):
+        page = _Page(console, min(console.width, WIDTH), [])
+        _write(page, screen, note_lines, others)
+        if len(page.lines) <= LINES or console.width < WIDTH:
+            break
+    for line in page.lines:
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _write(page: _Page, screen: FirstScreen, note_lines: int, others: int) -> None:
+    """Writes the first screen with at most so many lines of a note, and of the reason and what stands below the table."""
+    page.say("", screen.run, indent=0, most=1)
     page.say("")
     for place, line in enumerate(screen.about):
-        page.say(screen.verdict if place == 0 else "", line, style=COLOURS[screen.verdict], most=3)
+        most, cut = (others, " (--show verdict)") if place else (2, "")
+        page.say("" if place else screen.verdict, line, style=COLOURS[screen.verdict], most=most, cut=cut)
     for place, line in enumerate(screen.route):
-        page.say("ROUTE" if place == 0 else "", line)
+        page.say("" if place else "ROUTE", line)
     page.say("Times", screen.times)
     page.say("")
     page.table(screen)
     for line in screen.below:
-        page.say("", line, indent=0)
+        page.say("", line, indent=0, most=others, cut=" (--show drafts)")
     page.say("")
     page.load(screen)
     for place, note in enumerate(screen.notes):
-        page.say("Notes" if place == 0 else "", f"{place + 1} {note}", cut=" (--show notes)", hang=2)
-    if screen.more_notes:
-        page.say("", f"{screen.more_notes} more: --show notes")
-    for place, command in enumerate(screen.serve):
-        page.say("Serve" if place == 0 else "", command)
-    page.say("More", f"--show {', '.join(screen.sections)} or {ALL}; --format html, json, md or csv", most=3)
+        page.say("" if place else "Notes", f"{place + 1} {note}", cut=" (--show notes)", hang=2, most=note_lines)
+    page.say("Serve", screen.serve)
+    more = [
+        f"notes ({screen.more_notes} more)" if name == "notes" and screen.more_notes else name for name in screen.sections
+    ]
+    page.say("More", f"--show {', '.join(more)} or {ALL}; --format html, json, md or csv")
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,7 @@ class _Page:
 
     console: Console
     width: int
+    lines: list[Text]
 
     def say(
         self,
@@ -85,9 +98,12 @@ class _Page:
         most: int = 2,
         cut: str = "",
     ) -> None:
-        """Prints a text of at most `most` lines beside its label, all but the first `hang` columns further in. What is cut
-        off ends in an ellipsis and `cut`.
+        """Writes a text of at most `most` lines beside its label, all but the first `hang` columns further in; nothing where
+        there is a label without a text. What is cut off ends in an ellipsis and `cut`.
         """
+        if not text:
+            self.lines += [] if label else [Text()]
+            return
         indent = max(indent, cell_len(label) + 2) if label else indent
         lines = Text(fmt.visible(text)).wrap(self.console, self.width - indent - hang)
         for place, line in enumerate(lines[:most]):
@@ -95,14 +111,12 @@ class _Page:
             if place == most - 1 and len(lines) > most:
                 line.truncate(self.width - indent - hang - len(cut) - 2)
                 line.append(f" \N{HORIZONTAL ELLIPSIS}{cut}")
-            before = Text(label.ljust(indent), style) if place == 0 else Text(" " * (indent + hang))
+            before = Text(" " * (indent + hang)) if place else Text(label.ljust(indent), style)
             self._print(before.append_text(line))
-        if not lines:
-            self._print(Text())
 
     def _print(self, line: Text) -> None:
         line.rstrip()
-        self.console.print(line, soft_wrap=True, highlight=False)
+        self.lines.append(line)
 
     def table(self, screen: FirstScreen) -> None:
         """Prints the domains, without the columns that a narrow terminal has no place for."""

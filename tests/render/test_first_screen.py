@@ -1,0 +1,232 @@
+"""The first screen: the answer whole on 40 lines of 100 columns, in every format, and nothing on it that is not so."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from alphaprof.config.load import changed_question
+from alphaprof.log.store import Run
+from alphaprof.render.first_screen import CSV, first_screen, first_screen_csv
+from alphaprof.render.report import report_markdown
+from alphaprof.report import format as fmt
+from alphaprof.report.build import Report, build_report
+from alphaprof.report.model import Note, Route, ServerPool
+from alphaprof.stats.estimate import Interval
+from tests.reporting import HOSTILE, as_first_screen, only, reported
+from tests.synthetic import Domain, Recipe, write_run
+
+ALPHAS = (0.85, 0.6, 0.5, 0.3, 0.75, 0.65, 0.4, 0.55, 0.52, 0.82, 0.33, 0.45)
+WIDE = Recipe(
+    domains={f"{chr(97 + place)}{'x' * 199}": Domain(documents=16, alpha=alpha) for place, alpha in enumerate(ALPHAS)},
+    drafts={"small": -0.05, "eagle3": 0.08, "tiny": -0.3, "skip": 0.1},
+    lookups=("ngram",),
+    gammas=(1, 2, 3, 4),
+    draft_ms=6.0,
+    shard_documents=64,
+)
+TWO = Recipe(
+    domains={"code": Domain(documents=40, alpha=0.9), "chat": Domain(documents=20, alpha=0.2)},
+    lookups=("ngram",),
+    draft_ms=3.0,
+)
+TIMES = [(1, 7.0, 0.05), (4, 7.5, 0.15), (16, 9.0, 0.5), (64, 15.0, 4.0)]  # sequences, ms of a decode step, ms a token more
+
+
+def table_of_engine(path: Path, drafts: tuple[str, ...], lookups: tuple[str, ...]) -> list[str]:
+    """Writes step times at several concurrencies, and returns what sets them as a report's."""
+    rows = ["model,step,tokens,batch,context,ms"]
+    for batch, ms, more in TIMES:
+        rows += [f"target,,{tokens},{batch},36,{ms + more * (tokens - 1)}" for tokens in range(1, 6)]
+        rows += [f"{draft},draft,1,{batch},36,0.5" for draft in drafts]
+        rows += [f"{draft},lookup,1,{batch},36,0.01" for draft in lookups]
+    file = path / "h100.csv"
+    file.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return ["costs.source=table", f"costs.path={file}"]
+
+
+def asked(run: Run, *changes: str) -> Report:
+    return build_report(run, config=changed_question(run.manifest.config, list(changes)))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("first") / "run", TWO)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return write_run(tmp_path_factory.mktemp("wide") / "run", WIDE)
+
+
+@pytest.mark.parametrize("threshold", ["1.02", "1.3", "1.6"])
+def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Path, threshold: str) -> None:
+    times = table_of_engine(tmp_path, tuple(WIDE.drafts), ("ngram",))
+    report = asked(wide, *times, f"decision.min_speedup={threshold}", "decision.concurrency=16")
+    notes = tuple(
+        Note(code, "a long message about a run. " * 20, "do") for code in ("skipped", "wiring", "partial", "other")
+    )
+    for each in (report, build_report(wide), dataclasses.replace(report, notes=notes)):
+        lines = as_first_screen(each).splitlines()
+        assert len(lines) <= 40
+        assert max(map(cell_len, lines)) <= 100
+        rows = [line for line in lines if re.match(r"[a-l]x{14}…", line)]
+        assert len(rows) == 12
+        for row, item in zip(rows, each.domains, strict=True):
+            assert item.best.draft is not None
+            assert f" {item.best.draft} " in row
+            assert fmt.interval(item.best.speedup) in row
+            assert item.best.verdict in row
+
+
+@pytest.mark.parametrize("width", [99, 80, 79, 60, 40])
+def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Run, width: int) -> None:
+    report = build_report(wide)
+    text = as_first_screen(report, width)
+    for item in report.domains:
+        assert fmt.interval(item.best.speedup) in text
+    assert fmt.percent(report.domains[0].share) in text or "left out, the terminal is narrow: share" in " ".join(
+        text.split()
+    )
+    if width >= 60:
+        assert max(map(cell_len, text.splitlines())) <= width
+
+
+def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
+    report = build_report(two)
+    first = as_first_screen(report).splitlines()[2]
+    assert first.startswith(f"{report.verdict}  ")
+    assert f"{report.draft} everywhere, {report.gamma} speculative tokens: {fmt.interval(report.speedup, 'x')}" in first
+    assert first.endswith("(Hugging Face times)")
+    assert "measured here with Hugging Face: not your engine" in as_first_screen(report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["decision.concurrency=1"], "one sequence at a time, context 36; from your table h100.csv"),
+        (["decision.concurrency=16"], "16 sequences at a time, context 36; from your table h100.csv"),
+    ],
+)
+def test_conditions_say_whose_times_and_how_many_sequences(two: Run, tmp_path: Path, changes: list[str], said: str) -> None:
+    report = asked(two, *table_of_engine(tmp_path, ("small",), ("ngram",)), *changes)
+    assert said in as_first_screen(report)
+    assert "Hugging Face" not in as_first_screen(report)
+
+
+def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_enough(two: Run, tmp_path: Path) -> None:
+    report = asked(
+        two, *table_of_engine(tmp_path, ("small",), ("ngram",)), "decision.draft=small", "decision.min_speedup=1.3"
+    )
+    screen = first_screen(report)
+    assert screen.load[0][1:] == ("1", "4", "16", "64")
+    best = {item.concurrency: item.speedups[item.gammas.index(item.best_gamma or 0)] for item in report.traffic.load}
+    assert screen.load[1][1:] == tuple(f"{speedup.value:.2f}x" for speedup in best.values() if speedup)
+    enough = [concurrency for concurrency, speedup in best.items() if speedup and speedup.value >= 1.3]
+    assert 1 <= len(enough) < 4  # else this run shows nothing
+    assert screen.pays == f"reaches 1.30x up to {enough[-1]}"
+    assert first_screen(asked(two, "decision.draft=small")).load == ()  # times of one concurrency alone
+
+
+def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
+    report = build_report(two)
+    for item, cells in zip(report.domains, first_screen(report).rows, strict=True):
+        result = only(report, item.domain, str(item.best.draft))
+        assert cells[0] == item.domain
+        assert cells[2:5] == (str(result.documents), item.best.draft, str(result.best_gamma))
+        assert cells[7:9] == (fmt.interval(result.speedup), result.verdict)
+    total = first_screen(report).total
+    assert total[:5] == ("one draft", "100%", "60", report.draft, str(report.gamma))
+    assert total[7:9] == (fmt.interval(report.speedup), report.verdict)
+
+
+def test_what_is_undecided_says_how_many_more_documents(two: Run) -> None:
+    speedup = only(build_report(two), "chat", "ngram").speedup
+    assert speedup is not None
+    report = asked(two, f"decision.min_speedup={speedup.value - 0.05:.3f}")
+    item = next(item for item in report.domains if item.domain == "chat")
+    assert item.best.verdict == "UNDECIDED"
+    assert item.best.documents_needed is not None
+    more = item.best.documents_needed - 20
+    said = next(line for line in first_screen(report).below if line.startswith("more documents that would settle a domain"))
+    assert f" chat {fmt.count(more)}" in said
+
+
+def test_a_route_says_its_pools_and_its_gain(two: Run) -> None:
+    report = build_report(two)
+    code, chat = ServerPool("small", 3, ("code",), 0.7), ServerPool("ngram", 2, ("chat",), 0.3)
+    one = ServerPool("small", 3, ("code", "chat"), 1.0)
+    route = Route((code, chat), Interval(1.71, 1.62, 1.8), Interval(0.08, 0.04, 0.123), one, 30, worth_it=True)
+    worth = " ".join(as_first_screen(dataclasses.replace(report, routing=route)).split())
+    assert "ROUTE chat to ngram (γ 2), rest to small (γ 3): 1.71x [1.62, 1.80], 2 server pools." in worth
+    assert "Routing gains 8.0 % [4.0, 12.3] over small (γ 3) alone, on 30 documents that did not choose them." in worth
+    not_worth = dataclasses.replace(route, worth_it=False, pools=(code, ServerPool(None, None, ("chat",), 0.3)))
+    text = " ".join(as_first_screen(dataclasses.replace(report, routing=not_worth)).split())
+    assert "ROUTE one pool: not worth a second pool, with a gain of 8.0 % [4.0, 12.3] over small (γ 3) alone." in text
+    assert "chat without speculation, rest to small" in text
+
+
+def test_drafts_that_pay_nowhere_are_named_with_their_cost(two: Run) -> None:
+    run_times = asked(two, "decision.min_speedup=5")
+    assert "pays nowhere" not in as_first_screen(run_times)  # NO-GO everywhere, but faster than without
+    slow = build_report(two)
+    slowed = tuple(
+        dataclasses.replace(choice, speedup=Interval(0.7, 0.6, 0.8)) if choice.draft == "small" else choice
+        for choice in slow.drafts
+    )
+    results = tuple(dataclasses.replace(item, verdict="NO-GO") if item.draft == "small" else item for item in slow.results)
+    text = " ".join(as_first_screen(dataclasses.replace(slow, drafts=slowed, results=results)).split())
+    assert "pays nowhere: small 0.70x, NO-GO in 2 of 2 domains (a draft step costs 0.30 of a target step)" in text
+
+
+def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:
+    codes = ["chain", "skipped", "near_ties", "wiring", "near_ties", "something new"]
+    notes = tuple(Note(code, f"{code} number {place}", "do") for place, code in enumerate(codes))
+    screen = first_screen(dataclasses.replace(build_report(two), notes=notes))
+    assert screen.notes == ("wiring number 3", "near_ties number 2 (and 1 more like it)", "skipped number 1")
+    assert screen.more_notes == 2
+
+
+def test_the_one_table_as_csv_has_every_digit(two: Run) -> None:
+    report = build_report(two)
+    rows = list(csv.DictReader(io.StringIO(first_screen_csv(report))))
+    assert tuple(rows[0]) == CSV
+    assert [row["domain"] for row in rows] == [*(item.domain for item in report.domains), ""]
+    for row, item in zip(rows, report.domains, strict=False):
+        assert item.best.speedup is not None
+        assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.best.speedup))
+        assert (row["draft"], int(row["gamma"]), float(row["share"])) == (item.best.draft, item.best.gamma, item.share)
+    assert float(rows[-1]["speedup"]) == report.traffic.speedup.value if report.traffic.speedup else False
+
+
+def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Run) -> None:
+    report = asked(two, "costs.source=none")
+    text = as_first_screen(report)
+    assert text.splitlines()[2].startswith("UNDECIDED  ")
+    assert "tokens per round on any engine; speedup not" in " ".join(text.split())
+    assert "no step times: tokens per round hold on any engine" in text
+    assert [row[7] for row in first_screen(report).rows] == [fmt.NOTHING] * 2
+
+
+def test_a_run_without_rounds_still_says_why(tmp_path: Path) -> None:
+    report = reported(tmp_path, Recipe(domains={"wiki": Domain(on_policy=False, continuation="text")}))
+    text = as_first_screen(report)
+    assert text.splitlines()[2].startswith("UNDECIDED  speedup not known")
+    assert "not defined on text that the target did not produce" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "empty"])
+def test_names_from_data_change_nothing_but_their_own_cells(tmp_path: Path, name: str) -> None:
+    report = reported(tmp_path, Recipe(domains={HOSTILE[name]: Domain(documents=8), "chat": Domain(documents=8)}))
+    text = as_first_screen(report)
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert max(map(cell_len, text.splitlines())) <= 100
+    markdown = report_markdown(report)
+    assert "<script>" not in markdown
+    assert len([line for line in markdown.splitlines() if line.startswith("| ")]) >= 4
