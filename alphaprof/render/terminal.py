@@ -102,7 +102,7 @@ class _Page:
         there is a label without a text. What is cut off ends in an ellipsis and `cut`.
         """
         if not text:
-            self.lines += [] if label else [Text()]
+            self.lines.extend([] if label else [Text()])
             return
         indent = max(indent, cell_len(label) + 2) if label else indent
         lines = Text(fmt.visible(text)).wrap(self.console, self.width - indent - hang)
