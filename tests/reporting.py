@@ -52,10 +52,10 @@ def codes(report: Report) -> set[str]:
     return {warning.code for warning in report.notes}
 
 
-def as_terminal(report: Report, width: int = 100) -> str:
-    """What a terminal of that width gets."""
+def as_terminal(report: Report, width: int = 100, *show: str) -> str:
+    """What a terminal of that width gets: the sections of these names, by default all."""
     buffer = io.StringIO()
-    render_terminal(report, Console(file=buffer, width=width))
+    render_terminal(report, Console(file=buffer, width=width), show or ("all",))
     return buffer.getvalue()
 
 

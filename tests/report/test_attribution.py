@@ -448,9 +448,8 @@ def test_the_terminal_cuts_no_number(width: int, greedy: Run) -> None:
         item = of(report, name)
         best = next(cause for cause in item.causes if cause.name == item.best)
         lines = [line for line in section.splitlines() if line.startswith(f" {name} ")]
-        assert len(lines) == (1 if width == 150 else 2)
         for value in (item.speedup, best.speedup, item.perfect_speedup):
-            assert f"{value:.2f}x" in lines[-1]
+            assert f"{value:.2f}x" in lines[0]
 
 
 def test_the_json_holds_it(greedy: Run) -> None:

@@ -68,9 +68,9 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
         alpha: lambda item: fmt.share_with_interval(item.alpha),
         "gamma": lambda item: str(item.best_gamma or fmt.NOTHING),
         "tokens/round": of_best(lambda best: fmt.interval(best.tokens_per_round)),
-        "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
         "speedup": lambda item: fmt.interval(item.speedup, "x"),
         "verdict": lambda item: str(item.verdict),
+        "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
         "of all": wording.of_all,
         "iid formula": of_best(
             lambda best: (
