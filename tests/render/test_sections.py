@@ -122,7 +122,10 @@ def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: Report, bare
         ("certificates", "the log holds no thresholds: certificates: true in the profile writes them"),
         ("times", "no step times were measured: see the warnings of the profiling run"),
         ("load", "there are no step times (see --show notes)"),
-        ("rules", "the run has no rules beside those of the verdict: report --rule additive:0.2 adds one (alphaprof rules)"),
+        (
+            "rules",
+            "the run has no rules beside those of the verdict: report --rules additive:0.2 adds one (alphaprof rules)",
+        ),
     ],
 )
 def test_the_reason_of_an_empty_section_is_the_runs_own(bare: Report, name: str, reason: str) -> None:
@@ -159,3 +162,9 @@ def test_narrow_terminals_get_every_number_whole(tmp_path: Path, whole: Report, 
             assert {cell for cell in lost if "name" not in cell} == set()
             if width >= 60:
                 assert max(map(len, narrow.splitlines())) <= width
+
+
+def test_the_page_on_reports_lists_every_section_with_its_title() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[:2] for line in page[page.index("| section |") :].splitlines()[2 : 2 + len(SECTIONS)]]
+    assert rows == [[f"| `{section.name}`", section.title] for section in SECTIONS]

@@ -182,7 +182,7 @@ def rules(report: Report) -> Iterator[Block]:
 
 def why_no_rules(report: Report) -> str:
     """Why no other rule is shown; empty where one is."""
-    said = "the run has no rules beside those of the verdict: report --rule additive:0.2 adds one (alphaprof rules)"
+    said = "the run has no rules beside those of the verdict: report --rules additive:0.2 adds one (alphaprof rules)"
     return "" if next(rules(report), None) is not None else said
 
 
