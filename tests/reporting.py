@@ -52,9 +52,9 @@ def codes(report: Report) -> set[str]:
     return {warning.code for warning in report.notes}
 
 
-def as_terminal(report: Report, width: int = 100) -> str:
-    """What a terminal of that width gets with --show all."""
-    return _drawn(report, width, ("all",))
+def as_terminal(report: Report, width: int = 100, *show: str) -> str:
+    """What a terminal of that width gets: the sections of these names, by default all."""
+    return _drawn(report, width, show or ("all",))
 
 
 def as_first_screen(report: Report, width: int = 100) -> str:

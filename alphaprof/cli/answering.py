@@ -24,24 +24,45 @@ from alphaprof.errors import OptionInvalid
 CheckFormat = Annotated[Literal["terminal", "json", "md", "junit"], Option("--format", help="terminal, json, md or junit.")]
 
 
-def _sections(incomplete: str) -> list[str]:
+def _completed(incomplete: str) -> list[str]:
     """Returns the sections whose names begin with what was typed, for the completion of shells."""
     from alphaprof.render.sections.contents import ALL, NAMES
 
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
 
 
+def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[str, ...]:
+    """Returns the names of sections. Raises `OptionInvalid` for unknown ones, and for an `output` that cannot have them or
+    does not fit a terminal.
+    """
+    from alphaprof.render.sections.contents import known_sections
+
+    if output == "html" and out is None and sys.stdout.isatty():
+        raise OptionInvalid(
+            "the HTML page is five megabytes of text, too much for a terminal", "write it to a file: --out report.html"
+        )
+    if names and output not in ("terminal", "md"):
+        raise OptionInvalid(
+            f"--show chooses what terminal and md print; {output} holds every section",
+            f"leave --show or --format {output} out",
+        )
+    return known_sections(names or ())
+
+
+Sections = Annotated[
+    list[str] | None,
+    Option(
+        "--show",
+        metavar="SECTION",
+        help="Print this section: drafts, gammas, causes, load, notes, legend... or all (repeatable).",
+        autocompletion=_completed,
+    ),
+]
+
+
 def report(
     run: RunFolder,
-    sections: Annotated[
-        list[str] | None,
-        Option(
-            "--show",
-            metavar="SECTION",
-            help="Print this section: drafts, causes, load, notes, legend... or all (repeatable).",
-            autocompletion=_sections,
-        ),
-    ] = None,
+    sections: Sections = None,
     output: Annotated[
         Literal["terminal", "json", "md", "html", "csv"], Option("--format", help="terminal, json, md, html or csv.")
     ] = "terminal",
@@ -72,19 +93,9 @@ def report(
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, the route, and what to use for each domain."""
     from alphaprof.log.store import Run
     from alphaprof.render.report import ReportAnswer
-    from alphaprof.render.sections.contents import known_sections
     from alphaprof.report.build import build_report
 
-    wanted = known_sections(sections or ())
-    if wanted and output not in ("terminal", "md"):
-        raise OptionInvalid(
-            f"--show chooses what terminal and md print; {output} holds every section",
-            f"leave --show or --format {output} out",
-        )
-    if output == "html" and out is None and sys.stdout.isatty():
-        raise OptionInvalid(
-            "the HTML page is five megabytes of text, too much for a terminal", "write it to a file: --out report.html"
-        )
+    shown = _sections(sections, output, out)
     with without_pandas():
         opened = Run.open(run)
         if verify:
@@ -95,7 +106,7 @@ def report(
 
             config = changed_question(opened.manifest.config, overrides) if overrides else None
             ids = known_rules(rules) if rules else None
-        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), wanted), output, out)
+        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log), shown), output, out)
 
 
 def check(

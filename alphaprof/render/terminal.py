@@ -12,7 +12,7 @@ from rich.text import Text
 from alphaprof.render.first_screen import COLUMNS, WORDS, FirstScreen, first_screen
 from alphaprof.render.sections.blocks import Row, Table
 from alphaprof.render.sections.contents import ALL, Section, chosen
-from alphaprof.render.tables import NAME_LEAST, NAME_WIDTH, named_table, plain
+from alphaprof.render.tables import NAME_LEAST, named_table, plain
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 
@@ -22,6 +22,7 @@ WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
 LESS = ("docs", "next best", "share", "tokens/round", "alpha")  # columns that a narrow terminal goes without, in turn
+NAME_KEPT = 14  # columns of a name that no other column takes; longer names fold sooner than tables go on below
 
 
 def render_terminal(report: Report, console: Console, show: Sequence[str] = ()) -> None:
@@ -190,8 +191,8 @@ def _line(line: str, console: Console) -> None:
 def _table(table: Table, console: Console) -> None:
     """Print a table as it is where that fits, else with intervals below their values, else in parts side by side."""
     rows = [*table.rows, *table.footer]
-    names = min(max(NAME_LEAST, *map(cell_len, (table.named, *(name for name, _ in rows)))), NAME_WIDTH) + EDGES
-    room = console.width - names
+    longest = max(NAME_LEAST, *map(cell_len, (table.named, *(name for name, _ in rows))))
+    room = console.width - min(longest, NAME_KEPT) - EDGES
     below = sum(_widths(table.columns, rows).values()) > room
     if below:
         rows = [(name, {column: cell.replace(" [", "\n[") for column, cell in cells.items()}) for name, cells in rows]
@@ -205,7 +206,8 @@ def _table(table: Table, console: Console) -> None:
             drawn.add_row(plain(name), *(Text(text, COLOURS.get(text, "")) for text in texts))
         console.print(Text.assemble(plain(table.title), style="italic"))
         # A terminal that is narrower than one column of numbers gets them whole all the same.
-        console.print(drawn, width=max(console.width, names + sum(widths[column] for column in part)), crop=False)
+        least = NAME_LEAST + EDGES + sum(widths[column] for column in part)
+        console.print(drawn, width=max(console.width, least), crop=False)
     for line in table.below:
         _line(line, console)
 

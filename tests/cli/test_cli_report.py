@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from alphaprof.cli import app
+from alphaprof.cli.answering import _completed
 from alphaprof.log.store import Run
+from alphaprof.render.sections.contents import NAMES
 from alphaprof.report.build import build_report
 from alphaprof.rules import NOT_MODELLED, RULES, parse_rule
-from tests.reporting import as_json, log_of, rows_of
+from tests.reporting import as_json, as_terminal, log_of, rows_of
 from tests.synthetic import Domain, Recipe, contents, write_run
 
 STORY = Domain(temperature=0.7, continuation="sampled")
@@ -257,3 +259,38 @@ def test_what_the_list_shows_is_what_can_be_asked_for(run: Run, alphaprof: Runne
         return
     content = answered(alphaprof, run.path, "--rules", asked)
     assert parse_rule(asked).id in {result["rule"] for result in content["results"]}
+
+
+def test_an_unknown_section_names_a_near_one(tmp_path: Path, alphaprof: Runner) -> None:
+    run = write_run(tmp_path / "run")
+    code, output, errors = alphaprof("report", run.path, "--show", "cuases")
+    assert (code, output) == (2, "")
+    error, hint = errors.splitlines()
+    assert error == "error: --show: a report has no section 'cuases'"
+    assert hint == f"hint: did you mean causes? sections: {', '.join(NAMES)}; all shows them all"
+    _, hint = alphaprof("report", run.path, "--show", "xyz")[2].splitlines()
+    assert hint.startswith("hint: sections: verdict, drafts, ")
+
+
+@pytest.mark.parametrize("output", ["json", "html"])
+def test_formats_that_hold_everything_take_no_sections(tmp_path: Path, alphaprof: Runner, output: str) -> None:
+    run = write_run(tmp_path / "run")
+    code, printed, errors = alphaprof("report", run.path, "--show", "load", "--format", output)
+    assert (code, printed) == (2, "")
+    assert errors.splitlines() == [
+        f"error: --show chooses what terminal and md print; {output} holds every section",
+        f"hint: leave --show or --format {output} out",
+    ]
+
+
+def test_the_command_prints_the_sections_in_the_order_of_the_table(tmp_path: Path, alphaprof: Runner) -> None:
+    run: Run = write_run(tmp_path / "run")
+    code, printed, _ = alphaprof("report", run.path, "--show", "notes", "--show", "drafts")
+    assert code == 0
+    assert printed == as_terminal(build_report(run), 150, "notes", "drafts")
+    assert printed.index("drafts: ") < printed.index("notes: ")
+
+
+def test_shells_complete_the_names() -> None:
+    assert _completed("") == [*NAMES, "all"]
+    assert _completed("d") == ["drafts", "difficulty", "documents"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import html
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.log.store import Run
+from alphaprof.render import report as report_texts
 from alphaprof.render.markdown import escaped
 from alphaprof.render.report import report_markdown
+from alphaprof.render.sections.blocks import Table
+from alphaprof.render.sections.contents import SECTIONS
 from alphaprof.report.build import build_report
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -37,7 +42,7 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     report = build_report(run)
     text = report_markdown(report)
     assert f"{report.traffic.verdict}: speculative decoding, at least 1.1x wanted" in text.splitlines()[0]
-    rows = [cells(line) for line in text.splitlines() if line.startswith("| ")]
+    rows = [cells(line) for line in text.split("<details>")[0].splitlines() if line.startswith("| ")]
     assert len(rows) == 3
     for row, result in zip(rows[1:], report.results, strict=True):
         best = next(item for item in result.gammas if item.gamma == result.best_gamma)
@@ -48,8 +53,8 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
         assert row[8] == (f"{best.speedup.value:.2f}x" if best.speedup != result.speedup else "")
         assert row[9].endswith(str(result.verdict))
     assert rows[2][0] == "a\0b &lt;i\\>"
-    notes = [html.unescape(line.replace("\\", "")) for line in text.splitlines() if line.startswith("- ")]
-    assert notes == [f"- {note.message}. {note.remedy[0].upper()}{note.remedy[1:]}." for note in report.notes]
+    notes = [html.unescape(line.replace("\\", "")) for line in text.split("</details>")[0].splitlines() if "- " in line[:4]]
+    assert notes == [line for note in report.notes for line in (f"- note: {note.message}", f"  - {note.remedy}")]
 
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
@@ -61,9 +66,14 @@ def test_names_mean_nothing_but_themselves(name: str, tmp_path: Path) -> None:
     assert "<" not in text
     assert all(char.isprintable() for char in text)
     report = reported(tmp_path, Recipe(domains={domain: Domain()}))
-    rows = [line for line in report_markdown(report).splitlines() if line.startswith("| ")]
+    table, *sections = report_markdown(report).split("<details>")
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
     assert len(rows) == 2
-    assert len(cells(rows[1])) == len(cells(rows[0]))
+    for part in re.split(r"\n\n", "".join([table, *sections])):
+        rows = [line for line in part.splitlines() if line.startswith("|")]
+        assert len({len(cells(line)) for line in rows}) <= 1
+        assert rows in ([], part.strip("\n").splitlines())  # empty lines around every table
+    assert all(char.isprintable() or char == "\n" for char in "".join(sections))
 
 
 def called(run: Run, *arguments: str) -> str:
@@ -93,3 +103,49 @@ def test_junit_of_a_decision(run: Run) -> None:
     suite = ET.fromstring(called(run, "check", "--format", "junit"))  # noqa: S314
     (case,) = suite.findall("testcase")
     assert case.get("name") == "whole traffic"
+
+
+def titles(text: str) -> list[str]:
+    return re.findall(r"<summary>(.*)</summary>", text)
+
+
+def test_every_section_is_folded_below_the_table_the_notes_first(run: Run) -> None:
+    """A parser of Markdown finds all of their tables, and no other markup than the folds and line breaks."""
+    report = build_report(run)
+    text = report_markdown(report)
+    filled = [section for section in SECTIONS if not section.why_empty(report)]
+    assert titles(text)[0] == "What to know before believing the numbers"
+    assert sorted(titles(text)) == sorted(section.title[:1].upper() + section.title[1:] for section in filled)
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    tables = sum(isinstance(block, Table) for section in filled for block in section.blocks(report))
+    assert [token.type for token in tokens].count("table_open") == 1 + tables > 5
+    inside = [child for token in tokens for child in token.children or () if child.type == "html_inline"]
+    assert {token.content.split("\n")[0] for token in tokens if token.type == "html_block"} == {"<details>", "</details>"}
+    assert {child.content for child in inside} <= {"<br>"}
+    assert text.count("<details>") == text.count("</details>") == len(filled)
+
+
+def test_sections_that_are_asked_for_are_written_out_and_no_other(run: Run) -> None:
+    report = build_report(run)
+    text = report_markdown(report, ["wiring", "gammas"])
+    assert text.startswith(report_markdown(report).split("<details>")[0])
+    assert re.findall(r"^### (.*)$", text, re.MULTILINE) == [
+        "Tokens per round and speedup at every gamma",
+        "How the files of draft heads were read",
+    ]
+    assert "<details>" not in text
+    assert text.endswith("- nothing to show: there is no draft head in this run\n")
+    assert called(run, "report", "--format", "md", "--show", "gammas", "--show", "wiring") == text
+
+
+def test_what_a_comment_cannot_hold_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = build_report(run)
+    whole = report_markdown(report)
+    monkeypatch.setattr(report_texts, "COMMENT", len(whole) - 1)
+    text = report_markdown(report)
+    left = sorted(set(titles(whole)) - set(titles(text)))
+    assert left
+    named = re.findall(r"Too long for a comment on GitHub: (.*)\. `alphaprof report --show NAME`", text)[0].split(", ")
+    assert left == sorted(section.title[:1].upper() + section.title[1:] for section in SECTIONS if section.name in named)
+    assert "What to know before believing the numbers" not in left
+    assert len(text) < len(whole) + 100

@@ -432,8 +432,9 @@ def test_the_ceiling_of_one_hot_is_the_mean_top_probability(sampled: Run) -> Non
 # Renderings.
 def test_the_terminal_says_what_to_mend(tmp_path: Path) -> None:
     text = as_terminal(build_report(by_hand(tmp_path)))
-    line = next(line for line in text[text.index("what is lost") :].splitlines() if line.startswith(" d "))
-    assert line.split()[1:9] == ["58%", *["8%"] * 7]
+    rows = [line.split() for line in text[text.index("what is lost") :].splitlines() if line.startswith(" d ")]
+    assert rows[0][:4] == ["d", "58%", "special", "tokens"]  # what is lost, and what there is most to gain from
+    assert sum(row.count("8%") for row in rows) == 7
     assert "special tokens: a draft that knows the target's chat template" in text
     assert "with it: speedup" in text
 
@@ -448,9 +449,8 @@ def test_the_terminal_cuts_no_number(width: int, greedy: Run) -> None:
         item = of(report, name)
         best = next(cause for cause in item.causes if cause.name == item.best)
         lines = [line for line in section.splitlines() if line.startswith(f" {name} ")]
-        assert len(lines) == (1 if width == 150 else 2)
         for value in (item.speedup, best.speedup, item.perfect_speedup):
-            assert f"{value:.2f}x" in lines[-1]
+            assert f"{value:.2f}x" in lines[0]
 
 
 def test_the_json_holds_it(greedy: Run) -> None:

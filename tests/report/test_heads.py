@@ -76,16 +76,16 @@ def test_terminal_shows_acceptance_by_depth_of_a_head(report: Report) -> None:
     assert "draft head, rule strict, at gamma 4, accepted by depth" in text
     assert "draft small, rule strict, at gamma 4" not in text
     assert text.count("accept@1") >= 4
-    part = text[text.index("draft head, rule strict: by domain") :][:600]
-    assert "iid" not in part
-    assert "iid formula" in text[text.index("draft small, rule strict: by domain") :][:600]
+    small, head_part = (text[text.index(f"draft {name}, rule strict: by domain") :][:600] for name in ("small", "head"))
+    assert "iid" not in head_part
+    assert "iid formula" in small
 
 
 @pytest.mark.parametrize("write", [report_markdown, render_html], ids=["markdown", "html"])
 def test_pages_call_alpha_of_a_head_accept_at_1_and_show_its_coverage(tmp_path: Path, report: Report, write: Any) -> None:
     text, share = write(report), report.vocabulary[0].proposable.value
-    assert "accept@1" in text
-    assert f"{share:.3f} [" in text
+    assert "accept@1" in text.replace("\\", "")
+    assert f"{share:.3f} [" in text.replace("\\", "")
     plain = write(reported(tmp_path, dataclasses.replace(RECIPE, heads={})))
     assert "can propose" not in plain
 
@@ -123,7 +123,7 @@ def test_an_infinite_divergence_is_said_and_not_printed(report: Report) -> None:
     assert f"Mean total variation, 1 - overlap: code {1 - beta:.3f}" in text
     assert "draft head: share rejected" not in text
     assert "draft small: share rejected" in text
-    assert not any(word in text.split() for word in ("inf", "nan"))
+    assert not any(word in text[: text.index("\nlegend: ")].split() for word in ("inf", "nan"))
 
 
 def test_certificates_of_a_head_stand_where_divergences_are_finite(report: Report) -> None:

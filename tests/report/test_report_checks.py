@@ -299,7 +299,7 @@ def test_a_text_that_never_thinks_has_no_acceptance_while_thinking(tmp_path: Pat
 
 def test_without_markers_there_are_no_phases(honest: Report) -> None:
     assert {len(result.phases) for result in honest.results} == {0}
-    assert "by phase" not in as_terminal(honest)
+    assert ": alpha by phase" not in as_terminal(honest)
 
 
 def test_words_of_a_synthetic_text_are_drawn_from_what_it_says(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ def causes(report: Report) -> Iterator[Block]:
         items = [item for item in report.causes if (item.draft, item.rule) == key]
         names = [name for name in CAUSES if any(cause.name == name for item in items for cause in item.causes)]
         columns: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.percent(item.lost.value)}
-        columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
         columns |= {
             "most to gain": lambda item: item.best or fmt.NOTHING,
             "now": lambda item: wording.reached(item.tokens_per_round, item.speedup),
@@ -29,6 +28,7 @@ def causes(report: Report) -> Iterator[Block]:
             ),
             "nothing\nlost": lambda item: wording.reached(None, item.perfect_speedup),
         }
+        columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
         remedies = {best.name: best.remedy for item in items if (best := _best(item))}
         below = [f"  {name}: {remedies[name]}" for name in names if name in remedies]
         what = "what is lost, by cause, and what removing it could bring"

@@ -68,9 +68,9 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
         alpha: lambda item: fmt.share_with_interval(item.alpha),
         "gamma": lambda item: str(item.best_gamma or fmt.NOTHING),
         "tokens/round": of_best(lambda best: fmt.interval(best.tokens_per_round)),
-        "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
         "speedup": lambda item: fmt.interval(item.speedup, "x"),
         "verdict": lambda item: str(item.verdict),
+        "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
         "of all": wording.of_all,
         "iid formula": of_best(
             lambda best: (
@@ -182,7 +182,7 @@ def rules(report: Report) -> Iterator[Block]:
 
 def why_no_rules(report: Report) -> str:
     """Why no other rule is shown; empty where one is."""
-    said = "the run has no rules beside those of the verdict: report --rule additive:0.2 adds one (alphaprof rules)"
+    said = "the run has no rules beside those of the verdict: report --rules additive:0.2 adds one (alphaprof rules)"
     return "" if next(rules(report), None) is not None else said
 
 
