@@ -106,6 +106,7 @@ def seen(**changes: Any) -> PreflightFacts:
     everything = PreflightFacts(
         target=ModelSeen("target", dataclasses.replace(small, context=2048), 260),
         drafts=(ModelSeen("small", small, 260, 260),),
+        dtype=None,
         scored_ids=260,
         template=True,
         bos=Bos("<s>", added=True, in_template=True),
