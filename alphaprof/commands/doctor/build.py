@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.commands.doctor.facts import DeviceFacts, ExtraFacts
+from alphaprof.profiling.models import hub
 from alphaprof.report.format import data_size, number, visible
 from alphaprof.version import EXTRAS, __version__, install_line, missing, package, requirements
 
@@ -77,7 +78,7 @@ def build_doctor() -> Doctor:
 
             devices, torch_threads, problem = measure.devices(), measure.threads(), None
         except Exception as error:  # a broken installation, a driver that does not fit: that is what is looked for
-            problem = f"torch cannot be used: {_first_line(error)}"
+            problem = f"torch cannot be used: {hub.first_line(error)}"
     cache = _hub_cache()
     return Doctor(
         alphaprof=__version__,
@@ -98,7 +99,7 @@ def build_doctor() -> Doctor:
         disk_free=_disk_free(Path()),
         hub_cache=None if cache is None else str(cache),
         hub_cache_free=None if cache is None else _disk_free(cache),
-        hub_cache_writable=None if cache is None else os.access(_existing(cache), os.W_OK),
+        hub_cache_writable=None if cache is None else _is_writable(cache),
         hub=_hub(),
         loops=_loops(),
         extras=tuple(_extra(name) for name in EXTRAS),
@@ -202,6 +203,12 @@ def _existing(path: Path) -> Path:
     return next((place for place in (path, *path.absolute().parents) if place.exists()), Path("/"))
 
 
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, which may have to be made itself."""
+    place = _existing(folder)
+    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+
+
 def _disk_free(path: Path) -> int | None:
     try:
         return shutil.disk_usage(_existing(path)).free
@@ -212,22 +219,18 @@ def _disk_free(path: Path) -> int | None:
 def _hub_cache() -> Path | None:
     if find_spec("huggingface_hub") is None:
         return None
-    from alphaprof.profiling.models.hub import cache_folder
-
-    return cache_folder()
+    return hub.cache_folder()
 
 
 def _hub() -> str:
     """Whether the hub answers. An address is shown without a user's name and password."""
     if find_spec("huggingface_hub") is None:
         return "huggingface_hub is not installed: local models only"
-    from alphaprof.profiling.models.hub import endpoint, hub_answers, is_offline
-
-    if is_offline():
+    if hub.is_offline():
         return "not asked, since HF_HUB_OFFLINE is set: local and downloaded models only"
-    address = urlsplit(endpoint())
+    address = urlsplit(hub.endpoint())
     where = f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
-    if hub_answers():
+    if hub.hub_answers():
         return f"{where} answers"
     return f"{where} does not answer: local and downloaded models only"
 
@@ -241,12 +244,8 @@ def _loops() -> str:
         one = np.array([1])
         one_round((one, one, one), 0, 1, 1, False)
     except Exception as error:  # numba and LLVM fail in ways of their own on processors and systems they do not know
-        return f"cannot be compiled: {_first_line(error)}"
+        return f"cannot be compiled: {hub.first_line(error)}"
     folder = loops_folder()
     if folder is None:
         return "compiled anew by every process, since the cache folder cannot be written: set NUMBA_CACHE_DIR"
     return f"compiled; {len(list(folder.rglob('*.nbi')))} are kept in {folder}"
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
