@@ -145,7 +145,7 @@ SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
         "dtype",
         "run",
         "note",
-        "set target.dtype",
+        "name one",
     ),
     "padding of a draft": ({"drafts": sized(320)}, "vocabulary", "small", "note", "the last 60 of them padding"),
     "tokens without logits": ({"drafts": sized(250)}, "vocabulary", "small", "note", "10 tokens of the target have none"),
