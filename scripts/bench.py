@@ -40,7 +40,7 @@ def models_part(given: argparse.Namespace) -> dict[str, Any]:
     with ConsoleProgress() as progress:
         bench = bench_models.Bench.of(options, given.repeats, progress, given.head)
         found: dict[str, Any] = {"processor": bench_models.processor(), "threads": given.threads}
-        found |= {"dtype": options.target.dtype, "documents": len(bench.documents)}
+        found |= {"dtype": bench.loaded.target.dtype_name, "documents": len(bench.documents)}
         if "models" not in given.skip:
             progress.say("scoring against bare forward passes")
             found["scoring"] = bench_models.scoring_figures(bench, bench.texts())

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from alphaprof.commands.check.answer import Check
 from alphaprof.commands.compare import Comparison
+from alphaprof.commands.doctor.build import Doctor
 from alphaprof.commands.importing.counters import Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
@@ -40,7 +41,7 @@ from alphaprof.report.build import Report
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (
-    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Rollout, Latency, Preflight, Counters),
+    *(Report, Check, Comparison, TreesReport, Prediction, Validation, Rollout, Latency, Preflight, Counters, Doctor),
 )
 NUMBER = {"$ref": "#/$defs/Number"}
 NUMBER_DEFINITION = {

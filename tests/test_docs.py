@@ -48,7 +48,16 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
     commands = {match for line in lines for match in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line)}
     with_models = {"profile", "latency", "validate", "rollout"}
     exchanged = {"import", "export"}
-    assert commands == with_models | exchanged | {"report", "check", "compare", "trees", "predict", "rules", "schema"}
+    assert commands == with_models | exchanged | {
+        "report",
+        "check",
+        "compare",
+        "trees",
+        "predict",
+        "rules",
+        "schema",
+        "doctor",
+    }
     for line in lines:
         for command in re.findall(r"(?:^|`)alphaprof ([a-z]+)", line):
             shown = help_of(command)

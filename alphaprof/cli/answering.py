@@ -269,3 +269,10 @@ def rules() -> None:
     print("\nnot modelled:")
     for name, about in NOT_MODELLED.items():
         print(f"{name:28} {about}")
+
+
+def doctor(output: Format = "terminal", out: OutFile = None) -> None:
+    """Show versions, devices and their speed, threads, room, and what is missing: text to paste into a bug report."""
+    from alphaprof.commands.doctor.build import build_doctor
+
+    show(build_doctor(), output, out)

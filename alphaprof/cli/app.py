@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from alphaprof.cli.answering import check, compare, predict, report, rules, schema, trees
+from alphaprof.cli.answering import check, compare, doctor, predict, report, rules, schema, trees
 from alphaprof.cli.common import disk_failure, one_line, print_notes, standard_streams
 from alphaprof.cli.exchange import export, import_app
 from alphaprof.cli.measuring import latency, profile, rollout, validate
@@ -22,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (profile, report, check, compare, trees, export, latency, validate, rollout, predict, schema, rules):
+for command in (profile, report, check, compare, trees, export, latency, validate, rollout, predict, schema, rules, doctor):
     app.command()(command)
 app.add_typer(import_app, name="import")
 

@@ -12,6 +12,7 @@ from typer import Exit, Option
 
 from alphaprof.cli.common import Format, OutFile, ProfileChanges, ProfileFile, Undecided, interruptible, show
 from alphaprof.errors import ExtraMissing, OptionInvalid
+from alphaprof.version import install_line
 
 if TYPE_CHECKING:
     from alphaprof.cli.progress import ConsoleProgress
@@ -66,7 +67,7 @@ def _loaded(profile_file: Path, overrides: list[str] | None, limit: int | None =
 
     options = load_profile(profile_file, overrides, limit)
     if missing := [name for name in ("torch", "transformers", "datasets") if find_spec(name) is None]:
-        raise ExtraMissing(f"profiling needs {', '.join(missing)}", "pip install 'alphaprof[profile]'")
+        raise ExtraMissing(f"profiling needs {', '.join(missing)}", install_line("profile"))
     return options
 
 

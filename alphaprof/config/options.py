@@ -57,7 +57,11 @@ class ModelOptions(Options):
 class TargetOptions(ModelOptions):
     """The model that is served; its tokenizer encodes the text for every draft as well."""
 
-    dtype: Dtype = Field("bfloat16", description="profile in the dtype that is served: near-ties depend on it")
+    dtype: Literal["auto", Dtype] = Field(
+        "auto",
+        description="profile in the dtype that is served: near-ties depend on it; auto: that of the checkpoint, "
+        "or float32 on a device that is slower in that one",
+    )
 
 
 class DraftOptions(Options):

@@ -47,7 +47,7 @@ def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambd
     of float32 in another order: rows of a run must not depend on which process compiled. Where nothing can be kept every
     process compiles, each in the same way. `say`: called before, since it takes a while.
     """
-    folder = _folder()
+    folder = loops_folder()
     if folder is None:  # what that process compiled would be lost
         say("compiling loops for this processor, about ten seconds; the result cannot be kept, so every run compiles again")
         return
@@ -72,7 +72,7 @@ def inlined(function: Function) -> Function:
 
 def _compile(function: Function, fastmath: Any) -> Function:
     make = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=fastmath)
-    folder, before = _folder(), numba.config.CACHE_DIR
+    folder, before = loops_folder(), numba.config.CACHE_DIR
     try:
         numba.config.CACHE_DIR = str(folder or before)  # numba asks for it while it wraps a function
         return cast(Function, make(cache=folder is not None)(function))
@@ -83,7 +83,7 @@ def _compile(function: Function, fastmath: Any) -> Function:
 
 
 @functools.cache
-def _folder() -> Path | None:
+def loops_folder() -> Path | None:
     """Where loops are kept: under NUMBA_CACHE_DIR or the user's cache, in a folder named after what this file says; None
     where that cannot be written.
     """

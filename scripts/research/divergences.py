@@ -28,7 +28,8 @@ from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.log.store import Run
 from alphaprof.profiling.models.drafts import Arrays, load_drafts, token_count
-from alphaprof.profiling.models.load import DTYPES, Model, load_model, load_tokenizer, tokenizer_fingerprint
+from alphaprof.profiling.models.dtype import DTYPES
+from alphaprof.profiling.models.load import Model, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.run.resume import Reused
 from alphaprof.profiling.scoring.extras import Extras
 from alphaprof.profiling.scoring.scorer import Scorer, by_document

@@ -160,6 +160,9 @@ def tried(line: str) -> None:
         expected = int(found[1]) if (found := re.search(r"# .*exit code (\d+)", line)) else 0
         alphaprof(words[1:], expected, line)
     elif words[:2] == ["pip", "install"]:
+        assert not words[2].startswith("alphaprof") or "@" in words or "@" in words[2] or ".whl" in words[2], (
+            line
+        )  # no index
         extras = set(re.findall(r"\[(.*?)\]", line)[0].split(","))
         assert extras <= set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)), line
     elif words[0].startswith("./scripts/"):
@@ -223,7 +226,8 @@ def test_a_line_ends_as_it_says(code: int, place: Path, monkeypatch: pytest.Monk
         "alphaprof profile nothing.yaml --out runs/x",
         "alphaprof profile my.yaml",
         "alphaprof profile my.yaml --out runs/x --set target.dtyp=float32",
-        "pip install 'alphaprof[everything]'",
+        "pip install '.[everything]'",
+        "pip install 'alphaprof[profile]'",
         "python scripts/research/reproduce_paper.py runs/x --no-such-option",
         "./scripts/nothing.sh",
         "make demo",

@@ -106,6 +106,7 @@ def seen(**changes: Any) -> PreflightFacts:
     everything = PreflightFacts(
         target=ModelSeen("target", dataclasses.replace(small, context=2048), 260),
         drafts=(ModelSeen("small", small, 260, 260),),
+        dtype=None,
         scored_ids=260,
         template=True,
         bos=Bos("<s>", added=True, in_template=True),
@@ -133,10 +134,19 @@ def sized(logits: int, **changes: Any) -> tuple[ModelSeen, ...]:
 
 RAW = {"code": "raw_prompts", "message": "prompts are profiled without it (a.jsonl)", "remedy": "set chat: true"}
 ODD = {"code": "no_verdict", "message": "there will be no verdict", "remedy": "leave it out"}
+DTYPE = {"code": "other_dtype", "message": "measured in float32: why", "remedy": "name one"}
 UNKNOWN = (source(planned=None),)
 SLOW = dataclasses.replace(SPEED, generated=None, timing_s=None, untimed="no cache")
 # Changes of the facts; then of which check, about what, how bad, and words of its cause or remedy.
 SAID: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
+    "a dtype that auto chose": ({"dtype": "bfloat16: why"}, "dtype", "target", "ok", "bfloat16: why"),
+    "another dtype than stored": (
+        {"dtype": "float32: why", "warnings": (DTYPE,)},
+        "dtype",
+        "run",
+        "note",
+        "name one",
+    ),
     "padding of a draft": ({"drafts": sized(320)}, "vocabulary", "small", "note", "the last 60 of them padding"),
     "tokens without logits": ({"drafts": sized(250)}, "vocabulary", "small", "note", "10 tokens of the target have none"),
     "special tokens": (

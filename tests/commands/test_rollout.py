@@ -238,7 +238,7 @@ def test_a_place_that_cannot_be_written_is_known_before_any_work(
 
 def test_rolling_out_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
     result = run(profile(tmp_path / "place"), "rollout", "profile.yaml", without=("torch",))
-    assert_two_lines(result, 2, "profiling needs torch", "pip install 'alphaprof[profile]'")
+    assert_two_lines(result, 2, "profiling needs torch", "pip install 'datasets>=")
 
 
 COMMAND: list[str] = []  # what the last command said on stderr

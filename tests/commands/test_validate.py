@@ -454,7 +454,7 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_validating_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
     result = run(profile(tmp_path / "place"), "validate", "profile.yaml", without=("torch",))
-    assert_two_lines(result, 2, "profiling needs torch", "pip install 'alphaprof[profile]'")
+    assert_two_lines(result, 2, "profiling needs torch", "pip install 'datasets>=")
 
 
 def tiny_profile(folder: Path, tiny: Path, **changes: Any) -> Path:

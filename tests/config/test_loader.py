@@ -144,7 +144,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("target", "model"), ABSENT, "target.model: Field required", "add this key"),
     (("target",), "hub/target", "target: ", "group of options"),
     (("target", "model"), "", "target.model: String should have at least 1 character", "correct"),
-    (("target", "dtype"), "int8", "target.dtype: Input should be 'float32', 'bfloat16' or 'float16'", "correct"),
+    (("target", "dtype"), "int8", "target.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'", "correct"),
     (("drafts",), ABSENT, "drafts: Field required", "add this key"),
     (("drafts",), None, "drafts: Input should be a valid dictionary", ""),
     (("drafts",), [], "drafts: Input should be a valid dictionary", ""),
@@ -693,7 +693,7 @@ def test_a_default_yields_to_the_file_and_the_file_to_set_and_set_to_a_later_set
         return load_profile(write(tmp_path, tree), list(overrides)).target.dtype
 
     in_file = changed((("target", "dtype"), "float16"))
-    assert dtype(PROFILE) == "bfloat16"
+    assert dtype(PROFILE) == "auto"
     assert dtype(in_file) == "float16"
     assert dtype(in_file, "target.dtype=float32") == "float32"
     assert dtype(in_file, "target.dtype=float32", "target.dtype=float16") == "float16"

@@ -18,9 +18,9 @@ from alphaprof.stats.compiled import compile_elsewhere
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for loops that nobody has written to, as if this process had not asked for one yet."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
-    compiled._folder.cache_clear()
+    compiled.loops_folder.cache_clear()
     yield tmp_path / "cache"
-    compiled._folder.cache_clear()
+    compiled.loops_folder.cache_clear()
 
 
 @pytest.fixture

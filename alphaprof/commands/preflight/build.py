@@ -18,13 +18,19 @@ from alphaprof.render.wording import wiring_lines
 from alphaprof.report.format import count, data_size, duration, many, number, percent, share, short
 
 ORDER = (
-    *("vocabulary", "wiring", "chat template", "bos", "context", "trial", "self-draft", "noise floor"),
+    *("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "trial", "self-draft", "noise floor"),
     *("data", "costs", "time", "disk", "memory"),
 )
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 # Where the run's own early warnings belong; a code that is not here is a check of its own.
-PLACES = {"raw_prompts": "chat template", "json_array": "data", "full_logits": "memory", "not_modelled": "sampling"}
+PLACES = {
+    "raw_prompts": "chat template",
+    "json_array": "data",
+    "full_logits": "memory",
+    "not_modelled": "sampling",
+    "other_dtype": "dtype",
+}
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,13 @@ def _own_ids(facts: PreflightFacts, draft: ModelSeen) -> tuple[str, str | None]:
         f"can propose {count(draft.logits)} of the target's {count(facts.scored_ids)} ids ({part}), and reads all of them",
         "the run measures how much of the text these are: no acceptance is above that",
     )
+
+
+def _dtype(facts: PreflightFacts) -> Iterator[Finding]:
+    if warned := list(_warned(facts, "dtype")):
+        yield from warned
+    elif facts.dtype is not None:
+        yield _finding("dtype", "target", facts.dtype)
 
 
 def _heads(facts: PreflightFacts) -> Iterator[Finding]:
@@ -385,4 +398,4 @@ def _memory(facts: PreflightFacts) -> Iterator[Finding]:
     yield _finding("memory", "run", text, remedy, problem=memory.least > room)
 
 
-CHECKS = (_vocabulary, _heads, _template, _bos, _context, _self_draft, _noise, _data, _costs, _needs)
+CHECKS = (_dtype, _vocabulary, _heads, _template, _bos, _context, _self_draft, _noise, _data, _costs, _needs)

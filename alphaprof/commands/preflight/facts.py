@@ -165,6 +165,7 @@ class PreflightFacts:
 
     target: ModelSeen  # the target
     drafts: tuple[ModelSeen, ...]  # drafts that could be loaded
+    dtype: str | None  # what auto chose for the target, and why; None: the profile names it
     scored_ids: int  # ids that carry probability when models are compared
     template: bool  # whether the target has a chat template
     bos: Bos  # the token that begins texts

@@ -101,6 +101,7 @@ def _preflight(options: ProfileOptions, out: Path | None, progress: Progress) ->
             dataclasses.replace(view, facts=seen[view.name], beyond=beyond, silent=silent)
             for view, beyond, silent in reached
         ),
+        dtype=target.choice.reason if target.choice is not None else None,
         scored_ids=scorer.width,
         template=bool(tokenizer.chat_template),
         bos=bos,

@@ -14,8 +14,9 @@ from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.heads.formats import IGNORED, EagleFormat, eagle1_format, eagle3_format
 from alphaprof.profiling.heads.readings import alternatives, doubts_of, engines_of, reading_as, searched
 from alphaprof.profiling.models.drafts import check_vocabulary
+from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
-from alphaprof.profiling.models.load import DTYPES, Model, load_tokenizer
+from alphaprof.profiling.models.load import Model, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +38,7 @@ def load_eagle3(
     _require_verifier(head.files, target, tokenizer)
     config = target.network.config.get_text_config()
     reading, words = reading_as(draft.serve_as, head, config)
-    network = eagle3_network(head, reading, target, DTYPES[draft.dtype or options.target.dtype])
+    network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name])
     words["layers"] = _described(head)
     words["embedding"], words["LM head"] = _whose(network.embed_tokens), _whose(network.lm_head)
     return HeadDraft(
@@ -90,7 +91,7 @@ def load_eagle1(
     shared = _shared(head, target, {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD}))
     with torch.device("meta"):
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
-    network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or options.target.dtype])
+    network = _filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     return HeadDraft(
         name,
         network,

@@ -19,7 +19,8 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.heads.depths import depths_of
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
-from alphaprof.profiling.models.load import DTYPES, Model
+from alphaprof.profiling.models.dtype import DTYPES
+from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
 from alphaprof.rules import GAMMA_LIMIT
 
@@ -146,7 +147,7 @@ def load_medusa(
     """A loader of `load_draft`."""
     files = files_of(name, draft.own_model)
     names, layout = _names(files)
-    network = _network(files, names, target, DTYPES[draft.dtype or options.target.dtype])
+    network = _network(files, names, target, DTYPES[draft.dtype or target.dtype_name])
     promised = _promised(files, HEADS)
     reading = {
         "layout": layout,

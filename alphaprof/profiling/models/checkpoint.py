@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import mmap
 import re
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from alphaprof.errors import VALUE, ModelUnloadable, cut
 
@@ -27,6 +29,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 SIZES = (*WIDTHS, *EXPERTS, "vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 MOST_LAYERS = 10_000  # published models have some hundreds
 LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+# Floating dtypes as safetensors and GGUF name them.
+SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+GGUF_DTYPES = {0: "float32", 1: "float16", 28: "float64", 30: "bfloat16"}
 CONVERSION = (
     "run python: import torch, safetensors.torch; weights = torch.load('pytorch_model.bin', weights_only=True); "
     "safetensors.torch.save_file({name: each.contiguous() for name, each in weights.items()}, 'model.safetensors')"
@@ -80,7 +85,7 @@ def require_sound_gguf(path: Path) -> None:
     except (OSError, ValueError, KeyError, struct.error) as error:
         reason = getattr(error, "strerror", None) or "it is damaged"
         raise ModelUnloadable(f"{path} cannot be read: {reason}", "download the model again") from None
-    blocks = {int(match[1]) for name in tensors if (match := re.match(r"blk\.(\d{1,9})\.", name))}
+    blocks = {int(match[1]) for tensor in tensors if (match := re.match(r"blk\.(\d{1,9})\.", tensor.name))}
     for name, value in settings.items():
         is_sound = type(value) is int and max(blocks, default=-1) < value <= len(tensors)
         if name.endswith(".block_count") and not is_sound:
@@ -90,6 +95,51 @@ def require_sound_gguf(path: Path) -> None:
             )
         if name.endswith(".context_length"):
             require_context(value, f"{path}: {name}")
+
+
+def declared_dtype(folder: Path) -> str | None:
+    """Returns the floating dtype that config.json declares for a model's text; None: it declares none. Raises
+    `ModelUnloadable`.
+    """
+    config = _described(folder / CONFIG)
+    groups = [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
+    values = [group.get(key) for group in groups for key in ("dtype", "torch_dtype")]
+    given = [value.removeprefix("torch.") for value in values if isinstance(value, str)]
+    return next((name for name in given if name in SAFETENSORS_DTYPES.values()), None)
+
+
+def weights_names(folder: Path) -> Iterator[str]:
+    """Yields names that a file of a model's weights may have: the first that an index names, and that of a single file."""
+    shards = _described(folder / INDEX).get("weight_map")
+    yield from sorted({str(name) for name in shards.values()})[:1] if isinstance(shards, dict) else ()
+    yield WEIGHTS
+
+
+def weights_dtype(path: Path) -> str | None:
+    """Returns the floating dtype of most bytes of a safetensors file; None where it holds none or is damaged."""
+    sizes: Counter[str] = Counter()
+    for tensor in (_header(path) or {}).values():
+        if isinstance(tensor, dict) and tensor.get("dtype") in SAFETENSORS_DTYPES:
+            begin, end = tensor["data_offsets"]
+            sizes[SAFETENSORS_DTYPES[tensor["dtype"]]] += end - begin
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def gguf_dtype(path: Path) -> str | None:
+    """Returns the dtype of most weights of a sound .gguf file; None where these are quantised."""
+    counts: Counter[int] = Counter()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for tensor in _Gguf(content).header()[1]:
+            counts[tensor.kind] += tensor.weights
+    return GGUF_DTYPES.get(counts.most_common(1)[0][0]) if counts else None
+
+
+class _GgufTensor(NamedTuple):
+    """A tensor as the header of a GGUF file describes it."""
+
+    name: str
+    weights: int
+    kind: int  # number of its type
 
 
 class _Gguf:
@@ -102,8 +152,8 @@ class _Gguf:
         self.content = content
         self.at = 0
 
-    def header(self) -> tuple[dict[str, Any], list[str]]:
-        """Settings that are no arrays, and the names of all tensors. Raises `ValueError` and `struct.error`."""
+    def header(self) -> tuple[dict[str, Any], list[_GgufTensor]]:
+        """Settings that are no arrays, and all tensors. Raises `ValueError` and `struct.error`."""
         if self._skip(4) != b"GGUF":
             raise ValueError("no GGUF file")
         _, tensors, pairs = self._numbers("IQQ")
@@ -138,10 +188,12 @@ class _Gguf:
             self._skip(count * struct.calcsize(f"<{self.NUMBERS[inner]}"))
         return None
 
-    def _tensor(self) -> str:
+    def _tensor(self) -> _GgufTensor:
         name, dimensions = self._string(), self._number("I")
-        self._skip(8 * dimensions + 4 + 8)  # its shape, type and place
-        return name
+        if dimensions > len(self.content) // 8:
+            raise ValueError("longer than the file")
+        *shape, kind, _ = self._numbers(f"{dimensions}QIQ")  # the last is its place
+        return _GgufTensor(name, math.prod(shape), kind)
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -199,13 +251,20 @@ def _indexed(folder: Path, index: Path, cache: bool) -> tuple[int, int | None]:
 
 def _tensors(path: Path) -> int | None:
     """How many tensors a safetensors file holds; None where it is damaged, as reading it will say."""
+    header = _header(path)
+    return None if header is None else len(header.keys() - {"__metadata__"})
+
+
+def _header(path: Path) -> dict[str, Any] | None:
+    """The header of a safetensors file; None where it is damaged."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length) if length <= LONGEST_HEADER else b""
     try:
-        return len(json.loads(header).keys() - {"__metadata__"})
-    except (ValueError, RecursionError, AttributeError):
+        content = json.loads(header)
+    except (ValueError, RecursionError):
         return None
+    return content if isinstance(content, dict) else None
 
 
 def _require_room(groups: list[dict[str, Any]], path: Path, tensors: int | None, size: int | None) -> None:

@@ -371,7 +371,7 @@ def load_prompt_lookup(
     name: str, draft: PromptLookupDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> PromptLookup:
     """A loader of `load_draft`."""
-    return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, options.target.dtype)
+    return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, target.dtype_name)
 
 
 def load_layer_skip(
@@ -387,7 +387,7 @@ def load_draft_model(
     """A loader of `load_draft`."""
     check_vocabulary(tokenizer, load_tokenizer(draft), name)
     device = draft.device if draft.device != "auto" else str(target.device)
-    return as_draft(load_model(name, draft, draft.dtype or options.target.dtype, device), name)
+    return as_draft(load_model(name, draft, draft.dtype or target.dtype_name, device), name)
 
 
 def as_draft(model: Model, name: str) -> DraftModel:

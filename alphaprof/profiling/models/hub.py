@@ -42,7 +42,7 @@ def require(
         return
     if cached_file is not None and _cached(reference, cached_file, revision):
         return
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
+    if is_offline() or not hub_answers():
         hint = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path"
         raise error(f"{name} is not a local path, and the model hub cannot be reached", hint)
 
@@ -274,6 +274,25 @@ def _cached(reference: str, name: str, revision: str | None) -> str | None:
     except HFValidationError:
         return None  # not a possible repository name: loading it will say so
     return path if isinstance(path, str) else None
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids to ask the hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES")
+
+
+def endpoint() -> str:
+    """Returns the address of the hub, which HF_ENDPOINT may have changed."""
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def cache_folder() -> Path:
+    """Returns where models of the hub are kept."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:

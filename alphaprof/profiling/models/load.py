@@ -23,6 +23,7 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.profiling.models.checkpoint import require_context
+from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
 from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model
 from alphaprof.profiling.models.quantised import (
     WITHOUT,
@@ -33,13 +34,13 @@ from alphaprof.profiling.models.quantised import (
     stored_bytes,
     to_dtype,
 )
+from alphaprof.version import install_line
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from alphaprof.config.options import ModelOptions
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Logit differences that batching alone was seen to make: 9e-5 in float32 and 0.125 in bfloat16 (two logits each);
 # float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
 NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
@@ -62,7 +63,7 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", 
 class Model:
     """A loaded causal language model with the name that it has in the run (target, or a draft's name). `served`: what its
     own generation config sets; generation and scoring here do not follow it unless a profile asks. `quantised`: how its
-    weights are; None: they are not.
+    weights are; None: they are not. `choice`: how auto chose its dtype; None: it was given.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Model:
     reference: str
     served: Mapping[str, Any] = field(default_factory=dict)
     quantised: Quantisation | None = None
+    choice: DtypeChoice | None = None
 
     @property
     def device(self) -> torch.device:
@@ -83,6 +85,11 @@ class Model:
         """The dtype of the weights; of a quantised model, of those that are not."""
         dtype: torch.dtype = next(weight.dtype for weight in self.network.parameters() if weight.dtype in NOISE)
         return dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as profiles name it."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def context(self) -> int | None:
@@ -126,7 +133,7 @@ class Model:
             kind=self.kind,
             architecture=type(self.network).__name__,
             fingerprint=self.digest,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=self.dtype_name,
             device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type,
             parameters=self.parameters,
             context=self.context,
@@ -143,8 +150,8 @@ def load_model(
 ) -> Model:
     """Load one model for inference. Raises `ModelUnloadable`.
 
-    `options.model` is a resolved reference; `device` (default: what the options say) is where it goes; `extra_eos` are ids
-    that end a text beside those of the model's generation config.
+    `options.model` is a resolved reference; `dtype`: a name of `DTYPES`, or auto; `device` (default: what the options say)
+    is where it goes; `extra_eos` are ids that end a text beside those of the model's generation config.
     """
     require_model(options, name)
     from transformers import AutoModelForCausalLM
@@ -166,22 +173,22 @@ def load_model(
         declared = declared_in(folder_of(options), options.model)
     if declared is not None and options.device_map is None:  # kernels are chosen for the device that weights are loaded to
         arguments["device_map"] = {"": choose_device(device or options.device)}
+    choice = choose_dtype(options, choose_device(device or options.device)) if dtype == "auto" else None
+    chosen = DTYPES[dtype if choice is None else choice.chosen]
     with _loading(options.model, declared):
-        network, loaded = AutoModelForCausalLM.from_pretrained(
-            where, dtype=DTYPES[dtype], output_loading_info=True, **arguments
-        )
+        network, loaded = AutoModelForCausalLM.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
     _require_all_weights(loaded, options.model)
     _require_used_weights(network, loaded, options, quantised=declared is not None)
     if (limit := getattr(network.config.get_text_config(), "max_position_embeddings", None)) is not None:
         require_context(limit, f"{options.model}: max_position_embeddings")
     quantised = None if declared is None else quantisation_of(network, declared)
     if quantised is not None and not quantised.kernels:
-        to_dtype(network, DTYPES[dtype])
+        to_dtype(network, chosen)
     if "device_map" not in arguments:
         network = network.to(choose_device(device or options.device))
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
-    return Model(name, network.eval().requires_grad_(False), "model", options.model, served, quantised)
+    return Model(name, network.eval().requires_grad_(False), "model", options.model, served, quantised, choice)
 
 
 def _prepare(network: PreTrainedModel, extra_eos: tuple[int, ...]) -> None:
@@ -285,7 +292,7 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
         try:
             version(package)
         except ImportError:
-            raise ModelUnloadable(f"a GGUF file needs the package {package}", "pip install 'alphaprof[gguf]'") from None
+            raise ModelUnloadable(f"a GGUF file needs the package {package}", install_line("gguf")) from None
     return str(Path(options.model).parent), arguments | {"gguf_file": Path(options.model).name}
 
 

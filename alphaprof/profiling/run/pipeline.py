@@ -24,9 +24,11 @@ from alphaprof.log.store import Run, begin
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.drafts import load_drafts, special_ids, token_count
+from alphaprof.profiling.models.dtype import settled
 from alphaprof.profiling.models.load import eos_of, is_out_of_memory, load_model, load_tokenizer, tokenizer_fingerprint
 from alphaprof.profiling.run.resume import (
     Reused,
+    as_measured,
     early_warnings,
     require_costs,
     require_same_data,
@@ -137,6 +139,7 @@ def _measured(
     costs = options.costs if isinstance(options.costs, MeasuredCosts) else None
     in_random_order = settled is not None
     if earlier is not None:
+        options = as_measured(options, earlier.manifest)  # in the same dtype, whatever this machine would choose
         require_same_profile(earlier, options)
         _adopt_decision(earlier, options, progress)
         if earlier.manifest.status == "complete" and (costs is None or _timed(earlier)):
@@ -221,13 +224,19 @@ def _adopt_decision(earlier: Run, options: ProfileOptions, progress: Progress) -
 
 def load(options: ProfileOptions, progress: Progress, reuse: Path | None = None) -> Loaded:
     """Load models and find the data; no run is made of them. Raises the errors of `errors.py`."""
+    reused = Reused.open(reuse, options) if reuse else None
+    if reused is not None:  # its text is that of the target in its dtype
+        options = as_measured(options, reused.run.manifest)
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
+    if target.choice is not None:
+        options = settled(options, target.choice.chosen)
+        progress.say(target.choice.reason)
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
     corpus = Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
-    documents = Reused.open(reuse, options) if reuse else corpus
+    documents = reused or corpus
     for _ in itertools.islice(documents, len(options.data)):  # one of every source
         pass  # a missing file or column is found before any work
     extras = Extras.of(options.rules, options.certificates)
@@ -254,7 +263,7 @@ def _open(
         status="running",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        config=options.model_dump(mode="json"),
+        config=loaded.options.model_dump(mode="json"),
         target=dataclasses.replace(loaded.target.facts(), special=special_ids(loaded.tokenizer)),
         drafts={draft.name: draft.facts() for draft in loaded.drafts},
         tokenizer=tokenizer_fingerprint(loaded.tokenizer),

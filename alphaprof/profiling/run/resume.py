@@ -17,6 +17,7 @@ from alphaprof.errors import RunMismatch
 from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard
 from alphaprof.log.store import Run
 from alphaprof.profiling.models import hub
+from alphaprof.profiling.models.dtype import settled
 from alphaprof.profiling.models.processing import PLAIN, Processing, not_modelled
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.dispatch import why_unavailable
@@ -24,6 +25,8 @@ from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import STORED, digest
 from alphaprof.profiling.texts.corpus import Document, policy
 from alphaprof.rules import parse_rule
+
+OTHER_DTYPE = "near-ties fall otherwise in the dtype that is served: set target.dtype to measure in that one, however slow"
 
 
 def early_warnings(options: ProfileOptions, scorer: Scorer, has_template: bool) -> Iterator[dict[str, str]]:
@@ -49,6 +52,9 @@ def _oddities(options: ProfileOptions, scorer: Scorer, has_template: bool) -> It
     if options.decision.rule != "auto" and not _has_verdict(options, options.decision.rule):
         message = f"decision.rule {options.decision.rule} has no timed rounds on this text: there will be no verdict"
         yield "no_verdict", message, "leave decision.rule out, or measure text of its kind (alphaprof rules)"
+    choice = scorer.target.model.choice
+    if choice is not None and choice.chosen != choice.stored:
+        yield "other_dtype", f"the target is measured in {choice.reason}", OTHER_DTYPE
     if reason := why_unavailable(scorer.target.model.device):
         message = f"statistics run in torch, since Triton's kernels cannot run here: {reason}"
         yield "slow_statistics", message, "install triton and a C compiler; the numbers are the same"
@@ -89,6 +95,11 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
         for name, facts in {TARGET: target, **drafts}.items():
             if name not in lookups:
                 shape_of(name, facts)
+
+
+def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
+    """Returns the options with the target's dtype of a run that was made already, where they leave it to auto."""
+    return settled(options, manifest.config["target"]["dtype"])
 
 
 def require_same_profile(earlier: Run, options: ProfileOptions) -> None:

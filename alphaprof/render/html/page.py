@@ -35,6 +35,7 @@ from alphaprof.render.wording import (
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import GammaResult, Result
+from alphaprof.version import install_line
 
 RESOURCES = ("page.html.j2", "page.css", "page.js", "glossary.json")
 
@@ -42,7 +43,7 @@ RESOURCES = ("page.html.j2", "page.css", "page.js", "glossary.json")
 def render_html(report: Report) -> str:
     """The page. Raises `ExtraMissing` where the plotting library or the template language is not installed."""
     if missing := [name for name in ("jinja2", "plotly") if find_spec(name) is None]:
-        raise ExtraMissing(f"the HTML report needs {', '.join(missing)}", "pip install 'alphaprof[html]'")
+        raise ExtraMissing(f"the HTML report needs {', '.join(missing)}", install_line("html"))
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 

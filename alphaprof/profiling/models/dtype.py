@@ -1,0 +1,136 @@
+"""The dtype that a target is measured in where its profile says auto, and how fast a device multiplies in a dtype."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from alphaprof.profiling.models.checkpoint import declared_dtype, gguf_dtype, weights_dtype, weights_names
+from alphaprof.profiling.models.hub import folder_of, is_local
+
+if TYPE_CHECKING:
+    from alphaprof.config.options import ModelOptions
+    from alphaprof.config.profile import ProfileOptions
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PACKED = "bfloat16"  # what weights of 8 bits and fewer are dequantised to: 16 bits hold them
+# Rows, inputs and outputs of the product that is timed: large enough for the matrix instructions of a processor, and a few
+# milliseconds where it has none for a dtype.
+ROWS, WIDTH = 32, 1024
+ON_GPU = 2048  # rows and widths there
+LEAST, PATIENCE = 3, 0.2  # products of each dtype that are timed at least, and seconds after which no more are
+
+
+@dataclass(frozen=True)
+class DtypeChoice:
+    """The dtype that `auto` stands for."""
+
+    chosen: str
+    stored: str | None  # of the checkpoint; None: its files do not say
+    reason: str  # why it was chosen
+
+
+def settled(options: ProfileOptions, dtype: str) -> ProfileOptions:
+    """Returns the options with `dtype` for the target where they leave it to auto."""
+    if options.target.dtype != "auto":
+        return options
+    return options.model_copy(update={"target": options.target.model_copy(update={"dtype": dtype})})
+
+
+def choose_dtype(options: ModelOptions, device: torch.device) -> DtypeChoice:
+    """Returns the checkpoint's own dtype where the device multiplies in it at least as fast as in float32, else float32."""
+    stored, origin = _stored(options)
+    if stored not in ("bfloat16", "float16"):
+        return DtypeChoice("float32", stored, f"float32: {origin}")
+    fast, speed = is_fast(stored, device)
+    chosen = stored if fast else "float32"
+    return DtypeChoice(chosen, stored, f"{chosen}: {origin}, {speed}")
+
+
+def _stored(options: ModelOptions) -> tuple[str | None, str]:
+    """The dtype of a checkpoint by its files, and where that comes from in words."""
+    if options.model.endswith(".gguf"):
+        stored = gguf_dtype(Path(options.model))
+        if stored is None:
+            return PACKED, f"the weights are quantised and fit {PACKED}"
+    else:
+        folder = folder_of(options)
+        stored = declared_dtype(folder) if folder is not None else None
+        if stored is None and folder is not None and (path := _weights(options, folder)) is not None:
+            stored = weights_dtype(path)
+    return stored, f"the checkpoint is in {stored}" if stored else "the files of the checkpoint do not say their dtype"
+
+
+def _weights(options: ModelOptions, folder: Path) -> Path | None:
+    """A file of a checkpoint's weights, from the hub where the cache lacks it; None: there is none."""
+    for name in weights_names(folder):
+        if (folder / name).is_file():
+            return folder / name
+        if not is_local(options.model):
+            from huggingface_hub import hf_hub_download
+
+            with contextlib.suppress(Exception):  # loading the model will say what is wrong
+                return Path(hf_hub_download(options.model, name, revision=options.revision))
+    return None
+
+
+def is_fast(name: str, device: torch.device) -> tuple[bool, str]:
+    """Whether a device computes in a 16-bit dtype at least as fast as in float32, and how that is known, in words."""
+    if device.type == "cuda":
+        fast = name == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
+        return fast, f"in which this GPU {'computes' if fast else 'does not compute'}"
+    ratio = cpu_ratio(name)
+    speed = "at least as fast" if ratio >= 1 else "slower"
+    return ratio >= 1, f"in which this CPU multiplies {speed} ({ratio:.1f} times the speed of float32)"
+
+
+@cache
+def cpu_ratio(name: str) -> float:
+    """Returns the speed of this CPU's products in a dtype over that in float32.
+
+    Measured rather than read from flags: which instructions torch uses depends on its build, on the processor and on the
+    environment (ONEDNN_MAX_CPU_ISA). With instructions for bfloat16 the ratio is 2 and more, without them 0.4 and less.
+    """
+    other, single = speeds([DTYPES[name], torch.float32], torch.device("cpu"))
+    return other / single
+
+
+def speeds(dtypes: Sequence[torch.dtype], device: torch.device) -> list[float]:
+    """Returns the FLOPs a second of a matrix product in each dtype: of the fastest of several that take turns."""
+    rows, width = (ON_GPU, ON_GPU) if device.type == "cuda" else (ROWS, WIDTH)
+    generator = torch.Generator().manual_seed(0)
+    operands = [
+        [torch.randn(size, width, generator=generator).to(device, dtype) for size in (rows, width)] for dtype in dtypes
+    ]
+    best = [float("inf")] * len(dtypes)
+    for turn in _turns(PATIENCE):
+        for index, (states, weight) in enumerate(operands):
+            seconds = _seconds(states, weight)
+            if turn:  # the first one prepares
+                best[index] = min(best[index], seconds)
+    return [2.0 * rows * width * width / seconds for seconds in best]
+
+
+def _turns(patience: float) -> Iterator[int]:
+    """Counts from 0: to `LEAST`, and on until `patience` seconds are over."""
+    begun, turn = time.perf_counter(), 0
+    while turn <= LEAST or time.perf_counter() - begun < patience:
+        yield turn
+        turn += 1
+
+
+def _seconds(states: torch.Tensor, weight: torch.Tensor) -> float:
+    if states.device.type == "cuda":
+        torch.cuda.synchronize(states.device)
+    begun = time.perf_counter()
+    torch.nn.functional.linear(states, weight)
+    if states.device.type == "cuda":
+        torch.cuda.synchronize(states.device)
+    return time.perf_counter() - begun

@@ -1,0 +1,190 @@
+"""`dtype: auto`: what is chosen for which checkpoint on which device, and that a run keeps to what was chosen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from alphaprof.config.load import load_profile
+from alphaprof.config.options import ModelOptions
+from alphaprof.errors import RunMismatch
+from alphaprof.profiling.models import dtype
+from alphaprof.profiling.run import pipeline
+from tests.profiling.test_pipeline import Silent, interrupted, profile_file, run_profile
+
+pytestmark = pytest.mark.models
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The speed of this CPU in 16-bit dtypes over that in float32, which a test may change."""
+    ratios = {"bfloat16": 2.0, "float16": 0.2}
+    monkeypatch.setattr(dtype, "cpu_ratio", ratios.__getitem__)
+    return ratios
+
+
+def checkpoint(folder: Path, tiny: Path, weights: torch.dtype, **config: Any) -> Path:
+    """The tiny target with its weights in a dtype, and a config that says what is given."""
+    shutil.copytree(tiny / "target", folder)
+    tensors = {name: tensor.to(weights) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    kept = json.loads((folder / "config.json").read_text())
+    kept = {key: value for key, value in kept.items() if key not in ("dtype", "torch_dtype")}
+    (folder / "config.json").write_text(json.dumps(kept | config))
+    return folder
+
+
+def chosen(model: Path, device: torch.device = CPU) -> tuple[str, str | None]:
+    choice = dtype.choose_dtype(ModelOptions(model=str(model)), device)
+    assert choice.reason.startswith(f"{choice.chosen}: ")
+    return choice.chosen, choice.stored
+
+
+@pytest.mark.parametrize(
+    ("stored", "ratio", "expected"),
+    [
+        ("float32", 5.0, "float32"),
+        ("bfloat16", 2.0, "bfloat16"),
+        ("bfloat16", 1.0, "bfloat16"),
+        ("bfloat16", 0.9, "float32"),
+        ("float16", 2.0, "float16"),
+        ("float16", 0.2, "float32"),
+        ("float64", 5.0, "float32"),
+    ],
+)
+def test_a_checkpoint_keeps_its_dtype_where_the_cpu_is_no_slower_in_it(
+    stored: str, ratio: float, expected: str, tiny: Path, tmp_path: Path, speed: dict[str, float]
+) -> None:
+    speed |= dict.fromkeys(speed, ratio)
+    declared = checkpoint(tmp_path / "declared", tiny, torch.float32, dtype=stored)
+    by_weights = checkpoint(tmp_path / "weights", tiny, getattr(torch, stored))
+    assert chosen(declared) == chosen(by_weights) == (expected, stored)
+
+
+@pytest.mark.parametrize(("config", "stored"), [({"torch_dtype": "torch.float16"}, "float16"), ({"dtype": 16}, "bfloat16")])
+def test_older_configs_and_wrong_ones_are_understood(
+    config: dict[str, Any], stored: str, tiny: Path, tmp_path: Path, speed: dict[str, float]
+) -> None:
+    assert chosen(checkpoint(tmp_path / "model", tiny, torch.bfloat16, **config))[1] == stored
+
+
+def test_a_sharded_checkpoint_is_asked_by_its_index(tiny: Path, tmp_path: Path, speed: dict[str, float]) -> None:
+    folder = checkpoint(tmp_path / "model", tiny, torch.bfloat16)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    names = dict.fromkeys(load_file(folder / "model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert chosen(folder) == ("bfloat16", "bfloat16")
+
+
+def test_files_that_do_not_say_their_dtype_are_measured_in_float32(tiny: Path, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", tiny, torch.bfloat16)
+    (folder / "model.safetensors").unlink()
+    assert chosen(folder) == ("float32", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16"), ("Q4_1", "bfloat16")],
+)
+def test_a_gguf_file_has_the_dtype_of_most_weights_and_16_bits_hold_quantised_ones(
+    kind: str, stored: str, tmp_path: Path, speed: dict[str, float]
+) -> None:
+    """Written by the package of llama.cpp. Norms are in float32 in every such file."""
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    which = gguf.GGMLQuantizationType[kind]
+    writer.add_tensor("blk.0.attn_q.weight", gguf.quants.quantize(weight, which), raw_dtype=which)
+    for norm in range(3):
+        writer.add_tensor(f"blk.{norm}.attn_norm.weight", weight[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    speed["float16"] = 2.0
+    assert chosen(path) == (stored, stored)
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_a_gpu_keeps_bfloat16_where_it_has_it_without_emulation(
+    native: bool, expected: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    gpu = torch.device("cuda")
+    assert chosen(checkpoint(tmp_path / "b", tiny, torch.bfloat16), gpu)[0] == expected
+    assert chosen(checkpoint(tmp_path / "h", tiny, torch.float16), gpu)[0] == "float16"
+
+
+def test_the_speed_of_a_product_is_that_of_the_fastest_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first turn does not count, and one that something else slowed down does not either."""
+    seconds = {torch.float32: iter([9.0, 4.0, 2.0, 3.0]), torch.bfloat16: iter([1.0, 8.0, 4.0, 16.0])}
+    monkeypatch.setattr(dtype, "_turns", lambda _: range(4))
+    monkeypatch.setattr(dtype, "_seconds", lambda states, _: next(seconds[states.dtype]))
+    single, half = dtype.speeds([torch.float32, torch.bfloat16], CPU)
+    operations = 2 * dtype.ROWS * dtype.WIDTH**2
+    assert (single, half) == (operations / 2, operations / 4)
+
+
+def auto(folder: Path, tiny: Path, **changes: Any) -> Path:
+    """A profile of the tiny target in bfloat16 that leaves the dtype open."""
+    folder.mkdir()
+    model = checkpoint(folder / "model", tiny, torch.bfloat16, dtype="bfloat16")
+    drafts = {"skip": {"kind": "layer_skip", "drop_layers": [2]}, "close": {"kind": "model", "model": str(tiny / "draft")}}
+    return profile_file(folder, tiny, target={"model": str(model)}, drafts=drafts, costs={"source": "none"}, **changes)
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(2.0, "bfloat16"), (0.3, "float32")])
+def test_what_was_chosen_stands_in_the_manifest_and_a_departure_from_the_checkpoint_is_a_warning(
+    ratio: float, expected: str, tiny: Path, tmp_path: Path, speed: dict[str, float]
+) -> None:
+    speed["bfloat16"] = ratio
+    manifest = run_profile(auto(tmp_path / "place", tiny), tmp_path / "run").manifest
+    assert manifest.config["target"]["dtype"] == manifest.target.dtype == expected
+    assert {facts.dtype for facts in manifest.drafts.values()} == {expected}
+    told = [warning["message"] for warning in manifest.warnings if warning["code"] == "other_dtype"]
+    reason = (
+        "the target is measured in float32: the checkpoint is in bfloat16, in which this CPU multiplies slower (0.3 times "
+        "the speed of float32)"
+    )
+    assert told == ([reason] if expected == "float32" else [])
+
+
+def test_an_interrupted_run_goes_on_in_the_dtype_that_it_began_in(
+    tiny: Path, tmp_path: Path, speed: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that would choose another one. The same dtype may be named by then; another one is refused."""
+    path, out = auto(tmp_path / "place", tiny), tmp_path / "run"
+    interrupted(path, out, monkeypatch)
+    speed["bfloat16"] = 0.3
+    with pytest.raises(RunMismatch, match="another profile"):
+        run_profile(path, out, True, "target.dtype=float32")
+    run = run_profile(path, out, True)
+    assert (run.manifest.status, run.manifest.target.dtype) == ("complete", "bfloat16")
+    assert run_profile(path, out, True, "target.dtype=bfloat16").manifest.status == "complete"
+
+
+def test_text_is_measured_again_in_the_dtype_that_wrote_it(tiny: Path, tmp_path: Path, speed: dict[str, float]) -> None:
+    path = auto(tmp_path / "place", tiny)
+    first = run_profile(path, tmp_path / "first")
+    speed["bfloat16"] = 0.3
+    again = pipeline.profile(load_profile(path, []), tmp_path / "again", Silent(), reuse=first.path)
+    assert again.manifest.target.dtype == "bfloat16"
+    assert again.manifest.config["target"]["dtype"] == "bfloat16"
+    named = load_profile(path, ["target.dtype=float32"])
+    with pytest.raises(RunMismatch, match="another target, dtype"):
+        pipeline.profile(named, tmp_path / "other", Silent(), reuse=first.path)
+
+
+def test_the_demo_leaves_the_dtype_open() -> None:
+    for path in (Path(__file__).parents[2] / "profiles").glob("demo*.yaml"):
+        assert yaml.safe_load(path.read_text())["target"]["dtype"] == "auto"
