@@ -159,21 +159,19 @@ def test_a_value_that_changed_in_the_log_is_found_where_it_is_read(stored: Run, 
 
 
 def test_what_is_left_out_is_not_read(stored: Run, tmp_path: Path) -> None:
-    """Neither other columns, nor the files of other drafts: both are destroyed, and nobody notices."""
+    """Neither other columns nor the pages of other drafts: both are destroyed, and nobody notices."""
     copy = tmp_path / "copy"
     shutil.copytree(stored.path, copy)
     request = (["draft", "token", "target_margin"], [("draft", "==", "small"), ("domain", "==", "code")])
     expected = alphaprof.open(copy).positions(*request)
-    for path in (copy / "positions" / "draft=small").iterdir():
-        content, group = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata.row_group(0)
-        columns = [group.column(place) for place in range(group.num_columns)]
-        for column in columns:
-            if column.path_in_schema not in ("token", "target_margin", "domain"):
-                start = column.dictionary_page_offset or column.data_page_offset
-                content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
-        path.write_bytes(content)
-    for path in (copy / "positions" / "draft=poor").iterdir():
-        path.write_bytes(b"")
+    for draft, kept in (("small", {"token", "target_margin", "domain"}), ("poor", set())):
+        for path in (copy / "positions" / f"draft={draft}").iterdir():
+            content, group = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata.row_group(0)
+            for column in map(group.column, range(group.num_columns)):
+                if column.path_in_schema not in kept:
+                    start = column.dictionary_page_offset or column.data_page_offset
+                    content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+            path.write_bytes(content)
     run = alphaprof.open(copy)
     assert len(expected) > 0
     pd.testing.assert_frame_equal(run.positions(*request), expected)
